@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -107,19 +106,13 @@ def test_nothing_to_score_on(split: str, words: str, place: Path, capsys: pytest
 def test_too_few_images_for_the_processes(tmp_path: Path) -> None:
     """Said when the data are opened; a run of as many processes as there are pairs, or images, goes on."""
     few = str(write_images(tmp_path / "few", train=2, val=1))
-    for kind, open_data, enough, words in (
-        (
-            TrainConfig,
-            train._open,
-            2,
-            r"3 processes, each of which takes them in pairs \(for mixing\): use at most 2",
-        ),
-        (PretrainConfig, pretrain._open, 4, "5 processes: use at most 4"),
+    for kind, experiment, enough in (
+        (TrainConfig, train.ClassificationExperiment, 2),  # images are mixed in pairs
+        (PretrainConfig, pretrain.PretrainExperiment, 4),
     ):
-        fabric: Any = None
-        open_data(kind.parse({"data": few, "devices": enough}), fabric)
-        with pytest.raises(UserError, match=f"4 training images are too few for {words}"):
-            open_data(kind.parse({"data": few, "devices": enough + 1}), fabric)
+        experiment(kind.parse({"data": few, "devices": enough})).open_data(None)
+        with pytest.raises(UserError, match=f"4 training images .* use at most {enough}"):
+            experiment(kind.parse({"data": few, "devices": enough + 1})).open_data(None)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints/best.pt", "checkpoints/last.damaged"])

@@ -53,7 +53,7 @@ def test_init_brings_its_network_and_says_what_did_not_fit(
     file = given.get("init", "")
     by_hand = {"backbone": "swin_nano", "backbone_args": NARROW, "img_size": 224} if file else {}
     run = TrainConfig.parse(by_hand | given | {"data": "x", "init": str(folder / file)})
-    adopt_init_architecture(run, AutoValues())
+    run = adopt_init_architecture(run, AutoValues())
     backbone = make_backbone(run, classes)
     assert words in capsys.readouterr().err
     assert torch.equal(backbone.model.state_dict()["head.fc.weight"], stored["head.fc.weight"]) is taken
@@ -75,7 +75,7 @@ def test_what_a_folder_brings_along(given: dict[str, Any], brought: set[str], tm
     made = create_backbone("swin_nano", 32, 3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), **NARROW)
     save_model_folder(made, tmp_path)
     run = TrainConfig.parse({"data": "x", "init": str(tmp_path)} | given)
-    adopt_init_architecture(run, AutoValues())
+    run = adopt_init_architecture(run, AutoValues())
     wanted = brought & ({*made.keywords, "keep_patch_size", "attn_drop"})
     assert wanted <= set(run.backbone_args)
     assert ("embed_dim" in run.backbone_args) == (run.backbone == "swin_nano")
@@ -85,30 +85,30 @@ def test_what_a_folder_brings_along(given: dict[str, Any], brought: set[str], tm
 def test_a_grey_network_stays_grey(tmp_path: Path) -> None:
     save_model_folder(create_backbone("swin_nano", 32, 3, in_chans=1, mean=(0.3,), std=(0.2,), **NARROW), tmp_path)
     run = TrainConfig.parse({"data": "x", "init": str(tmp_path)})
-    adopt_init_architecture(run, AutoValues())
+    run = adopt_init_architecture(run, AutoValues())
     backbone = make_backbone(run, ("a", "b", "c"))
     assert (backbone.in_chans, backbone.mean) == (1, (0.3,))
     other = TrainConfig.parse({"data": "x", "init": str(tmp_path), "backbone": "swin_tiny_w7"})
-    adopt_init_architecture(other, AutoValues())
+    other = adopt_init_architecture(other, AutoValues())
     assert other.backbone_args == {}, "the mean of grey pixels says nothing of three channels"
     coloured = TrainConfig.parse({"data": "x", "init": str(tmp_path), "backbone_args": {"in_chans": 3}})
-    adopt_init_architecture(coloured, AutoValues())
+    coloured = adopt_init_architecture(coloured, AutoValues())
     assert make_backbone(coloured, ("a", "b", "c")).in_chans == 3
 
 
 def test_a_run_that_goes_on_has_brought_its_network_along_already(tmp_path: Path) -> None:
     save_model_folder(create_backbone("swin_nano", 32, 3, **NARROW), tmp_path)
     run = TrainConfig.parse({"data": "x", "init": str(tmp_path), "resume": "runs/begun", "backbone": "swin_nano"})
-    adopt_init_architecture(run, AutoValues())
+    run = adopt_init_architecture(run, AutoValues())
     assert run.backbone_args == {} and run.img_size == "auto"
 
 
 def test_a_folder_of_somebody_else_needs_the_networks_name(tmp_path: Path) -> None:
     save_model_folder(create_backbone("swin_nano", 32, 3, **NARROW), tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["SwinModel"]}')
-    run = TrainConfig.parse({"data": "x", "init": str(tmp_path), "backbone": "swin_nano", "backbone_args": NARROW})
-    run.img_size = 32
-    adopt_init_architecture(run, AutoValues())
+    values = {"data": "x", "init": str(tmp_path), "img_size": 32}
+    run = TrainConfig.parse(values | {"backbone": "swin_nano", "backbone_args": NARROW})
+    run = adopt_init_architecture(run, AutoValues())
     assert make_backbone(run, ("a", "b", "c")).num_classes == 3
     with pytest.raises(UserError, match="architecture"):
         adopt_init_architecture(TrainConfig.parse({"data": "x", "init": str(tmp_path)}), AutoValues())
@@ -147,7 +147,7 @@ def test_what_a_model_is_made_of_is_said(
     ("where", "architecture", "words"),
     [
         ("vit_tiny_patch16_224.augreg_in21k", None, "names published weights, which are not downloaded here"),
-        ("half.pth", "swin_nano", r"lacks \d+ tensors of 'swin_nano' .*is it the right"),
+        ("half.pth", "swin_nano", r"lacks \d+ tensors of 'swin_nano' "),
     ],
 )
 def test_models_without_their_weights_are_refused(
@@ -175,8 +175,8 @@ def test_a_file_of_a_run_leads_to_its_folder(folder: Path, tmp_path: Path) -> No
     (tmp_path / "foreign" / "config.json").write_text('{"architectures": ["SwinModel"]}')
     with pytest.raises(UserError, match="another architecture"):  # it is read, and of another width
         load_model(str(tmp_path / "foreign" / "model.safetensors"), architecture="swin_nano")
-    with pytest.raises(UserError, match="it holds no state of a run"):
+    with pytest.raises(UserError, match="is damaged"):
         load_model(str(run / "checkpoints" / "last.pt"))
     torch.save({}, tmp_path / "bare.pt")
-    with pytest.raises(UserError, match="does not name its network: say it with --backbone NAME"):
+    with pytest.raises(UserError, match="--backbone NAME"):
         load_model(str(tmp_path / "bare.pt"))

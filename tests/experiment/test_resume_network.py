@@ -113,7 +113,7 @@ def test_init_replay_and_continue(
     cut_off(pretrain, PretrainConfig.parse(PRETRAIN | {"data": images, "device": "cpu", "out": str(cut)}))
     before = build_run_network(cut)
     evidence = {"kind": "PretrainingTask", "steps": 10, "steps_per_epoch": 3, "log_every": 1, "classes": 0}
-    evidence |= {"seed": 0, "process": 0}
+    evidence |= {"seed": 0, "process": 0, "world": 1}
     with pytest.MonkeyPatch.context() as patched:
         choose_otherwise(patched)
         shapes = [tensor.shape for tensor in before.state_dict().values()]
@@ -136,7 +136,7 @@ def test_the_statistics_of_published_weights(images: str, tmp_path: Path, monkey
     """A resumed run fetches no weights any more; its images are normalised as before."""
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **more: create(name, **more))
-    monkeypatch.setattr(factory, "check_within_reach", lambda *_: None)
+    monkeypatch.setattr(factory, "_check_hub", lambda *_: None)
     values = TRAIN | {"backbone": "test_vit.r160_in1k", "backbone_args": {}, "pretrained": True, "img_size": 32}
     values |= {"data": images, "device": "cpu"}
     train(TrainConfig.parse(values | {"out": str(tmp_path / "whole")}))

@@ -139,7 +139,7 @@ def test_more_parts_than_auto_gives_images(command: Any, images: str, tmp_path: 
     values = values | {"data": images, "steps": 2, "batch": "auto", "accumulate": 16, "out": str(tmp_path / "run")}
     assert command(kind.parse(values)).data["steps"] == 2
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["batch"] == 16
-    with pytest.raises(UserError, match=r"24 training images have no 32 parts: lower --accumulate"):
+    with pytest.raises(UserError, match="--accumulate 32"):
         command(kind.parse(values | {"batch": 64, "accumulate": 32, "out": str(tmp_path / "other")}))
 
 
@@ -169,14 +169,8 @@ def test_long_runs_are_not_looked_through_at_every_line(monkeypatch: pytest.Monk
 
 
 def test_layers_are_spared_in_training_only(images: str) -> None:
-    with pytest.raises(UserError, match=r"layer_decay spares layers"):
+    with pytest.raises(UserError, match="layer_decay"):
         PretrainConfig.parse(PRETRAIN | {"data": images, "optimizer": {"layer_decay": 0.7}})
-
-
-def test_runs_that_were_begun_with_it_go_on(tmp_path: Path) -> None:
-    """Earlier versions took it, and did nothing with it."""
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(PRETRAIN | {"data": "x", "optimizer": {"layer_decay": 0.7}}))
-    assert PretrainConfig.from_run(tmp_path / "config.yaml").optimizer.layer_decay == 0.7
 
 
 def test_a_collapse_that_an_evaluation_finds_is_saved(

@@ -62,7 +62,7 @@ def test_a_run_that_fails_leaves_nothing(
     def fails(*_: Any) -> Any:
         raise UserError("no room")
 
-    monkeypatch.setattr("frugalvit.tasks.classification.train.compile_task", fails)
+    monkeypatch.setattr("frugalvit.experiment.experiment.compile_task", fails)
     with pytest.raises(UserError, match="no room"):
         train(TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run")}))
     assert len(built) == 2 and left(built) == 0
