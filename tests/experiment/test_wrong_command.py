@@ -38,8 +38,8 @@ def test_a_comparison_is_not_resumed(verb: str, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("task", "words"),
     [
-        ("detect", "it finds objects, with 'frugalvit detect predict {run} IMAGE…'"),
-        ("segment", "it finds the class of every pixel, with 'frugalvit segment predict {run} IMAGE…'"),
+        ("detect", "'frugalvit detect predict {run} IMAGE…'"),
+        ("segment", "'frugalvit segment predict {run} IMAGE…'"),
         ("pretrain", "it was pre-trained without labels. 'frugalvit train LABELLED_IMAGES/ --init {run}' adds one"),
         (None, "it gives features only"),
     ],
