@@ -57,7 +57,7 @@ def test_a_run_that_ends_without_numbers_is_no_success(
     assert {"config.yaml", "metrics.jsonl", "fault"} <= left and not left & {"model", "summary.json"}
     assert not (run / "checkpoints" / "best.pt").exists()
     assert cli.main(["replay", str(run), "--device", "cpu"]) == 0
-    assert "first bad tensor" in capsys.readouterr().out
+    assert "first non-finite tensor" in capsys.readouterr().out
 
 
 class Judged(ToyTask):
@@ -82,7 +82,7 @@ def test_the_best_weights_are_handed_out_where_there_are_some(tmp_path: Path, ca
 
 @pytest.mark.parametrize("kind", [{"eval_split": "test"}, {"export_last": True}], ids=["no val", "the last ones count"])
 def test_the_last_weights_must_give_numbers_where_they_are_the_result(tmp_path: Path, kind: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"ends with weights whose.*the checkpoint before is intact"):
+    with pytest.raises(UserError, match=r"non-finite outputs.*the checkpoint before is intact"):
         run_toy(tmp_path / "run", Judged(since=20, **kind), evaluate_every=5)
     state = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)
     assert state["step"] == 18, "the broken weights are not saved over those before"
@@ -119,8 +119,8 @@ def test_skipped_steps_are_said(tmp_path: Path, skipped: int, words: str | None)
 def test_an_error_that_is_no_number_is_not_remembered() -> None:
     task: Any = SimpleNamespace(last_error=None)
     for error in (2.5, math.nan, math.inf):
-        ClassificationTask.watch(task, 1, {"localization_error": error})
-    ClassificationTask.watch(task, 2, {"top1": 3.0})
+        ClassificationTask.on_metrics(task, 1, {"localization_error": error})
+    ClassificationTask.on_metrics(task, 2, {"top1": 3.0})
     assert task.last_error == 2.5
     assert _hardly_localized({"localization_error": math.nan, "constant_answer_error": 1.0}) == []
     assert _hardly_localized({"localization_error": 0.9, "constant_answer_error": 1.0})
