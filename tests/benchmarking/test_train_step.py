@@ -28,10 +28,11 @@ from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batches
 from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import AutoValues, Facts, decide_training
+from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_training
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.tasks.pretraining.train import make_plan
+from helpers.tiny_runs import resolve
 from torchvision_input import FileDataset, TorchvisionBatches, make_loader, supervised_transform
 
 SMALL: dict[str, Any] = {"embed_dim": 24, "depths": (1, 1), "num_heads": (2, 4), "img_size": 32}
@@ -104,8 +105,8 @@ def test_options_without_effect_are_errors(values: dict[str, Any], flag: str) ->
 def test_drloc_has_the_variant_of_a_run(as_written: bool, variant: str) -> None:
     settings = train_step._settings(BenchStepConfig(kind="train"), as_written)
     assert isinstance(settings, TrainConfig)
-    decide_training(settings, Facts(2048, 100, 224, "cuda", "swin", 28_000_000), AutoValues())
-    assert settings.localization.variant == variant
+    resolved = resolve_training(settings, Facts(2048, 100, 224, "cuda", "swin", 28_000_000), AutoValues())
+    assert resolved.localization.variant == variant
 
 
 @pytest.mark.parametrize("as_written", [False, True])
@@ -120,7 +121,7 @@ def test_heads_fit_a_network_with_another_pooled_width(as_written: bool) -> None
     task: Any = step.task
     assert (task.views.student.mlp[0].in_features, task.regions.student.mlp[0].in_features) == (1024, 576)
     assert isinstance(task, ReferencePretrainingTask) == as_written and task.hold_last == 0
-    plan = make_plan(PretrainConfig.parse({"steps": 10, "batch": 2, "lr": 0.1}), 4, 1)
+    plan = make_plan(resolve(PretrainConfig.parse({"steps": 10, "batch": 2, "lr": 0.1})), 4, 1)
     assert (step.plan.clip, step.plan.clip_per, step.plan.betas) == (plan.clip, plan.clip_per, plan.betas)
 
 

@@ -86,24 +86,24 @@ MISTAKES = [
     ("train photos --localization.weight nan", "localization.weight = 'nan': it must be a finite number or 'auto'"),
     ("probe knn run photos --img-size 100000", "it must be at most 8,192 pixels"),
     # what contradicts itself
-    ("probe knn run photos --backbone resnet18", "run holds a swin_nano and says so itself: leave out --backbone"),
+    ("probe knn run photos --backbone resnet18", "run holds a swin_nano. Drop --backbone"),
     ("train photos --init run --pretrained", "--init and --pretrained both set"),
     ("pretrain photos --init run --continue pre", "--init and --continue both set"),
-    ("train photos --resume run --steps 50", "run was begun with --steps 1 and goes on so: leave it out"),
-    ("train --resume run --epochs 3", "run was begun without --epochs and goes on so: leave it out"),
-    ("train --resume run --init pre", "run was begun without --init and goes on so"),
-    ("train --resume run --localization.weight 3", "run was begun with --localization.weight 0.5 and goes on so"),
+    ("train photos --resume run --steps 50", "Cannot change --steps on resume (run started with 1)"),
+    ("train --resume run --epochs 3", "Cannot change --epochs on resume (run started without it)"),
+    ("train --resume run --init pre", "Cannot change --init on resume"),
+    ("train --resume run --localization.weight 3", "Cannot change --localization.weight on resume"),
     ("train --resume run --out other", "stays in its folder, run: leave out --out other"),
     ("train photos --resume auto", "--resume auto needs --out"),
-    ("train photos --resume auto --out run --steps 9", "run was begun with --steps 1 and goes on so"),
+    ("train photos --resume auto --out run --steps 9", "Cannot change --steps on resume"),
     ("train photos --resume auto --out pre", "pre is a run of 'frugalvit pretrain'"),
-    ("train --resume auto --out new", "What should be trained on?"),
+    ("train --resume auto --out new", "There is no data to train on"),
     ("compare photos --resume auto --out new", "the same --out"),
-    ("pretrain --resume pre --continue pre", "pre was begun without --continue and goes on so"),
+    ("pretrain --resume pre --continue pre", "Cannot change --continue on resume"),
     ("pretrain --resume pre --steps 1234567", "or go on for longer in a new run with --continue pre --steps 1234567."),
     ("compare photos --with lr=1 --without lr=1", "'with' and 'without' are the same setting"),
     # runs of another kind
-    ("train --resume pre", "pre is a run of 'frugalvit pretrain': 'frugalvit pretrain --resume pre' resumes it"),
+    ("train --resume pre", "pre is a run of 'frugalvit pretrain': resume it with 'frugalvit pretrain --resume pre'"),
     ("train --resume det", "det is a run of 'frugalvit detect train'"),
     ("pretrain --resume run", "run is a run of 'frugalvit train'"),
     ("detect train --resume seg", "seg is a run of 'frugalvit segment train'"),
@@ -213,7 +213,7 @@ def test_the_usual_folder_of_runs_is_not_laid_among_the_images(
     settings = ["--with", "lr=0.1", "--without", "lr=0.2"] if verb.endswith("compare") else []
     assert cli.main([*verb.split(), *where, *TINY, *settings]) == 2
     said = [text for text in capsys.readouterr().err.splitlines() if not text.startswith("oneDNN")]
-    assert len(said) == 1 and "runs/, where the run would go, lies among the images of ." in said[0], said
+    assert len(said) == 1 and "runs/, the default output folder, is inside the images of ." in said[0], said
     assert "with --out" in said[0] and sorted(path.name for path in (place / folder).iterdir()) == before
 
 
@@ -234,7 +234,7 @@ def test_what_a_run_lowered_by_itself_may_be_said_again(
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored), encoding="utf-8")
     (tmp_path / "data.json").write_text(json.dumps({"images": images}), encoding="utf-8")
     again = TrainConfig.parse({"data": "photos", "resume": str(tmp_path), name: given})
-    with pytest.raises(UserError, match="was begun with") if refused else nullcontext():
+    with pytest.raises(UserError, match="Cannot change") if refused else nullcontext():
         check_resume(again)
 
 

@@ -17,6 +17,7 @@ from frugalvit.config.dense import DetectConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
+from helpers.tiny_runs import resolve
 
 STEPS, SIDE = 12, 32
 SMALL = {
@@ -50,7 +51,7 @@ def made(kind: Any, option: str, value: Any, *more: dict[str, Any]) -> Any:
 def last_lr_of_training(value: float) -> float:
     from frugalvit.tasks.classification.train import make_plan
 
-    return make_plan(made(TrainConfig, "optimizer.min_lr", value), images=64, watched=8, world=1).lr.at(STEPS)
+    return make_plan(resolve(made(TrainConfig, "optimizer.min_lr", value)), images=64, world=1).lr.at(STEPS)
 
 
 CUT_OFF = {"optimizer": {"warmup": 0, "min_lr": 0}, "localization": {"weight": 1.0, "schedule": "ramp"}, "ema": 0.0}
@@ -59,34 +60,34 @@ CUT_OFF = {"optimizer": {"warmup": 0, "min_lr": 0}, "localization": {"weight": 1
 def last_lr_cut_off(value: float) -> float:
     from frugalvit.tasks.classification.train import make_plan
 
-    return make_plan(made(TrainConfig, "stretch", value, CUT_OFF), images=64, watched=8, world=1).lr.at(STEPS)
+    return make_plan(resolve(made(TrainConfig, "stretch", value, CUT_OFF)), images=64, world=1).lr.at(STEPS)
 
 
 def last_weight_cut_off(value: float) -> float:
     """Of λ's ramp, whose way up is a fifth of the run."""
     from frugalvit.tasks.classification.train import make_network, make_plan, make_task
 
-    config = made(TrainConfig, "stretch", value, CUT_OFF, {"localization": {"variant": "l1", "grid_size": 7}})
-    return make_task(config, make_network(config, 2), make_plan(config, images=64, watched=8, world=1)).weight.at(STEPS)
+    config = resolve(made(TrainConfig, "stretch", value, CUT_OFF, {"localization": {"variant": "l1", "grid_size": 7}}))
+    return make_task(config, make_network(config, 2), make_plan(config, images=64, world=1)).weight.at(STEPS)
 
 
 def last_lr_of_pretraining(value: float) -> float:
     from frugalvit.tasks.pretraining.train import make_plan
 
-    return make_plan(made(PretrainConfig, "optimizer.min_lr", value), images=64, world=1).lr.at(STEPS)
+    return make_plan(resolve(made(PretrainConfig, "optimizer.min_lr", value)), images=64, world=1).lr.at(STEPS)
 
 
 def last_weight_decay(value: float) -> float:
     from frugalvit.tasks.pretraining.train import make_plan
 
-    return make_plan(made(PretrainConfig, "weight_decay_end", value), images=64, world=1).weight_decay.at(STEPS)
+    return make_plan(resolve(made(PretrainConfig, "weight_decay_end", value)), images=64, world=1).weight_decay.at(STEPS)
 
 
 def second_temperature(value: float) -> float:
     """Of the teacher, in a run of 12 steps of which 8 are an epoch: 0.25 epochs of warm-up are its first 2."""
     from frugalvit.tasks.pretraining.train import make_network, make_plan, make_task
 
-    config = made(PretrainConfig, "matching.teacher_temp_warmup", value, HEADS)
+    config = resolve(made(PretrainConfig, "matching.teacher_temp_warmup", value, HEADS))
     return make_task(config, make_network(config), make_plan(config, images=64, world=1)).teacher_temp.at(1)
 
 
@@ -95,7 +96,8 @@ def steps_of_resting_prototypes(value: float) -> int:
     from frugalvit.data.loader import Batch
     from frugalvit.tasks.pretraining.train import make_network, make_plan, make_task
 
-    config = made(PretrainConfig, "matching.hold_last", value, HEADS, {"steps": 40, "matching": {"regions_from": 0.0}})
+    longer = {"steps": 40, "matching": {"regions_from": 0.0}}
+    config = resolve(made(PretrainConfig, "matching.hold_last", value, HEADS, longer))
     task = make_task(config, make_network(config), make_plan(config, images=64, world=1))
     task.batches = SimpleNamespace(augment=SimpleNamespace(config=config.crops))  # type: ignore[assignment]
     optimizer = torch.optim.AdamW(task.parameters(), 0.01, weight_decay=0.1)
@@ -119,11 +121,12 @@ def transfer_rate(kind: Any, option: str, step: int) -> Callable[[Any], float]:
     """The learning rate of detection or segmentation at a step of a run without a warm-up, whose highest is 1."""
 
     def observe(value: Any) -> float:
-        from frugalvit.tasks.detection.commands import DetectJob
-        from frugalvit.tasks.segmentation.commands import SegmentJob
+        from frugalvit.tasks.detection import commands
+        from frugalvit.tasks.segmentation import commands as segment_commands
 
-        job: Any = DetectJob() if kind is DetectConfig else SegmentJob()
-        return job.schedule(made(kind, option, value, {"optimizer": {"warmup": 0}}), STEPS).at(step)
+        module: Any = commands if kind is DetectConfig else segment_commands
+        config = resolve(made(kind, option, value, {"optimizer": {"warmup": 0}}))
+        return module.make_schedule(config, STEPS).at(step)
 
     return observe
 
@@ -132,8 +135,8 @@ def last_averaging_rate(value: float) -> float:
     """How much the averaged weights keep of themselves late in a run: the followed ones move by 1 and are that far."""
     from frugalvit.tasks.classification.train import make_network, make_plan, make_task
 
-    config = made(TrainConfig, "ema", value, {"localization": {"weight": 0.0}})
-    task = make_task(config, make_network(config, 2), make_plan(config, images=64, watched=8, world=1))
+    config = resolve(made(TrainConfig, "ema", value, {"localization": {"weight": 0.0}}))
+    task = make_task(config, make_network(config, 2), make_plan(config, images=64, world=1))
     assert task.average is not None
     followed, follower = (next(network.parameters()) for network in (task.backbone, task.average))
     with torch.no_grad():
@@ -229,24 +232,24 @@ def erased_share(value: tuple[float, float]) -> float:
 
 def longest_side(value: float) -> int:
     from frugalvit.backbones import create_backbone
-    from frugalvit.tasks.detection.commands import DetectJob
+    from frugalvit.tasks.detection.commands import make_task
 
     sizes = {"masks": False, "detector": {"channels": 8, "hidden": 8, "anchors": 8, "octaves": 1}}
-    config = made(DetectConfig, "longest", value, sizes)
+    config = resolve(made(DetectConfig, "longest", value, sizes))
     backbone = create_backbone("swin_nano", img_size=SIDE)
-    task = DetectJob().task(config, SimpleNamespace(classes=("a",)), backbone)  # type: ignore[arg-type]
+    task = make_task(config, 1, (), backbone)
     return max(task.view.fit(100, 1000, SIDE))
 
 
 def classes_of_scenes(value: int, folder: Path) -> int:
-    from frugalvit.tasks.segmentation.commands import SegmentJob
+    from frugalvit.tasks.segmentation.commands import open_annotations
 
     for kind in ("images", "masks"):
         for number in range(4):
             path = folder / kind / "train" / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(np.eye(8, dtype=np.uint8)).save(path)
-    return len(SegmentJob().open(made(SegmentConfig, "label_count", value, {"data": str(folder)})).classes)
+    return len(open_annotations(made(SegmentConfig, "label_count", value, {"data": str(folder)})).classes)
 
 
 CASES: dict[str, tuple[Callable[..., float], list[tuple[Any, Any]]]] = {

@@ -12,7 +12,7 @@ from frugalvit import create_backbone
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.engine.schedules import Cosine
-from frugalvit.experiment.auto_values import AutoValues, Facts, decide_pretraining, decide_training
+from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_pretraining, resolve_training
 from frugalvit.tasks.classification.train import make_plan, make_task
 
 FLOWERS = Facts(2040, 102, 500, "cuda", "swin", 27_500_000)
@@ -26,7 +26,7 @@ IMAGENET = Facts(1_281_167, 1000, 375, "cuda", "swin", 27_500_000)
 @pytest.mark.parametrize("facts", [FLOWERS, IMAGENET])
 def test_drloc(recipe: str, lr: float, warmup: int, facts: Facts) -> None:
     config = TrainConfig.parse({"data": "x", "recipe": recipe})
-    decide_training(config, facts, AutoValues())
+    config = resolve_training(config, facts, AutoValues())
     assert (config.batch, config.lr, config.epochs, config.img_size) == (1024, lr, 100, 224)
     assert (config.optimizer.warmup, config.optimizer.weight_decay, config.ema) == (warmup, 0.05, 0)
     assert (config.mixing.prob, config.augment.operations, config.localization.weight) == (1.0, 2, 0.5)
@@ -40,7 +40,7 @@ def test_drloc(recipe: str, lr: float, warmup: int, facts: Facts) -> None:
 @pytest.mark.parametrize(("values", "lr"), [({}, 1e-3), ({"batch": 1024}, 2e-3)])
 def test_esvit(recipe: str, epochs: int, warmup: int, values: dict[str, Any], lr: float) -> None:
     config = PretrainConfig.parse({"data": "x", "recipe": recipe} | values)
-    decide_pretraining(config, IMAGENET, AutoValues())
+    config = resolve_pretraining(config, IMAGENET, AutoValues())
     assert (config.batch, config.lr, config.epochs) == (values.get("batch", 512), lr, epochs)
     matching, optimizer = config.matching, config.optimizer
     assert (matching.prototypes, matching.momentum, matching.teacher_temp) == (65536, 0.996, 0.07)
@@ -64,8 +64,8 @@ def test_weights_of_view_and_region_loss(given: dict[str, float], weights: tuple
 def test_the_released_schedule_ends_at_three_quarters() -> None:
     """100 epochs of a 300-epoch cosine that starts with the warm-up: (1 + cos(π/3)) / 2, towards 1 % of the peak."""
     config = TrainConfig.parse({"data": "x", "recipe": "drloc-released", "device": "cpu"})
-    decide_training(config, Facts(50_000, 100, 224, "cuda", "swin", 27_500_000), AutoValues())
-    plan = make_plan(config, 50_000, 0, 1)
+    config = resolve_training(config, Facts(50_000, 100, 224, "cuda", "swin", 27_500_000), AutoValues())
+    plan = make_plan(config, 50_000, 1)
     assert plan.lr.at(plan.steps) == pytest.approx(1e-3 * (0.01 + 0.99 * 0.75))
     assert Cosine(1.0, 0.0, 10, warmup=4).at(7) == 0.5 == Cosine(1.0, 0.0, 10, warmup=4, whole=True).at(5)
 
@@ -75,9 +75,9 @@ def test_initialization_of_the_released_head(form: str, zeroed: bool) -> None:
     torch.manual_seed(0)
     values = {"data": "x", "device": "cpu", "steps": 2, "batch": 2, "lr": 0.1, "ema": 0, "img_size": 64}
     config = TrainConfig.parse(values | {"localization": {"form": form, "weight": 0.5}})
-    decide_training(config, FLOWERS, AutoValues())
+    config = resolve_training(config, FLOWERS, AutoValues())
     backbone = create_backbone("swin_nano", img_size=64, num_classes=2)
-    task = make_task(config, backbone, make_plan(config, 8, 0, 1))
+    task = make_task(config, backbone, make_plan(config, 8, 1))
     layers = [module for module in task.localization.modules() if isinstance(module, nn.Linear)]
     assert layers and all(bool((layer.bias == 0).all()) is zeroed for layer in layers)
     assert not zeroed or all(layer.weight.std().item() == pytest.approx(0.02, rel=0.15) for layer in layers)

@@ -25,7 +25,7 @@ from frugalvit.data.loader import Batch
 from frugalvit.engine.compile import PAYS_FROM, compile_task, prepare_compiler
 from frugalvit.engine.schedules import Constant
 from frugalvit.engine.step import TrainPlan
-from frugalvit.experiment.auto_values import AutoValues, Facts, decide_localization
+from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_training
 from frugalvit.experiment.drloc_pairs import BatchShard, draw, loss_at, measure, pair_generator
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.tasks.classification.task import ClassificationTask
@@ -50,8 +50,9 @@ def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConf
 
 def task_of(backbone: Backbone, **localization: Any) -> ClassificationTask:
     """Build the task of a run with resolved values."""
-    config = TrainConfig.parse({"data": "photos", "localization": {"weight": 0.5} | localization, "ema": 0.0})
-    decide_localization(config, Facts(8, 3, 32, "cpu").with_backbone(backbone), AutoValues())
+    values = {"data": "photos", "localization": {"weight": 0.5} | localization, "ema": 0.0, "batch": 2, "lr": 0.1}
+    facts = Facts(8, 3, 32, "cpu").with_backbone(backbone)
+    config = resolve_training(TrainConfig.parse(values | {"steps": 10}), facts, AutoValues())
     return make_task(config, backbone, TrainPlan(10, 10, Constant(0.1)))
 
 

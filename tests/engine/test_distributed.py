@@ -106,7 +106,7 @@ def test_resume_auto_needs_the_run_on_all_ranks() -> None:
 
     errors = gather(2, check)
     assert all(
-        isinstance(e, UserError) and "Some processes find a run in run, and others do not" in str(e) for e in errors
+        isinstance(e, UserError) and "Some processes see a run in run" in str(e) for e in errors
     )
 
 

@@ -33,7 +33,7 @@ from frugalvit.tasks.pretraining import train as pretrain
 from frugalvit.tasks.pretraining.task import make_teacher
 from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
 from frugalvit.tasks.segmentation.task import SegmentationTask
-from helpers.tiny_runs import PRETRAIN, TRAIN
+from helpers.tiny_runs import PRETRAIN, TRAIN, resolve
 
 SMALL: dict[str, dict[str, Any]] = {
     "cvt_13": {"embed_dim": (8, 16, 16), "depths": (1, 2, 2), "num_heads": (1, 2, 2), "head_dim": 8},
@@ -190,9 +190,9 @@ def test_warm_up_of_a_run(verb: str) -> None:
     """The warm-up takes at most a fifth of the run; the last rate is low."""
     values = {"data": "x", "steps": 100, "batch": 8, "lr": 1e-2, "optimizer": {"warmup": 1.0, "min_lr": 1e-3}}
     if verb == "train":
-        plan = train.make_plan(TrainConfig.parse(TRAIN | values), images=80, watched=8, world=1)
+        plan = train.make_plan(resolve(TrainConfig.parse(TRAIN | values), 80), images=80, world=1)
     else:
-        plan = pretrain.make_plan(PretrainConfig.parse(PRETRAIN | values), images=80, world=1)
+        plan = pretrain.make_plan(resolve(PretrainConfig.parse(PRETRAIN | values), 80), images=80, world=1)
     rates = [plan.lr.at(step) for step in range(plan.steps)]
     assert plan.steps_per_epoch == 10
     assert rates[0] <= 1e-5 and rates[9] == pytest.approx(1e-2) and max(rates) == pytest.approx(1e-2)
@@ -203,18 +203,17 @@ def test_warm_up_of_a_run(verb: str) -> None:
 def test_weight_decay_schedule() -> None:
     """It has no warm-up, as in the paper; in supervised training it is constant."""
     values = {"data": "x", "steps": 100, "batch": 8, "optimizer": {"warmup": 2.0, "weight_decay": 0.04}}
-    plan = pretrain.make_plan(PretrainConfig.parse(PRETRAIN | values | {"weight_decay_end": 0.4}), images=80, world=1)
+    config = resolve(PretrainConfig.parse(PRETRAIN | values | {"weight_decay_end": 0.4}), 80)
+    plan = pretrain.make_plan(config, images=80, world=1)
     assert plan.weight_decay is not None
     assert [plan.weight_decay.at(step) for step in (0, 50, 100)] == pytest.approx([0.04, 0.22, 0.4])
-    plan = train.make_plan(TrainConfig.parse(TRAIN | values), images=80, watched=8, world=1)
+    plan = train.make_plan(resolve(TrainConfig.parse(TRAIN | values), 80), images=80, world=1)
     assert plan.weight_decay is not None
     assert [plan.weight_decay.at(step) for step in (0, 50, 100)] == [0.04] * 3
 
 
 def test_teacher_momentum_ends_at_one() -> None:
-    config = PretrainConfig.parse(PRETRAIN | {"data": "x"})
-    config.localization.weight = 0.0
-    config.matching.teacher_temp = 0.07
+    config = resolve(PretrainConfig.parse(PRETRAIN | {"data": "x", "localization": {}}))
     plan = TrainPlan(40, 10, Constant(0.1))
     task = pretrain.make_task(config, pretrain.make_network(config), plan)
     kept = [task.momentum.at(step) for step in range(plan.steps + 1)]

@@ -22,7 +22,7 @@ from frugalvit.objectives import DenseLocalization, RelativeLocalization, update
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.pretraining import train
 from helpers.augment_images import DEVICES
-from helpers.tiny_runs import PRETRAIN
+from helpers.tiny_runs import PRETRAIN, resolve
 from helpers.toy_task import ToyBatch, ToyTask, toy_plan
 
 # Networks with BatchNorm: timm's, which computes activations again in its own way, and one of ours.
@@ -51,11 +51,8 @@ def supervised(backbone: str, *, ema: float = 0.0) -> ClassificationTask:
 def label_free(backbone: str, **more: Any) -> Any:
     """A student and its teacher on two global crops and one local crop, the same at every step."""
     torch.manual_seed(0)
-    config = PretrainConfig.parse(
-        PRETRAIN | {"data": "x", "backbone": backbone, "backbone_args": {}, "img_size": 32} | more
-    )
-    config.localization.weight = 0.0
-    config.matching.teacher_temp = 0.07
+    values = PRETRAIN | {"data": "x", "backbone": backbone, "backbone_args": {}, "img_size": 32, "localization": {}}
+    config = resolve(PretrainConfig.parse(values | more))
     task: Any = train.make_task(config, train.make_network(config), TrainPlan(10, 10, Constant(0.1))).train()
     task.batches = SimpleNamespace(augment=SimpleNamespace(config=config.crops))
     task.momentum, task.regions_from, task.hold_last = Constant(0.5), 0, 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from frugalvit.config.compare import CompareConfig, parse_assignments
 from frugalvit.config.data import PAPER_VIEWS, SMALL_VIEWS, AugmentConfig, CropsConfig, Views
 from frugalvit.config.dense import DetectConfig
 from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
 from frugalvit.engine.param_groups import merge_param_groups
@@ -22,18 +22,21 @@ from frugalvit.engine.step import TrainPlan
 from frugalvit.experiment.auto_values import (
     AutoValues,
     Facts,
-    decide_heads,
-    decide_pretraining,
-    decide_training,
     evaluation_interval,
+    resolve_pretraining,
+    resolve_training,
     supervised_batch,
     supervised_epochs,
     supervised_lr,
     teacher_momentum,
 )
-from frugalvit.tasks.dense.auto_values import decide_length
+from frugalvit.experiment.dense_auto_values import resolve_detection
 
 SWIN_T, NANO = 28_000_000, 400_000
+
+
+def detection(config: Any, facts: Facts, auto: AutoValues) -> Any:
+    return resolve_detection(config, facts, [4, 8, 16, 32, 64], (False, "no masks"), auto)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +88,7 @@ def test_batch_and_length(images: int, device: str, batch: int, epochs: int) -> 
 def test_form_of_drloc(family: str, parameters: int, values: dict[str, Any], variant: str, grid_size: int) -> None:
     """The strong form where it measured best: large Swins from random weights; what is asked for stays."""
     config, decisions = TrainConfig.parse({"data": "photos"} | values), AutoValues()
-    decide_training(config, Facts(2040, 102, 224, "cuda", family, parameters), decisions)
+    config = resolve_training(config, Facts(2040, 102, 224, "cuda", family, parameters), decisions)
     assert (config.localization.variant, config.localization.grid_size) == (variant, grid_size)
     assert [each.name for each in decisions].count("localization.variant") == (
         0 if "variant" in values.get("localization", {}) or "drloc" in config.recipe else 1
@@ -114,7 +117,7 @@ def test_form_of_drloc(family: str, parameters: int, values: dict[str, Any], var
 )
 def test_how_often_images_are_mixed(values: dict[str, Any], prob: float | str) -> None:
     config, decisions = TrainConfig.parse({"data": "x", "batch": 128} | values), AutoValues()
-    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
+    config = resolve_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert config.mixing.prob == prob
     given = "prob" in values.get("mixing", {}) or "drloc" in values.get("recipe", "") or prob == "auto"
     assert ("mixing.prob" in {decision.name for decision in decisions}) == (not given)
@@ -128,7 +131,7 @@ def test_a_run_of_a_comparison_decides_as_any_run(setting: str, prob: float, ope
     """It is given all values, not only those that somebody has thought of."""
     compared = CompareConfig.parse({"data": "x", "epochs": 100, "batch": 128, "settings": ["a: lr=1", "b: lr=2"]})
     config = TrainConfig.parse(compared.run_values(parse_assignments([setting]), 0, "out"))
-    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), AutoValues())
+    config = resolve_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), AutoValues())
     assert (config.mixing.prob, config.augment.operations) == (prob, operations)
 
 
@@ -149,7 +152,7 @@ def test_a_run_of_a_comparison_decides_as_any_run(setting: str, prob: float, ope
 )
 def test_how_strongly_images_are_varied(parameters: int, values: dict[str, Any], operations: int) -> None:
     config = TrainConfig.parse({"data": "x", "batch": 128} | values)
-    decide_training(config, Facts(2040, 102, 224, "cpu", "swin", parameters), AutoValues())
+    config = resolve_training(config, Facts(2040, 102, 224, "cpu", "swin", parameters), AutoValues())
     assert config.augment.operations == operations
 
 
@@ -186,7 +189,7 @@ def test_how_often_a_run_is_evaluated(steps: int, per_epoch: int, batch: int, wa
 
 def test_without_drloc_nothing_is_decided_about_it() -> None:
     config, decisions = TrainConfig.parse({"data": "photos", "localization": {"weight": 0}}), AutoValues()
-    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
+    config = resolve_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert not any(each.name.startswith("localization") for each in decisions)
 
 
@@ -201,8 +204,8 @@ def test_without_drloc_nothing_is_decided_about_it() -> None:
 )
 def test_the_width_of_drlocs_head_is_written_down(dim: int, values: dict[str, Any], decided: dict[str, int]) -> None:
     config, decisions = TrainConfig.parse({"data": "photos"} | values), AutoValues()
-    decide_heads(config, SimpleNamespace(dim=dim), decisions)  # type: ignore[arg-type]
-    assert {each.name: each.value for each in decisions} == decided
+    config = resolve_training(config, Facts(500, 10, 64, "cpu", dim=dim), decisions)
+    assert {each.name: each.value for each in decisions if each.name == "localization.hidden"} == decided
     if decided:
         assert config.localization.hidden == decided["localization.hidden"]
 
@@ -210,16 +213,16 @@ def test_the_width_of_drlocs_head_is_written_down(dim: int, values: dict[str, An
 @pytest.mark.parametrize(("dim", "width"), [(96, 384), (768, 2048)])
 def test_the_width_of_the_matching_heads_is_written_down(dim: int, width: int) -> None:
     config, decisions = PretrainConfig.parse({"data": "photos"}), AutoValues()
-    decide_heads(config, SimpleNamespace(dim=dim), decisions)  # type: ignore[arg-type]
-    assert [(each.name, each.value) for each in decisions] == [("matching.hidden", width)]
+    config = resolve_pretraining(config, Facts(500, 10, 64, "cpu", dim=dim), decisions)
+    assert [each.value for each in decisions if each.name == "matching.hidden"] == [width]
     assert config.matching.hidden == width
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, PretrainConfig])
 def test_no_batch_is_larger_than_the_data(kind: type[RunConfig]) -> None:
-    decide = decide_training if kind is TrainConfig else decide_pretraining
-    config, decisions = kind.parse({"data": "photos", "batch": 64}), AutoValues()
-    decide(config, Facts(10, 2, 32, "cpu"), decisions)
+    rules: Any = resolve_training if kind is TrainConfig else resolve_pretraining
+    config, decisions = kind.parse({"data": "photos", "img_size": 32, "batch": 64}), AutoValues()
+    config = rules(config, Facts(10, 2, 32, "cpu"), decisions)
     assert config.batch == 10 and decisions[0].reason == "there are no more training images than that"
 
 
@@ -233,17 +236,16 @@ def test_what_follows_from_the_batch_follows_from_the_one_that_is_used(
     kind: type[RunConfig], devices: int, accumulate: int, asked: int | str, used: dict[str, int]
 ) -> None:
     """Processes and parts of a step share it equally, in pairs where images are mixed: what else is decided knows."""
-    decide: Any = {TrainConfig: decide_training, PretrainConfig: decide_pretraining, DetectConfig: decide_length}[kind]
+    rules: Any = {TrainConfig: resolve_training, PretrainConfig: resolve_pretraining, DetectConfig: detection}[kind]
     facts = Facts(40, 2, 32, "cpu", "swin", NANO)
     batch = used.get("train" if kind is TrainConfig else "other", used["train"])
     if kind is DetectConfig and asked == "auto":
         batch = 3  # it begins from 4, not from 8
-    values = {"data": "photos", "batch": asked, "devices": devices, "accumulate": accumulate}
-    config, decisions = kind.parse(values), AutoValues()
-    decide(config, facts, decisions)
+    values = {"data": "photos", "img_size": 32, "batch": asked, "devices": devices, "accumulate": accumulate}
+    decisions = AutoValues()
+    config = rules(kind.parse(values), facts, decisions)
     assert config.batch == batch and sum(each.name == "batch" for each in decisions) == (batch != asked)
-    same = kind.parse({"data": "photos", "batch": batch})
-    decide(same, facts, AutoValues())
+    same = rules(kind.parse({"data": "photos", "img_size": 32, "batch": batch}), facts, AutoValues())
     apart = {"devices", "accumulate"}
     assert config.model_dump(exclude=apart) == same.model_dump(exclude=apart)
     assert TrainPlan.from_config(config, 40, devices, group=2 if kind is TrainConfig else 1).images_per_step == batch
@@ -251,13 +253,13 @@ def test_what_follows_from_the_batch_follows_from_the_one_that_is_used(
 
 def test_a_resumed_run_keeps_its_batch(tmp_path: Path) -> None:
     config, decisions = TrainConfig.parse({"resume": str(tmp_path), "batch": 7, "accumulate": 2}), AutoValues()
-    decide_training(config, Facts(40, 2, 32, "cpu"), decisions)
+    config = resolve_training(config, Facts(40, 2, 32, "cpu"), decisions)
     assert config.batch == 7
 
 
 def test_the_paper_s_grid_is_a_decision_too() -> None:
     config, decisions = TrainConfig.parse({"data": "photos"}), AutoValues()
-    decide_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
+    config = resolve_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert ("localization.grid_size", 7) in [(each.name, each.value) for each in decisions]
 
 
@@ -275,7 +277,9 @@ def test_the_paper_s_grid_is_a_decision_too() -> None:
 )
 def test_a_batch_in_equal_parts(world: int, accumulate: int, together: int, images: int, batch: int) -> None:
     values = {"data": "photos", "batch": 50, "lr": 0.1, "epochs": 3, "accumulate": accumulate}
-    plan = TrainPlan.from_config(TrainConfig.parse(values), images, world, group=together, lines=20)
+    config = TrainConfig.parse(values | {"img_size": 32, "ema": 0.0, "evaluate_every": 1, "localization": {"weight": 0}})
+    config = config.with_options({}, ResolvedTrainConfig)
+    plan = TrainPlan.from_config(config, images, world, group=together, lines=20)
     assert plan.images_per_step == batch and plan.steps_per_epoch == max(1, images // batch)
     assert plan.steps == 3 * plan.steps_per_epoch and plan.log_every == max(1, min(10, plan.steps // 20))
 
@@ -311,7 +315,7 @@ def test_what_a_backbone_adds() -> None:
 def test_small_inputs_have_milder_views(side: Any, temperature: float, views: Views) -> None:
     config = PretrainConfig.parse({"data": "x", "img_size": side, "epochs": 60, "crops": {"blur_sigma": [1, 2]}})
     decisions = AutoValues()
-    decide_pretraining(config, Facts(5000, 0, 32, "cuda"), decisions)
+    config = resolve_pretraining(config, Facts(5000, 0, 32, "cuda"), decisions)
     assert config.matching.teacher_temp == temperature
     assert config.crops.views(1000) == config.crops.views(8) == views._replace(blur_sigma=(1.0, 2.0))
     assert {"crops.global_scale", "crops.local_scale"} < {decision.name for decision in decisions}
@@ -331,14 +335,14 @@ def test_small_inputs_have_milder_views(side: Any, temperature: float, views: Vi
 )
 def test_how_long_to_learn_without_labels(images: int, device: str, img_size: Any, epochs: int) -> None:
     config = PretrainConfig.parse({"data": "x", "img_size": img_size})
-    decide_pretraining(config, Facts(images, 0, 32, device), AutoValues())
+    config = resolve_pretraining(config, Facts(images, 0, 32, device), AutoValues())
     assert config.epochs == epochs
 
 
 @pytest.mark.parametrize(("side", "crop"), [(32, "padded"), (33, "resized")])
 def test_how_images_are_cut_is_a_decision(side: int, crop: str) -> None:
     config = TrainConfig.parse({"data": "x", "img_size": side})
-    decide_training(config, Facts(500, 10, 64, "cpu"), AutoValues())
+    config = resolve_training(config, Facts(500, 10, 64, "cpu"), AutoValues())
     assert config.augment.crop == crop == TrainAugment(AugmentConfig(), side).crop
 
 
@@ -346,5 +350,5 @@ def test_how_images_are_cut_is_a_decision(side: int, crop: str) -> None:
 def test_who_gives_both_lengths_is_told_which_counts(kind: Any) -> None:
     decisions = AutoValues()
     config = kind.parse({"data": "x", "img_size": 32, "steps": 3, "epochs": 7})
-    (decide_training if kind is TrainConfig else decide_pretraining)(config, Facts(500, 10, 64, "cpu"), decisions)
-    assert "steps = 3: they count, and not --epochs 7" in [str(decision) for decision in decisions]
+    (resolve_training if kind is TrainConfig else resolve_pretraining)(config, Facts(500, 10, 64, "cpu"), decisions)
+    assert "steps = 3: --steps overrides --epochs 7" in [str(decision) for decision in decisions]

@@ -13,9 +13,9 @@ from frugalvit.engine.step import total_steps
 from frugalvit.experiment.auto_values import (
     AutoValues,
     Facts,
-    decide_pretraining,
-    decide_training,
     localization_weight,
+    resolve_pretraining,
+    resolve_training,
     teacher_temperature,
 )
 
@@ -50,7 +50,7 @@ KINDS: dict[str, tuple[Facts, dict[str, Any]]] = {
 def test_a_label_free_run(kind: str) -> None:
     facts, expected = KINDS[kind]
     config = PretrainConfig.parse({"data": "x", "img_size": min(facts.side, 224)})
-    decide_pretraining(config, facts, AutoValues())
+    config = resolve_pretraining(config, facts, AutoValues())
     found = {name: getattr(config, name) for name in ("batch", "epochs", "lr")}
     found |= {name: getattr(config.matching, name) for name in ("prototypes", "momentum", "teacher_temp")}
     assert found == expected
@@ -66,7 +66,7 @@ def test_how_sharp_a_teacher_ends(epochs: float, side: int, temperature: float) 
 @pytest.mark.parametrize(("steps", "rate"), [(10, 0.9), (200, 0.9), (2_976, 0.99328), (10_000, 0.998), (10**6, 0.9998)])
 def test_the_average_is_over_a_twentieth_of_the_run(steps: int, rate: float) -> None:
     config = TrainConfig.parse({"data": "x", "steps": steps})
-    decide_training(config, Facts(2_040, 102, 224, "cuda", "swin", 28_000_000), AutoValues())
+    config = resolve_training(config, Facts(2_040, 102, 224, "cuda", "swin", 28_000_000), AutoValues())
     assert config.ema == rate
 
 
@@ -81,7 +81,7 @@ def test_the_average_is_over_a_twentieth_of_the_run(steps: int, rate: float) -> 
     ],
 )
 def test_how_long_a_run_is(given: dict[str, float], images: int, steps: int) -> None:
-    assert total_steps(TrainConfig.parse({"data": "x", "batch": 10} | given), images) == steps
+    assert total_steps(given.get("steps"), given.get("epochs", 0.0), images, 10) == steps
 
 
 @pytest.mark.parametrize(

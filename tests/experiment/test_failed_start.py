@@ -12,8 +12,8 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
-from frugalvit.runs.layout import remove_empty_run
-from frugalvit.runs.run_folder import RunFolder, contains_run
+from frugalvit.runs.layout import contains_run, remove_empty_run
+from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
 from helpers.tiny_runs import TRAIN, write_config, write_images

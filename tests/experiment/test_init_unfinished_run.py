@@ -45,9 +45,9 @@ def test_a_stopped_run_gives_its_weights(
     words = ["train", str(place / "images"), "--config", str(place / "open.yaml"), "--init", str(run)]
     assert cli.main([*words, "--out", str(tmp_path / "new"), "--device", "cpu"]) == 0
     said = capsys.readouterr().err
-    assert f"{run} is not finished: the weights of its checkpoints/{file}, step 4, are taken" in said
+    assert f"{run} is not finished: using checkpoints/{file} of step 4" in said
     assert f"img_size = (16, 16): what {run} was trained at" in said
-    assert "its classes are others" not in said and "does not name its classes" not in said
+    assert "its classes differ" not in said and "does not name its classes" not in said
     theirs = torch.load(run / "checkpoints" / file, weights_only=True)["task"]
     ours = torch.load(tmp_path / "new/checkpoints/last.pt", weights_only=True)["task"]
     name = next(name for name in ours if name.endswith("qkv.weight"))
@@ -60,7 +60,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(place: Path, tmp_path: Path
     source, _, classes = best_run_weights(run)
     assert source == run / "checkpoints/last.pt" and classes == ["cat", "dog"] and is_unfinished_run(run)
     shutil.rmtree(run / "checkpoints")
-    with pytest.raises(UserError, match="has saved no weights yet to start from"):
+    with pytest.raises(UserError, match="has no checkpoint yet"):
         best_run_weights(run)
 
 

@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("given", "classes", "taken", "words"),
     [
         ({}, ("a", "b", "c"), True, "missing, 0 left over"),
-        ({}, ("a", "b", "d"), False, "its classes are others (a, b, c), so the classifier begins anew"),
+        ({}, ("a", "b", "d"), False, "its classes differ (a, b, c), so the classifier starts from scratch"),
         (
             {"img_size": 32},
             ("a", "b", "c"),
@@ -41,8 +41,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "at 32x32: keeps the patch size of its weights and ends in 1x1",
         ),
         ({"backbone": "swin_nano"}, ("x",), False, "2 left over (head.fc.bias, head.fc.weight); classifier of 3"),
-        ({"init": "model.safetensors"}, ("a", "b", "d"), False, "its classes are others (a, b, c)"),
-        ({"init": "bare.pth"}, ("a", "b", "d"), True, "its classifier is taken as it is, for the file does not name"),
+        ({"init": "model.safetensors"}, ("a", "b", "d"), False, "its classes differ (a, b, c)"),
+        ({"init": "bare.pth"}, ("a", "b", "d"), True, "its classifier is loaded; the file does not name"),
     ],
 )
 def test_init_brings_its_network_and_says_what_did_not_fit(
@@ -117,11 +117,11 @@ def test_a_folder_of_somebody_else_needs_the_networks_name(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("where", "more", "words"),
     [
-        ("test_vit", {"img_size": 160}, "warning: 'test_vit' is a name alone: its weights are random"),
+        ("test_vit", {"img_size": 160}, "warning: 'test_vit' is only a name: its weights are random"),
         ("test_vit", {"img_size": 160, "random": True}, ""),
         ("swin", {"img_size": 64}, "ends in 2x2 tokens"),
         ("bare.pth", {"architecture": "swin_nano", "img_size": 224}, "bare.pth: classifier of 3 classes left out"),
-        ("more.pth", {"architecture": "swin_nano"}, "warning: {where}: wings.weight found no place in the network"),
+        ("more.pth", {"architecture": "swin_nano"}, "warning: {where}: the network has no wings.weight"),
         ("fine.pth", {"architecture": "swin_nano", "img_size": 96}, "patch_size=4"),
     ],
 )
@@ -146,7 +146,7 @@ def test_what_a_model_is_made_of_is_said(
 @pytest.mark.parametrize(
     ("where", "architecture", "words"),
     [
-        ("vit_tiny_patch16_224.augreg_in21k", None, "names published weights, which are not fetched here"),
+        ("vit_tiny_patch16_224.augreg_in21k", None, "names published weights, which are not downloaded here"),
         ("half.pth", "swin_nano", r"lacks \d+ tensors of 'swin_nano' .*is it the right"),
     ],
 )

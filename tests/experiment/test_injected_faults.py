@@ -223,8 +223,8 @@ def test_a_full_disk_says_what_a_resume_begins_from(tmp_path: Path, monkeypatch:
     with pytest.raises(UserError) as first:
         run_toy(tmp_path / "run", Full(), evaluate_every=1)
     assert "Could not save best.pt" in str(first.value) and "(No space left on device)" in str(first.value)
-    assert "No checkpoint was saved yet: free some space, then begin at step 0 with --resume" in str(first.value)
-    with pytest.raises(UserError, match=r"last.pt \(step 4\) is intact: free some space, then continue from there"):
+    assert "There is no checkpoint yet. Free some space, then start at step 0 with --resume" in str(first.value)
+    with pytest.raises(UserError, match=r"last.pt \(step 4\) is intact\. Free some space, then resume"):
         run_toy(tmp_path / "run", Full(), evaluate_every=5)
     state["full"] = True
     with pytest.raises(UserError, match=r"Could not save last.pt .*last.pt \(step 4\) is intact"):
@@ -244,7 +244,7 @@ def test_a_limit_of_the_system_on_file_size(tmp_path: Path, images: Path) -> Non
     assert child.wait() == 2, child.said()
     assert "Could not save" in child.said() and "Traceback" not in child.said()
     for name in ("last.pt", "previous.pt"):
-        assert run_folder.damage(run / "checkpoints" / name) is None
+        assert run_folder.find_damage(run / "checkpoints" / name) is None
 
 
 def test_a_disk_full_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,7 +378,7 @@ def test_training_without_the_first_images(tmp_path: Path) -> None:
     (tmp_path / "run" / "summary.json").unlink()
     shutil.rmtree(images)
     assert cli.main(["train", "--resume", str(tmp_path / "run"), "--quiet"]) == 2
-    assert run_folder.damage(tmp_path / "run" / "checkpoints" / "last.pt") is None
+    assert run_folder.find_damage(tmp_path / "run" / "checkpoints" / "last.pt") is None
 
 
 # -- clocks

@@ -17,7 +17,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.summary import run_result
 from frugalvit.tasks.classification.metrics import ClassificationScores
 from frugalvit.tasks.classification.task import ClassificationTask
-from frugalvit.tasks.classification.train import _hardly_localized
+from frugalvit.tasks.classification.train import _note_localization
 from frugalvit.utils import console
 from frugalvit.utils.tables import Table
 from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_config, write_images
@@ -122,8 +122,8 @@ def test_an_error_that_is_no_number_is_not_remembered() -> None:
         ClassificationTask.on_metrics(task, 1, {"localization_error": error})
     ClassificationTask.on_metrics(task, 2, {"top1": 3.0})
     assert task.last_error == 2.5
-    assert _hardly_localized({"localization_error": math.nan, "constant_answer_error": 1.0}) == []
-    assert _hardly_localized({"localization_error": 0.9, "constant_answer_error": 1.0})
+    assert _note_localization({"localization_error": math.nan, "constant_answer_error": 1.0}) == []
+    assert _note_localization({"localization_error": 0.9, "constant_answer_error": 1.0})
 
 
 def test_json_has_no_word_for_what_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -240,7 +240,7 @@ def test_the_same_words_begin_go_on_and_end(bench: Bench, verb: str) -> None:
     assert status == 0 and "resuming" in said, said
     bench.check(verb, out)
     status, said = bench.nursery.run(*words)
-    assert status == 0 and "is finished; this is its result" in said
+    assert status == 0 and "is finished: this is its result" in said
 
 
 def test_a_second_process_is_refused(bench: Bench) -> None:
@@ -286,7 +286,7 @@ def test_no_whole_checkpoint_is_said(bench: Bench) -> None:
 def test_a_finished_run_only_says_so(bench: Bench) -> None:
     out = bench.reference("train")
     before = (out / "summary.json").read_bytes()
-    assert "is finished; this is its result" in bench.finish("train", out)
+    assert "is finished: this is its result" in bench.finish("train", out)
     assert (out / "summary.json").read_bytes() == before
 
 

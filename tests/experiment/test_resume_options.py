@@ -13,11 +13,12 @@ import yaml
 from frugalvit.comparison.compare import compare
 from frugalvit.config.compare import CompareConfig
 from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.engine.step import TrainStep
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders, resume
-from frugalvit.experiment.auto_values import AutoValues, Facts, decide_training
+from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_training
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification.train import make_plan, train
 from frugalvit.tasks.pretraining.health import Health
@@ -74,7 +75,7 @@ def test_without_its_recipe(images: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 def shared(config: TrainConfig, run: RunFolder, world: int) -> int:
     """Steps of a resumed run whose batch so many processes share."""
-    plan = make_plan(config, 36, 10, world)
+    plan = make_plan(config, 36, world)
     fabric: Any = SimpleNamespace(world_size=world, is_global_zero=True)
     builders.check_resumed_batch_size(config, plan, run, fabric)
     return plan.steps
@@ -84,16 +85,16 @@ def test_with_its_batch(tmp_path: Path) -> None:
     """Two processes made 4 of a batch of 6 images; one process goes on with 4, and as many steps; three cannot."""
     run = RunFolder(tmp_path / "run")
     config = TrainConfig.parse({"data": "x", "batch": 6, "epochs": 4.0, "ema": 0.0, "devices": 2})
-    decide_training(config, Facts(36, 2, 32, "cpu"), AutoValues())
+    config = resolve_training(config, Facts(36, 2, 32, "cpu"), AutoValues())
     run.save_json("data.json", {"images": 36, "batch": 6, "processes": 2})
     run.save_config(config)
-    steps = make_plan(config, 36, 10, 2).steps
+    steps = make_plan(config, 36, 2).steps
     assert steps == 36
     again = TrainConfig.parse({"resume": str(run.folder), "batch": 6})
-    resume.check_resume(again)  # the same words as at the beginning
-    stored = resume.load_resumed_config(again)
+    stored = resume.load_resumed_config(again)  # the same command as at the start
+    stored = stored.with_options({}, ResolvedTrainConfig)
     assert stored.batch == 4 and shared(stored, run, world=1) == steps
-    with pytest.raises(UserError, match=r"takes 4 images a step, which processes \(3\).* cannot share equally"):
+    with pytest.raises(UserError, match=r"has 4 images per step, which 3 processes"):
         shared(stored, run, world=3)
     run.close()
 
@@ -117,9 +118,9 @@ def test_words_of_the_beginning_do_again(tmp_path: Path) -> None:
         run.save_json("data.json", {"images": images, "batch": asked, "processes": 2})
         run.save_config(TrainConfig.parse({"data": "x", "batch": became}))
         run.close()
-        resume.check_resume(TrainConfig.parse({"resume": str(folder), "batch": asked}))
-        with pytest.raises(UserError, match=f"was begun with --batch {became}"):
-            resume.check_resume(TrainConfig.parse({"resume": str(folder), "batch": 5}))
+        resume.load_resumed_config(TrainConfig.parse({"resume": str(folder), "batch": asked}))
+        with pytest.raises(UserError, match=f"--batch on resume .*{became}"):
+            resume.load_resumed_config(TrainConfig.parse({"resume": str(folder), "batch": 5}))
 
 
 def test_a_resumed_run_may_be_told_its_places_in_other_words(tmp_path: Path) -> None:
@@ -127,9 +128,9 @@ def test_a_resumed_run_may_be_told_its_places_in_other_words(tmp_path: Path) -> 
     run.save_config(TrainConfig.parse({"data": "x", "init": f"{tmp_path}/weights/", "recipe": "scratch"}))
     run.close()
     words = {"resume": str(tmp_path / "run"), "recipe": "scratch"}
-    resume.check_resume(TrainConfig.parse(words | {"init": f"{tmp_path}/run/../weights"}))
-    with pytest.raises(UserError, match="was begun with --init"):
-        resume.check_resume(TrainConfig.parse(words | {"init": f"{tmp_path}/others"}))
+    resume.load_resumed_config(TrainConfig.parse(words | {"init": f"{tmp_path}/run/../weights"}))
+    with pytest.raises(UserError, match="Cannot change --init"):
+        resume.load_resumed_config(TrainConfig.parse(words | {"init": f"{tmp_path}/others"}))
 
 
 @pytest.mark.parametrize("command", [train, pretrain])

@@ -96,7 +96,7 @@ def test_the_same_words_begin_and_go_on(nursery: Nursery) -> None:
     children[1].send(signal.SIGUSR1)
     assert [child.wait() for child in children] == [3, 0], "\n".join(child.said() for child in children)
     assert "resuming" in finish(start(nursery, torchrun_variables(2), *words))[0]
-    assert "is finished; this is its result" in finish(start(nursery, torchrun_variables(2), *words))[0]
+    assert "is finished: this is its result" in finish(start(nursery, torchrun_variables(2), *words))[0]
 
 
 def test_a_signal_to_one_process_stops_all_and_two_resume(nursery: Nursery) -> None:

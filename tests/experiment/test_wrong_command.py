@@ -12,10 +12,12 @@ import pytest
 from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.cli import main as cli
+from frugalvit.config.dense import DetectConfig, SegmentConfig
+from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import load_model
-from frugalvit.experiment.resume import check_kind
+from frugalvit.experiment.resume import check_command
 from frugalvit.report import sections
 from frugalvit.runs.run_folder import RunFolder, new_run_folder
 from frugalvit.tasks.classification import train
@@ -67,14 +69,19 @@ def test_commands_to_copy_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (run / "config.yaml").write_text("images: train\n")
     scored = {"run": str(run), "scored_on": "val", "scored_images": 1}
     detected, segmented = scored | {"box_ap": 1.0}, scored | {"miou": 1.0, "mean_accuracy": 1.0}
-    jobs = (detect_commands.DetectJob().result(detected), segment_commands.SegmentJob().result(segmented))
-    lines = [result.notes[-1] for result in (train._result(scored), pretrain._result({"run": str(run)}), *jobs)]
+    results = [
+        train.ClassificationExperiment(TrainConfig()).result(scored),
+        pretrain.PretrainExperiment(PretrainConfig()).result({"run": str(run)}),
+        detect_commands.DetectExperiment(DetectConfig()).result(detected),
+        segment_commands.SegmentExperiment(SegmentConfig()).result(segmented),
+    ]
+    lines = [result.notes[-1] for result in results]
     record: Any = SimpleNamespace(finished=False, folder=run, name="my run")
     lines.append(html.unescape(sections.unfinished([record])))
     for refused in (
         lambda: new_run_folder(str(run)),
         lambda: load_model(str(run)),
-        lambda: check_kind(run, TrainConfig, "'frugalvit {verb} --resume {folder}' resumes it"),
+        lambda: check_command(run, ["images"], TrainConfig, "use 'frugalvit {command} --resume {folder}'"),
     ):
         with pytest.raises(UserError) as error:
             refused()

@@ -91,3 +91,17 @@ def _unequal(one: Any, other: Any, where: str = "") -> list[str]:
         pairs = enumerate(zip(one, other, strict=True))
         return [place for number, (a, b) in pairs for place in _unequal(a, b, f"{where}/{number}")]
     return [] if one == other else [where]
+
+
+def resolve(config: Any, images: int = 64, **facts: Any) -> Any:
+    """The resolved configuration of a run on this many images of two classes, on a CPU."""
+    from frugalvit.experiment import auto_values, dense_auto_values
+
+    known, auto = auto_values.Facts(images, 2, 32, "cpu", **facts), auto_values.AutoValues()
+    if config.recipe_task() == "train":
+        return auto_values.resolve_training(config, known, auto)
+    if config.recipe_task() == "pretrain":
+        return auto_values.resolve_pretraining(config, known, auto)
+    if config.recipe_task() == "segment":
+        return dense_auto_values.resolve_segmentation(config, known, auto)
+    return dense_auto_values.resolve_detection(config, known, [4, 8, 16, 32, 64], (False, "no masks"), auto)

@@ -150,7 +150,7 @@ def test_top5_needs_more_than_five_classes(tmp_path, classes, shown):
 def test_several_runs_show_best_step_for_weights(tmp_path):
     runs = [write_run(tmp_path / f"run{k}", seed=k) for k in (0, 1)]
     for step, run in enumerate(runs, 7):
-        more = {"best_step": step, "weights": f"the best on val, of step {step}"}
+        more = {"best_step": step, "weights": f"the best on val, step {step}"}
         (run / "summary.json").write_text(json.dumps(json.loads((run / "summary.json").read_text()) | more))
     alone, together = (Reader(page.report([read_run(run) for run in part])).texts for part in (runs[:1], runs))
     assert "weights" in alone and "weights" not in together and "best step" in together

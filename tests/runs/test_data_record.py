@@ -13,9 +13,9 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.dataset import ArrayExamples
-from frugalvit.experiment.resume import read_facts
 from frugalvit.runs.data_record import MOST_NAMED, record_data_usage
 from frugalvit.runs.run_folder import RunFolder
+from frugalvit.runs.run_folder import read_data_facts as read_facts
 from frugalvit.tasks.classification.train import train
 from helpers.tiny_runs import TRAIN, write_images
 
@@ -59,7 +59,7 @@ def test_classes_that_nothing_is_known_of_are_said(
         shutil.rmtree(photos / folder)
     train(TrainConfig.parse(TRAIN | {"data": str(photos), "steps": 1, "out": str(tmp_path / "run"), "report": False}))
     notes, text = read_facts(tmp_path / "run")["notes"], capsys.readouterr().err
-    warning = "val, which chooses the best weights, has images of one class only ('cat')"
+    warning = "val, which chooses the best weights, has one class only ('cat')"
     expected = said + [warning] * warned
     assert len(notes) == len(expected) and all(a.startswith(b) for a, b in zip(notes, expected, strict=True))
     assert all(text.count(words) == 1 for words in expected) and (f"warning: {warning}" in text) == warned

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from frugalvit.cli import main as cli
-from frugalvit.runs.layout import OF_COMPARISON, RUN_FILES
+from frugalvit.runs.layout import COMPARISON_FILES, RUN_FILES
 from helpers.tiny_runs import PRETRAIN, TRAIN, write_config, write_images
 
 SETTINGS = ("--with", "lr=0.001", "--without", "lr=0.002", "--seeds", "1")
@@ -38,17 +38,17 @@ def test_a_file_of_that_name_is_kept(name: str, place: Path, capsys: pytest.Capt
     path.write_text("mine")
     assert run("train", "--out", "lab") == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.endswith(f"lab has {name.split('/')[0]} already, which would be written over: choose another --out.")
+    assert f"lab already has {name.split('/')[0]}," in said
     assert files(place / "lab") == {str(path): b"mine"}
 
 
-@pytest.mark.parametrize("name", [*OF_COMPARISON, "tensorboard/events.mine"])
+@pytest.mark.parametrize("name", [*COMPARISON_FILES, "tensorboard/events.mine"])
 def test_a_comparison_keeps_it_too(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = place / "lab" / name
     path.parent.mkdir(parents=True)
     path.write_text('{"mine": 1}')
     assert run("compare", *SETTINGS, "--out", "lab") == 2
-    assert "already, which would be written over" in capsys.readouterr().err
+    assert "which would be overwritten" in capsys.readouterr().err
     assert files(place / "lab") == {str(path): b'{"mine": 1}'}
 
 
@@ -76,7 +76,7 @@ def test_a_run_that_ended_before_its_first_step_goes_for_nothing(more: tuple[str
 def test_a_comparison_goes_on_among_its_own_files(place: Path) -> None:
     words = ("compare", *SETTINGS, "--out", "lab")
     assert run(*words) == 0
-    assert {path.name for path in (place / "lab").iterdir()} <= {*OF_COMPARISON, "with", "without"}
+    assert {path.name for path in (place / "lab").iterdir()} <= {*COMPARISON_FILES, "with", "without"}
     (place / "lab" / "comparison.json").unlink()  # killed while it wrote its tables
     assert run(*words) == 0
     assert run("train", "--out", "lab") == 2  # its report is no run's

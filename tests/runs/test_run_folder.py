@@ -18,7 +18,9 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.engine import distributed
 from frugalvit.errors import UserError
 from frugalvit.experiment.summary import run_result
-from frugalvit.runs.run_folder import RunFolder, damage, find_run, finished_summary, new_run_folder, read_state
+from frugalvit.runs.checkpoint import find_damage, read_state
+from frugalvit.runs.layout import find_run
+from frugalvit.runs.run_folder import RunFolder, finished_summary, new_run_folder
 from frugalvit.utils.files import FolderLock, make_folder, remove_parts, write_atomically, write_text
 from frugalvit.utils.tables import Table
 
@@ -106,7 +108,7 @@ def test_a_damaged_checkpoint_never_takes_the_good_ones_place(tmp_path: Path) ->
     state = run.load_checkpoint()
     assert state is not None and state["step"] == 1
     run.save_checkpoint({"step": 3, "task": {}})
-    assert damage(run.checkpoints / "previous.pt") is None and (run.checkpoints / "last.damaged").exists()
+    assert find_damage(run.checkpoints / "previous.pt") is None and (run.checkpoints / "last.damaged").exists()
     run.close()
 
 
@@ -152,7 +154,7 @@ def test_no_content_of_a_checkpoint_is_a_traceback(
 
 def test_other_checkpoints_are_no_state_of_a_run(tmp_path: Path) -> None:
     torch.save({"model": torch.zeros(2)}, tmp_path / "other.pt")
-    assert read_state(tmp_path / "other.pt") == (None, "it holds no state of a run")
+    assert read_state(tmp_path / "other.pt") == (None, "it does not hold the state of a run")
 
 
 def test_find_run_and_summary(tmp_path: Path) -> None:

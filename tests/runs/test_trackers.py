@@ -241,7 +241,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(capsys: pytest.CaptureFixture
     trackers.close()
     assert [call[0] for call in sound.calls] == ["log", "log", "log", "close"]
     said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 1 and "wandb gets nothing more of this run (no route to host)" in said[0]
+    assert len(said) == 1 and "wandb is dropped for the rest of this run (no route to host)" in said[0]
 
 
 def test_a_service_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +250,7 @@ def test_a_service_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: 
             raise RuntimeError("unsupported\nURI")
 
     monkeypatch.setattr(tracking, "_library", lambda name: Closed())
-    with pytest.raises(UserError, match=r"mlflow cannot be started \(unsupported URI\). Set MLFLOW_TRACKING_URI"):
+    with pytest.raises(UserError, match=r"mlflow failed to start \(unsupported URI\). Set MLFLOW_TRACKING_URI"):
         tracking.make_trackers(["mlflow"], tmp_path, {})
 
 

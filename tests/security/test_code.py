@@ -68,7 +68,7 @@ def test_a_foreign_run_folder_runs_no_code(tmp_path: Path, canary: Canary, capsy
             (run / place).write_bytes(path.read_bytes())
         (run / "config.yaml").write_text("{}")
         (run / "model" / "config.json").write_text('{"architecture": "resnet18"}')
-        with pytest.raises(UserError, match="is whole"):
+        with pytest.raises(UserError, match="is intact"):
             RunFolder(run).load_checkpoint()
         for words in (
             ["replay", str(run)],

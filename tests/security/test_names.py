@@ -151,5 +151,5 @@ def test_run_folder_stays_inside_of_runs(word: str, tmp_path: Path, monkeypatch:
 
 
 def test_run_folder_is_valid_utf8(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not in UTF-8"):
+    with pytest.raises(UserError, match="not UTF-8"):
         new_run_folder(str(tmp_path / "\udce9"), "photos")

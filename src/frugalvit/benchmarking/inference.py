@@ -25,6 +25,8 @@ from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.probing.extractor import resolve_precision
+from frugalvit.runs import layout
+from frugalvit.runs.run_folder import read_summary
 from frugalvit.utils import console
 from frugalvit.utils.files import read_json
 from frugalvit.utils.tables import CommandResult, Table
@@ -180,14 +182,14 @@ class LiveTensors(TorchDispatchMode):
 def accuracy_of(run: str) -> tuple[str, float] | None:
     """Return the accuracy of a run and its kind: linear, logistic or k-NN probe, else its own score."""
     folder = Path(run)
-    probes = read_json(folder / "probes.json", dict) or {}
+    probes = read_json(folder / layout.PROBES, dict) or {}
     for kind in ("linear", "logistic", "knn"):
         for name, result in sorted(probes.items()):
             if not name.startswith(f"{kind} ") or not isinstance(result, dict):
                 continue
             if "top1" in result and "labels" not in result:  # not a score of few labels
                 return f"{kind} top1 on {result['data']}", float(result["top1"])
-    summary = read_json(folder / "summary.json", dict) or {}
+    summary = read_summary(folder) or {}
     for key in ("top1", "best_knn", "knn"):
         if isinstance(summary.get(key), int | float):
             return key, float(summary[key])

@@ -36,7 +36,7 @@ from frugalvit.engine.compile import prepare_compiler, replays_by_itself
 from frugalvit.engine.hardware import configure_cuda, default_onednn, make_precision, pick_device
 from frugalvit.engine.step import TrainStep, make_optimizer
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import AutoValues, Facts, decide_pretraining, decide_training
+from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_pretraining, resolve_training
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
 from frugalvit.tasks.pretraining.task import PretrainingTask
@@ -240,24 +240,24 @@ def _make_train_step(
 ) -> TrainStep:
     """Make the step of a run's training loop."""
     torch.manual_seed(0)
-    settings, decisions = _settings(config, as_written), AutoValues()
-    facts = Facts(_IMAGES, classes, config.img_size, fabric.device.type)
+    settings, auto = _settings(config, as_written), AutoValues()
+    facts = Facts(_IMAGES, classes, config.img_size, fabric.device.type, eval_images=_IMAGES)
     if isinstance(settings, PretrainConfig):
-        decide_pretraining(settings, facts, decisions)
-        plan = pretrain.make_plan(settings, facts.images, 1)
-        plan = replace(plan, log_every=plan.steps)  # the health metrics belong to the log
         with console.quiet():  # every row would log the same
             student = pretrain.make_network(settings)
+        resolved = resolve_pretraining(settings, facts.with_backbone(student), auto)
+        plan = pretrain.make_plan(resolved, facts.images, 1)
+        plan = replace(plan, log_every=plan.steps)  # the health metrics belong to the log
         kind = PretrainingTask
         if as_written:
             kind = import_benchmark("esvit_reference", _BASELINE).ReferencePretrainingTask
-        task: Any = pretrain.make_task(settings, student, plan, kind)
+        task: Any = pretrain.make_task(resolved, student, plan, kind)
     else:
         with console.quiet():
             backbone = train.make_network(settings, classes)
-        decide_training(settings, facts.with_backbone(backbone), decisions)
-        plan = train.make_plan(settings, facts.images, facts.images, 1)
-        task = train.make_task(settings, backbone, plan)
+        resolved = resolve_training(settings, facts.with_backbone(backbone), auto)
+        plan = train.make_plan(resolved, facts.images, 1)
+        task = train.make_task(resolved, backbone, plan)
     task.batches = batches
     module, optimizer = fabric.setup(task.train(), make_optimizer(task, plan, fabric))
     return TrainStep(task, module, optimizer, plan, fabric)

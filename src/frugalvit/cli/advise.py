@@ -28,7 +28,7 @@ from frugalvit.engine.hardware import pick_device
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.auto_values import AutoValues, Facts, decide_common, decide_pretraining, decide_training
+from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_input, resolve_pretraining, resolve_training
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.dense.annotation_kind import AnnotationInfo, find_annotation_kind
 from frugalvit.tasks.pretraining import train as pretrain
@@ -182,12 +182,13 @@ def _plan_training(
     flags = "".join(f" --{k}" if v is True else f" --{k} {v}" for k, v in options.items())
     settings = TrainConfig.parse({"data": config.data, "device": config.device, **options})
     decisions = AutoValues()
-    decide_common(settings, facts, decisions)
+    validation_images = len(source.splits.get("val") or source.splits.get("test") or ())
+    facts = replace(facts, eval_images=validation_images)
+    settings = resolve_input(settings, facts, decisions)
     with console.quiet():
         backbone = train.make_network(settings, source.classes)
-    decide_training(settings, facts.with_backbone(backbone), decisions)
-    validation_images = len(source.splits.get("val") or source.splits.get("test") or ())
-    plan = train.make_plan(settings, facts.images, validation_images, 1)
+    settings = resolve_training(settings, facts.with_backbone(backbone), decisions)
+    plan = train.make_plan(settings, facts.images, 1)
     command = f"frugalvit train {shlex.quote(config.data)}{flags}"
     proposal = Proposal(command, REASONS[reason], steps=plan.steps, decisions=decisions, notes=backbone.notes)
     if config.trial:
@@ -211,21 +212,20 @@ def _plan_training(
 def _plan_pretraining(config: AdviseConfig, source: DatasetSplits, facts: Facts, reason: str) -> Proposal:
     settings = PretrainConfig.parse({"data": config.data, "device": config.device})
     decisions = AutoValues()
-    decide_common(settings, facts, decisions)
-    decide_pretraining(settings, facts, decisions)
+    settings = resolve_input(settings, facts, decisions)
+    with console.quiet():
+        student = pretrain.make_network(settings)
+    settings = resolve_pretraining(settings, facts.with_backbone(student), decisions)
     plan = pretrain.make_plan(settings, facts.images, 1)
     command = f"frugalvit pretrain {shlex.quote(config.data)}"
     proposal = Proposal(command, REASONS[reason], steps=plan.steps, decisions=decisions)
     if config.trial:
         fabric = builders.make_fabric(settings)
-        with console.quiet():
-            student = pretrain.make_network(settings)
         proposal.notes = student.notes
         task = pretrain.make_task(settings, student, plan)
         store, decoding = _load_sample(source.splits["train"], plan, student.img_size, settings, fabric)
         augment = MultiCrop(settings.crops, student.img_size, student.mean, student.std)
         batches = Batches(store, plan.images_per_step, seed=0, augment=augment)
-        assert isinstance(settings.matching.prototypes, int)
         task.set_data(batches, None, Health(settings.matching.prototypes, plan.steps, plan.steps), fabric)
         pace = _time_step(task, plan, fabric, config.trial, "pretraining")
         # The health metrics embed up to nine times health.images; one embedding takes about a twelfth of an image's
@@ -245,8 +245,7 @@ def _load_sample(
     """Return a sample of the images in memory, and the seconds to decode one of them."""
     count = min(len(examples), max(64, plan.images_per_step))
     sample = examples.subset(np.linspace(0, len(examples) - 1, count).astype(np.int64))
-    in_memory = settings.model_copy(deep=True)
-    in_memory.cache.where = "ram"
+    in_memory = settings.model_copy(update={"cache": settings.cache.model_copy(update={"where": "ram"})})
     start = time.monotonic()
     store = builders.get_image_store(sample, img_size, in_memory, fabric.device)
     return store, (time.monotonic() - start) / count

@@ -19,6 +19,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.report import page
 from frugalvit.report.run_record import find_runs, is_run
+from frugalvit.runs import layout
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, write_text
 from frugalvit.utils.plotting import save
@@ -171,9 +172,9 @@ def report(config: ReportConfig) -> CommandResult:
     folders = find_runs([Path(run) for run in config.runs])
     if config.out is None and len(config.runs) > 1:
         raise UserError("A page of several runs needs --out.")
-    out = Path(config.out) if config.out else Path(config.runs[0]) / "report.html"
+    out = Path(config.out) if config.out else Path(config.runs[0]) / layout.REPORT
     if out.is_dir():
-        raise UserError(f"{out} is a folder: name a file in it, for instance {out / 'report.html'}.")
+        raise UserError(f"{out} is a folder: name a file in it, for instance {out / layout.REPORT}.")
     _check_replaceable(out, [Path(run) for run in config.runs])
     pictures = [read_picture(path) for path in config.images]
     make_folder(out.parent)
@@ -189,8 +190,8 @@ def report(config: ReportConfig) -> CommandResult:
 
 def _check_replaceable(out: Path, runs: list[Path]) -> None:
     """Allow a page to replace an earlier page about the same runs only."""
-    is_own = len(runs) == 1 and out.resolve() == runs[0].resolve() / "report.html"
-    if out.name == "report.html" and not is_own and is_run(out.parent):
+    is_own = len(runs) == 1 and out.resolve() == runs[0].resolve() / layout.REPORT
+    if out.name == layout.REPORT and not is_own and is_run(out.parent):
         raise UserError(f"{out} is the page of the run in that folder; choose another --out.")
     if not out.exists():
         return

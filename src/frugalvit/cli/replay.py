@@ -11,8 +11,8 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from frugalvit.backbones.weights.safe_load import read_checkpoint
-from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.config.train import ReplayConfig, TrainConfig
+from frugalvit.config.resolved import ResolvedPretrainConfig, ResolvedTrainConfig
+from frugalvit.config.train import ReplayConfig
 from frugalvit.data.loader import Batch
 from frugalvit.engine.failure_dump import REPLAYABLE_TASKS, nonfinite_names
 from frugalvit.engine.schedules import Constant
@@ -20,7 +20,8 @@ from frugalvit.engine.step import TrainPlan, seed_step
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.drloc_pairs import BatchShard
-from frugalvit.runs.run_folder import find_run
+from frugalvit.runs import layout
+from frugalvit.runs.layout import find_run
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
 from frugalvit.utils.tables import CommandResult, Table
@@ -94,7 +95,7 @@ def _run_part(
 def _find_dump(path: Path) -> Path:
     """Return the file itself, or the newest dump of a run."""
     if path.is_dir():
-        dumps = sorted((path / "fault").glob("*.pt"), key=lambda file: (file.stat().st_mtime_ns, file.name))
+        dumps = sorted((path / layout.FAULT).glob("*.pt"), key=lambda file: (file.stat().st_mtime_ns, file.name))
         if not dumps:
             raise UserError(f"{path} has no failed step (no fault/*.pt).")
         return dumps[-1]
@@ -104,10 +105,10 @@ def _find_dump(path: Path) -> Path:
 def _rebuild(run: Path, dump: dict[str, Any]) -> tuple[Any, Any]:
     """Build the task of the run without its data; return it with the run's configuration."""
     plan = TrainPlan(dump["steps"], dump["steps_per_epoch"], Constant(0.0), log_every=dump["log_every"])
-    kind = PretrainConfig if dump["kind"] == "PretrainingTask" else TrainConfig
+    kind = ResolvedPretrainConfig if dump["kind"] == "PretrainingTask" else ResolvedTrainConfig
     # "resume" keeps the network that the run started with.
-    stored: Any = kind.from_run(run / "config.yaml").model_copy(update={"init": None, "resume": str(run)})
-    if isinstance(stored, PretrainConfig):
+    stored: Any = kind.from_run(run / layout.CONFIG).model_copy(update={"init": None, "resume": str(run)})
+    if isinstance(stored, ResolvedPretrainConfig):
         task: Any = pretrain.make_task(stored, pretrain.make_network(stored), plan)
         task.batches = SimpleNamespace(augment=SimpleNamespace(config=stored.crops))
     else:

@@ -1,4 +1,4 @@
-"""``frugalvit compare``: the same data and seeds, two or more settings; tables with deviations and a paired test."""
+"""``frugalvit compare``: several settings on the same data and seeds; tables with deviations and a paired test."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from frugalvit.config.base import merge, set_dotted
+from frugalvit.config.base import flatten, set_dotted
 from frugalvit.config.compare import CompareConfig, Compared
-from frugalvit.config.pretrain import MatchingConfig
-from frugalvit.config.run import FREE_ON_RESUME, same_value
-from frugalvit.config.train import RunConfig, TrainConfig
+from frugalvit.config.run import FREE_ON_RESUME, RunConfig, same_value
+from frugalvit.config.train import TrainConfig
 from frugalvit.engine.distributed import is_rank_zero
 from frugalvit.errors import Interrupted, UserError, did_you_mean
 from frugalvit.experiment.builders import check_out_outside_data, stores
 from frugalvit.experiment.summary import finite
-from frugalvit.runs.layout import REQUEST_FILE, check_free_for_comparison, missing_parents, remove_empty_run
-from frugalvit.runs.run_folder import RunFolder, contains_run, read_summary
+from frugalvit.runs import layout
+from frugalvit.runs.layout import check_free_for_comparison, contains_run, missing_parents, remove_empty_run
+from frugalvit.runs.run_folder import RunFolder, read_summary
 from frugalvit.runs.trackers import TensorBoard, make_trackers
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, write_text
@@ -32,8 +32,8 @@ Scores = dict[str, list[dict[str, Any]]]
 Train = Callable[[Any], CommandResult]
 Plans = dict[str, list[RunConfig]]
 
-_NOT_ASKED = ("out", "resume", *FREE_ON_RESUME)
-"""What may differ between what a run was asked and what is wanted of it now."""
+_NOT_PART_OF_REQUEST = ("out", "resume", *FREE_ON_RESUME)
+"""Options that may differ between a stored run and the requested one."""
 
 _PRECISIONS = [f"{kind}_{ap}" for kind in ("box", "mask") for ap in
                ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")]  # fmt: skip
@@ -42,56 +42,59 @@ _SCORES = {
     "detect": [*_PRECISIONS, "val_box_ap"],
     "segment": ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "val_miou"],
 }
-_OF_IMAGES = ("top1", "top5", "mean_per_class")
+_PER_IMAGE_SCORES = ("top1", "top5", "mean_per_class")
 _FACTS = ["seconds", "seconds_per_step", "steps", "skipped_steps", "best_step", "parameters", "scored_images"]
 
 
 def known_metrics(task: str) -> list[str]:
-    """The numbers that a run of this kind may have; a single run need not have them all."""
+    """Return the numbers that runs of this kind can have; a single run need not have all."""
     return _SCORES[task] + _FACTS
 
 
 def compare(config: CompareConfig) -> CommandResult:
+    """Compare settings of ``frugalvit train``."""
     from frugalvit.tasks.classification.train import train
 
     return compare_runs(config, TrainConfig, train, "compare")
 
 
 def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command: str) -> CommandResult:
-    """Every setting with every seed: run what is not finished yet, then write Markdown, CSV, LaTeX and a chart.
+    """Run every setting with every seed, except finished runs; then write Markdown, CSV, LaTeX and a chart.
 
-    ``kind`` is the configuration of one run, ``train`` what runs it and ``command`` the words that were typed.
+    kind:    the configuration class of one run
+    train:   the function that runs it
+    command: what the user typed
     """
     if config.data is None:
-        raise UserError(f"What should be compared on? Give a folder of images: 'frugalvit {command} DATA --with …'.")
+        raise UserError(f"There is no data to compare on. Pass a folder: 'frugalvit {command} DATA --with …'.")
     known = known_metrics(kind.recipe_task())
     if config.metric not in known:
         raise UserError(
-            f"--metric {config.metric}: runs have no such number.{did_you_mean(config.metric, known)} They have "
+            f"--metric {config.metric} is not a number of these runs.{did_you_mean(config.metric, known)} They have "
             f"{', '.join(known)}."
         )
     settings = config.named_settings()
     check_out_outside_data(config)
-    plan = partial(_plans_in, config=config, kind=kind, settings=settings)
-    usual = Path("runs") / "_".join([*command.split(), Path(config.data).resolve().name])
-    # All are read before the first is run: a mistake in the last setting should not be found at night.
-    folder, plans = (Path(config.out), plan(Path(config.out))) if config.out else _free_place(usual, plan)
-    if not config.redraw and (others := _others(folder, settings)):
-        raise UserError(f"{folder} holds a comparison with {', '.join(others)}: name these too, or another --out.")
+    plan = partial(_plan_runs, config=config, kind=kind, settings=settings)
+    default = Path("runs") / "_".join([*command.split(), Path(config.data).resolve().name])
+    # All options are parsed before the first run: a mistake in the last setting shows at once.
+    folder, plans = (Path(config.out), plan(Path(config.out))) if config.out else _find_folder(default, plan)
+    if not config.redraw and (others := _other_settings(folder, settings)):
+        raise UserError(f"{folder} holds a comparison with {', '.join(others)}. Name these too, or another --out.")
     check_free_for_comparison(folder)
     scores: Scores = {name: [] for name in settings}
-    with stores.shared():  # every run learns from the same images
+    with stores.shared():  # all runs train on the same decoded images
         for k in range(config.seeds):
             for name in settings:
                 scores[name].append(run_once(plans[name][k], train))
                 _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
-    if not is_rank_zero(config.devices, config.nodes):  # one of several processes writes, and its answer is shown
+    if not is_rank_zero(config.devices, config.nodes):
         return CommandResult({"run": str(folder)})
     return write_comparison(folder, scores, config.metric, config.track, config.report)
 
 
-def _plans_in(folder: Path, config: Compared, kind: type[RunConfig], settings: dict[str, dict[str, Any]]) -> Plans:
-    """The configuration of every run of a comparison in this folder: one a seed for each setting."""
+def _plan_runs(folder: Path, config: Compared, kind: type[RunConfig], settings: dict[str, dict[str, Any]]) -> Plans:
+    """Return the configurations of all runs of a comparison in this folder: one per seed and setting."""
     seeds = range(config.seed, config.seed + config.seeds)
     return {
         name: [kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}"))) for seed in seeds]
@@ -99,108 +102,84 @@ def _plans_in(folder: Path, config: Compared, kind: type[RunConfig], settings: d
     }
 
 
-def _free_place(usual: Path, plan: Callable[[Path], Plans]) -> tuple[Path, Plans]:
-    """The usual folder, or the next with a number: one that holds this very comparison, or none."""
+def _find_folder(default: Path, plan: Callable[[Path], Plans]) -> tuple[Path, Plans]:
+    """Return the default folder, or the next with a number: one with this comparison, or a free one."""
     for number in range(1, 10_000):
-        folder = usual if number == 1 else usual.with_name(f"{usual.name}_{number}")
+        folder = default if number == 1 else default.with_name(f"{default.name}_{number}")
         plans = plan(folder)
-        asked = (asked_otherwise(Path(str(run.out)), run) for runs in plans.values() for run in runs)
-        if not _others(folder, plans) and not any(asked):
+        differences = (find_difference(Path(str(run.out)), run) for runs in plans.values() for run in runs)
+        if not _other_settings(folder, plans) and not any(differences):
             return folder, plans
-    raise UserError(f"There are too many comparisons {usual}_…: choose a folder with --out.")
+    raise UserError(f"There are 10,000 comparisons {default}_…: choose a folder with --out.")
 
 
-def _others(folder: Path, settings: Iterable[str]) -> list[str]:
-    """The settings of a comparison in a folder, finished or begun, that are not among these."""
-    told = (read_json(folder / "comparison.json", dict) or {}).get("settings", {})
-    begun = (path.parent.parent.name for path in sorted(folder.glob(f"*/seed_*/{REQUEST_FILE}")))
-    return [name for name in dict.fromkeys([*told, *begun]) if name not in settings]
+def _other_settings(folder: Path, settings: Iterable[str]) -> list[str]:
+    """Return the settings of a comparison in the folder that are not among these."""
+    finished = (read_json(folder / layout.COMPARISON, dict) or {}).get("settings", {})
+    started = (path.parent.parent.name for path in sorted(folder.glob(f"*/seed_*/{layout.REQUEST}")))
+    return [name for name in dict.fromkeys([*finished, *started]) if name not in settings]
 
 
 def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
-    """The summary of one run: read if it is finished, resumed if it was begun, else trained."""
-    folder = Path(str(config.out))
-    made = missing_parents(folder)
-    _same_question(folder, config)
+    """Return the summary of one run: read it, resume the run, or start it."""
+    folder, rank_zero = Path(str(config.out)), is_rank_zero(config.devices, config.nodes)
+    created = missing_parents(folder)
+    _check_request(folder, config)
     summary = read_summary(folder)
     if summary is not None:
-        return summary | {"run": str(folder)}  # where it lies now: a comparison may have been moved since
-    begun = contains_run(folder)
-    console.info(f"{'continuing' if begun else 'starting'} {folder}")
+        return summary | {"run": str(folder)}  # the comparison may have been moved since
+    started = contains_run(folder)
+    console.info(f"{'resuming' if started else 'starting'} {folder}")
     try:
-        result = train(_resumed(config) if begun else config)
+        result = train(_resumed(config) if started else config)
     except UserError as error:
-        if is_rank_zero(config.devices, config.nodes):
-            remove_empty_run(made, error)
+        if rank_zero:
+            remove_empty_run(created, error)
         raise
     if "stopped" in result.data or result.asked_to_stop:
-        if not is_rank_zero(config.devices, config.nodes):
-            raise SystemExit(0)  # any other status makes the launcher kill the first process, which has more to do
+        if not rank_zero:
+            raise SystemExit(0)  # with another status the launcher kills rank 0, which still writes
         raise Interrupted
     return result.data
 
 
 def _resumed(config: RunConfig) -> RunConfig:
-    """The run in its folder goes on as it was begun, but for what is wanted now and no score follows from."""
+    """Return the configuration that resumes a run, with the options that may change."""
     values: dict[str, Any] = {"resume": str(config.out)}
     for name in FREE_ON_RESUME:
         set_dotted(values, name, attrgetter(name)(config))
     return type(config).parse(values)
 
 
-def _same_question(folder: Path, wanted: RunConfig) -> None:
-    """A folder's run stands for the wanted one only if it was asked the same; what it was asked lies beside it."""
-    begun = contains_run(folder) or (folder / "summary.json").exists()
-    if begun and (other := asked_otherwise(folder, wanted)):
-        raise UserError(f"{other}: choose another --out.")
-    asked = make_folder(folder) / REQUEST_FILE
-    if is_rank_zero(wanted.devices, wanted.nodes) and (not begun or not asked.exists()):
-        write_text(asked, json.dumps(_question(wanted.model_dump(mode="json")), indent=1))
+def _check_request(folder: Path, config: RunConfig) -> None:
+    """Raise if the run in a folder has other options; store those of a new run beside it."""
+    started = contains_run(folder) or (folder / layout.SUMMARY).exists()
+    if started and (difference := find_difference(folder, config)):
+        raise UserError(f"{difference}. Choose another --out.")
+    path = make_folder(folder) / layout.REQUEST
+    if is_rank_zero(config.devices, config.nodes) and (not started or not path.exists()):
+        write_text(path, json.dumps(_request(config), indent=1))
 
 
-def asked_otherwise(folder: Path, wanted: RunConfig) -> str:
-    """What a folder's run was asked that is not what is wanted, in words; nothing where it was asked the same."""
-    stored = read_json(folder / REQUEST_FILE, dict)
+def find_difference(folder: Path, config: RunConfig) -> str:
+    """Return the first option of a folder's run that differs from the requested run, as text; else empty."""
+    stored = read_json(folder / layout.REQUEST, dict)
     if not stored:
         return ""
-    # An option that came after the question was written had its default then, or what was done before there was one.
-    defaults = type(wanted).model_construct().model_dump(mode="json")
-    if "detector" in defaults:
-        defaults["detector"]["octaves"] = 1
-    asked = _that_matters(_question(merge(defaults, stored)))
-    question = _that_matters(_question(wanted.model_dump(mode="json")))
-    for name, value in asked.items():
-        if not same_value(name, question.get(name), value):
-            return f"{folder} was run with {name} = {value}, now {question.get(name)} is wanted"
+    before, now = flatten(stored), flatten(_request(config))
+    for name in dict.fromkeys([*before, *now]):
+        if not same_value(name, now.get(name), before.get(name)):
+            return f"{folder} was run with {name} = {before.get(name)}, not {now.get(name)}"
     return ""
 
 
-def _question(values: dict[str, Any], group: str = "") -> dict[str, Any]:
-    """The values of a run that a score may follow from; earlier versions wrote down others too."""
-    return {
-        name: _question(value, f"{group}{name}.") if isinstance(value, dict) else value
-        for name, value in values.items()
-        if f"{group}{name}" not in _NOT_ASKED
-    }
-
-
-def _that_matters(question: dict[str, Any]) -> dict[str, Any]:
-    """A question without what makes no difference: how a loss of no weight is computed, and what is left to itself."""
-    matching = question.get("matching")
-    if isinstance(matching, dict) and matching.get("view_weight") == "auto":
-        weight = MatchingConfig(region_weight=matching["region_weight"]).weights()[0]
-        question = question | {"matching": matching | {"view_weight": weight}}
-    detector = question.get("detector")
-    if isinstance(detector, dict) and detector["anchors"] != "auto" and detector["octaves"] == "auto":
-        question = question | {"detector": detector | {"octaves": 1}}
-    localization = question.get("localization")
-    if not isinstance(localization, dict):
-        return question
-    if localization.get("weight") == 0:
-        localization = {"weight": 0}
-    elif localization.get("grid_size") == "auto":
-        localization = localization | {"grid_size": None if localization["variant"] == "dense" else 7}
-    return question | {"localization": localization}
+def _request(config: RunConfig) -> dict[str, Any]:
+    """Return the options that the score depends on."""
+    request: dict[str, Any] = {}
+    for name, value in flatten(config.model_dump(mode="json")).items():
+        if name not in _NOT_PART_OF_REQUEST:
+            set_dotted(request, name, value)
+    return request
 
 
 # -- the tables
@@ -209,7 +188,7 @@ def _that_matters(question: dict[str, Any]) -> dict[str, Any]:
 def write_comparison(
     folder: Path, scores: Scores, metric: str, track: Iterable[str] = (), report: bool = True
 ) -> CommandResult:
-    """Tables of the means, of every run, and of each setting against the last, in four formats; and to trackers."""
+    """Write tables of means, runs and differences to the last setting in four formats, and send them to trackers."""
     names = list(scores)
     values = {name: [float(summary[metric]) for summary in scores[name]] for name in names}
     spreads = {name: spread(values[name]) for name in names}
@@ -220,64 +199,66 @@ def write_comparison(
     pace = {name: spread(paces[name]).mean for name in names}
     rows = _rows(names, values, spreads, differences, pace)
     columns = ["setting", metric, "seeds", f"against {baseline}", "seconds a step", "overhead"]
-    write_text(folder / "comparison.md", as_markdown(columns, rows))
-    write_text(folder / "comparison.csv", _every_run(metric, scores))
-    write_text(folder / "comparison.tex", as_latex(columns, rows))
+    texts = (as_markdown(columns, rows), _every_run(metric, scores), as_latex(columns, rows))
+    for name, text in zip(layout.COMPARISON_TABLES, texts, strict=True):
+        write_text(folder / name, text)
     lines = {name: [_lines(Path(summary["run"]), metric) for summary in scores[name]] for name in names}
     curves = {name: [[(line["epoch"], line[metric]) for line in run] for run in runs] for name, runs in lines.items()}
     splits = {str(line["split"]) for runs in lines.values() for run in runs for line in run}
     from frugalvit.comparison.chart import comparison_chart
 
     labels = _labels(metric, splits, [summary for summaries in scores.values() for summary in summaries])
-    comparison_chart(values, curves, metric, folder / "comparison.png", labels)
+    comparison_chart(values, curves, metric, folder / layout.COMPARISON_CHART, labels)
     data = {
         "run": str(folder),
         "metric": metric,
         "settings": {
             n: {"mean": spreads[n].mean, "deviation": spreads[n].deviation, "values": values[n]} for n in names
         },
-        "differences": {n: {k: finite(v) for k, v in vars(found).items()} for n, found in differences.items()},
+        "differences": {
+            n: {k: finite(v) for k, v in vars(difference).items()} for n, difference in differences.items()
+        },
         "seconds_per_step": {n: finite(seconds) for n, seconds in pace.items()},
     }
-    write_text(folder / "comparison.json", json.dumps(data, indent=1))
+    write_text(folder / layout.COMPARISON, json.dumps(data, indent=1))
     table = Table(columns, rows, f"{metric} of {folder.name}")
-    _show(folder, table, scores, metric, track)
-    files = [f"comparison.{kind}" for kind in ("md", "csv", "tex", "png")]
+    _send_to_trackers(folder, table, scores, metric, track)
+    files = [*layout.COMPARISON_TABLES, layout.COMPARISON_CHART]
     if report:
         from frugalvit.report.page import write_report
 
-        write_report([folder], folder / "report.html")
-        files.append("report.html")
+        write_report([folder], folder / layout.REPORT)
+        files.append(layout.REPORT)
     return CommandResult(data, [Table(columns, rows)], [f"{folder}: {', '.join(files)}"])
 
 
 def _resolution(metric: str, summaries: list[dict[str, Any]]) -> float | None:
-    """What one image more is worth, in per cent, where the metric counts images; runs need not say how many."""
+    """Return what one image is worth in per cent, if the metric counts images."""
     counts = [summary.get("scored_images") for summary in summaries]
-    if metric not in _OF_IMAGES or not all(isinstance(count, int) and count > 0 for count in counts):
+    if metric not in _PER_IMAGE_SCORES or not all(isinstance(count, int) and count > 0 for count in counts):
         return None
     return 100 / min(count for count in counts if count)
 
 
 def _check_metric(summary: dict[str, Any], metric: str) -> None:
-    """Every run must have the number that is compared."""
+    """Raise if a run lacks the number to compare."""
     numbers = [name for name, value in summary.items() if isinstance(value, int | float)]
     if metric not in numbers:
         raise UserError(
             f"{summary['run']} has no number '{metric}' to compare.{did_you_mean(metric, numbers)} It has "
-            f"{', '.join(numbers)}: say --metric again, what is finished is not repeated."
+            f"{', '.join(numbers)}. Set another --metric; finished runs are not repeated."
         )
 
 
-def _show(folder: Path, table: Table, scores: Scores, metric: str, track: Iterable[str]) -> None:
-    """The comparison where its runs are watched: TensorBoard beside them, and the services they were sent to."""
-    shutil.rmtree(folder / "tensorboard", ignore_errors=True)  # a comparison that went on replaces what it showed
+def _send_to_trackers(folder: Path, table: Table, scores: Scores, metric: str, track: Iterable[str]) -> None:
+    """Show the comparison in TensorBoard, beside the runs, and in the services of --track."""
+    shutil.rmtree(folder / layout.TENSORBOARD, ignore_errors=True)  # replace what an earlier comparison showed
     each: list[list[object]] = [[name, s["seed"], s[metric], s["run"]] for name in scores for s in scores[name]]
     services = make_trackers(track, folder, {"metric": metric, "settings": list(scores)})
-    for tracker in (TensorBoard(folder / "tensorboard"), services):
+    for tracker in (TensorBoard(folder / layout.TENSORBOARD), services):
         tracker.table(0, "comparison", table)
         tracker.table(0, "runs", Table(["setting", "seed", metric, "run"], each, "Every run"))
-        tracker.image(0, "comparison_chart", folder / "comparison.png")
+        tracker.image(0, "comparison_chart", folder / layout.COMPARISON_CHART)
         tracker.close()
 
 
@@ -303,31 +284,24 @@ def _rows(
 
 
 def _lines(run: Path, metric: str) -> list[dict[str, Any]]:
-    """What a run logged of a metric on the images it watched, from its own folder."""
+    """Return the evaluations of a run that have the metric."""
     lines = RunFolder(run, writer=False).metrics()
     return [line for line in lines if line.get("split") in ("val", "test") and metric in line]
 
 
 def _labels(metric: str, splits: set[str], summaries: list[dict[str, Any]]) -> tuple[str, str]:
-    """What the curves and the final values are: on which images, with which weights."""
+    """Return the axis labels of curves and final values: on which images, with which weights."""
     scored = {str(summary["scored_on"]) for summary in summaries if summary.get("scored_on")}
-    if not splits or not scored:  # a fact of the run, no score on images
+    if not splits or not scored:  # a fact of the run, not a score
         return metric, f"final {metric}"
-    kinds = {_weights_of(summary) for summary in summaries}
-    weights = f", {kinds.pop()} weights" if len(kinds) == 1 and None not in kinds else ""
-    watched, final = ("/".join(sorted(places)) for places in (splits, scored))
-    return f"{metric} on {watched} while training", f"{metric} on {final}{weights}"
-
-
-def _weights_of(summary: dict[str, Any]) -> str | None:
-    """Which weights a run handed out; runs of earlier versions do not say."""
-    if "best_step" not in summary:
-        return None
-    return "last" if summary["best_step"] is None else "best"
+    kinds = {"last" if summary["best_step"] is None else "best" for summary in summaries}
+    weights = f", {kinds.pop()} weights" if len(kinds) == 1 else ""
+    while_training, final = ("/".join(sorted(names)) for names in (splits, scored))
+    return f"{metric} on {while_training} while training", f"{metric} on {final}{weights}"
 
 
 def _every_run(metric: str, scores: Scores) -> str:
-    """One line per run, for whoever wants to compute something else."""
+    """Return a CSV with one line per run."""
     facts = ["seed", metric, "seconds", "seconds_per_step", "run"]
     rows = [[name, *(summary[fact] for fact in facts)] for name, summaries in scores.items() for summary in summaries]
     return as_csv(["setting", *facts], rows)

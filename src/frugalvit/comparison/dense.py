@@ -1,4 +1,4 @@
-"""``frugalvit detect compare`` and ``segment compare``: the same runner, tables and tests as ``frugalvit compare``."""
+"""``frugalvit detect compare`` and ``segment compare``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from frugalvit.utils.tables import CommandResult
 
 
 def detect(config: DetectCompareConfig) -> CommandResult:
+    """Compare settings of ``frugalvit detect train``."""
     return compare_runs(config, DetectConfig, commands.train, "detect compare")
 
 
 def segment(config: SegmentCompareConfig) -> CommandResult:
+    """Compare settings of ``frugalvit segment train``."""
     return compare_runs(config, SegmentConfig, segment_commands.train, "segment compare")

@@ -19,11 +19,9 @@ from frugalvit.errors import UserError, did_you_mean
 
 
 class Config(pydantic.BaseModel):
-    """A typed group of options: unknown names are errors, assignments are validated, numbers are finite."""
+    """A typed, frozen group of options: unknown names are errors, numbers are finite."""
 
-    model_config = pydantic.ConfigDict(
-        extra="forbid", validate_assignment=True, validate_default=True, allow_inf_nan=False
-    )
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
     @pydantic.field_validator("*", mode="before")
     @classmethod

@@ -10,7 +10,7 @@ from frugalvit.config.base import Config, option
 from frugalvit.config.data import CropsConfig
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import DrlocConfig
-from frugalvit.config.types import Auto, Count, Labelling, Positive, Rate, Share
+from frugalvit.config.types import OBJECTIVES, Auto, Count, Labelling, Objectives, Positive, Rate, Share
 from frugalvit.errors import UserError
 
 
@@ -66,6 +66,7 @@ class PretrainConfig(RunConfig):
     drop_path: Rate | Auto = option("auto", "stochastic depth of the student; auto: the model's own")
     crops_at_once: int = option(0, "crops per forward pass: fewer use less memory and more time; 0: all", ge=0)
     weight_decay_end: float = option(0.4, "weight decay at the end; it rises by a cosine", ge=0)
+    objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)
     matching: MatchingConfig = option(default_factory=MatchingConfig)
     crops: CropsConfig = option(default_factory=CropsConfig)
     localization: DrlocConfig = option(default_factory=DrlocConfig)

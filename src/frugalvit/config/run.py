@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
 
-from frugalvit.config.base import Config, flatten, merge, option, with_file
+from frugalvit.config.base import Config, flatten, merge, option, set_dotted, with_file
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.recipes import is_file, recipe_values
 from frugalvit.config.types import (
@@ -30,7 +31,10 @@ from frugalvit.config.types import (
 )
 from frugalvit.config.yaml import read_yaml, read_yaml_text
 from frugalvit.errors import UserError
-from frugalvit.utils.files import is_part, read_json
+from frugalvit.runs import layout  # file names; it imports only utils
+from frugalvit.utils.files import read_json
+
+R = TypeVar("R", bound="RunConfig")
 
 
 class OptimizerConfig(Config):
@@ -98,6 +102,9 @@ class RunConfig(Config):
     track: list[Literal["wandb", "mlflow", "trackio"]] = option(
         [], "log to these services too; TensorBoard files are always written"
     )
+    plugin: list[str] = option(
+        default_factory=list, help="Python files or modules to import first, which runs their code"
+    )
     report: bool = option(True, "write report.html at the end")
     optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)
     cache: CacheConfig = option(default_factory=CacheConfig)
@@ -143,15 +150,22 @@ class RunConfig(Config):
 
     @classmethod
     def from_run(cls, path: str | Path) -> Self:
-        """Read the config.yaml of a run. It holds all values, so the recipe is not read again."""
-        values = read_yaml(path)
+        """Read the config.yaml of a run."""
+        return cls.from_stored(read_yaml(path))
+
+    @classmethod
+    def from_stored(cls, values: dict[str, Any]) -> Self:
+        """Return the stored options of a run. They are complete, so the recipe is not read again."""
         config = super().parse(values)
         config._requested = values
         return config
 
-    def with_values(self, values: dict[str, Any]) -> Self:
-        """A copy with all values replaced; the record of what the user set is kept."""
-        config = super().parse(values)
+    def with_options(self, options: Mapping[str, Any], kind: type[R]) -> R:
+        """Return a copy of class ``kind`` with these options (dotted names); the record of set options stays."""
+        values = self.model_dump()
+        for name, value in options.items():
+            set_dotted(values, name, value)
+        config = super(RunConfig, kind).parse(values)
         config._requested = self._requested
         return config
 
@@ -176,17 +190,19 @@ class RunConfig(Config):
         from_recipe = {} if recipe == "auto" else recipe_values(recipe, self.recipe_task())
         return {*flatten(self._requested), *flatten(from_recipe)}
 
-    @pydantic.model_validator(mode="after")
-    def _resolve_auto_resume(self) -> Self:
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _resolve_auto_resume(cls, values: Any) -> Any:
         """Resolve ``--resume auto``, with which a job queue repeats the same command.
 
         Resolved here, before any rank writes, so that all ranks agree.
         """
-        if self.resume == "auto":
-            if not self.out:
-                raise ValueError("--resume auto needs --out: it continues the run in that folder, or starts it")
-            self.resume = self.out if contains_run(Path(self.out)) else None
-        return self
+        if not isinstance(values, dict) or values.get("resume") != "auto":
+            return values
+        if not values.get("out"):
+            raise ValueError("--resume auto needs --out: it continues the run in that folder, or starts it")
+        out = Path(values["out"]).expanduser()
+        return values | {"resume": str(out) if layout.contains_run(out) else None}
 
     @pydantic.model_validator(mode="after")
     def _check_contradictions(self) -> Self:
@@ -223,7 +239,7 @@ class RunConfig(Config):
 
 FREE_ON_RESUME = (
     *("device", "devices", "nodes", "peer_timeout", "workers", "cache.where", "cache.folder", "cache.max_bad"),
-    *("log_every", "save_every", "track", "report"),
+    *("log_every", "save_every", "track", "report", "plugin"),
 )
 """Options that do not affect the scores: they may change when a run or a comparison is resumed."""
 
@@ -240,26 +256,6 @@ def same_value(name: str, one: Any, other: Any) -> bool:
 
 _URL = re.compile(r"\w{2,}:")  # "hf:…", "https://…"; one letter is a drive of Windows
 
-AT_START = ("config.yaml", "data.json", "decisions.json")
-"""Files that a run writes before its first step."""
-
-
-def contains_run(folder: Path) -> bool:
-    """True if the folder holds a run worth keeping. A run that failed validation before its first step is not."""
-    if not (folder / "config.yaml").exists():
-        return False
-    if not all((folder / name).exists() for name in AT_START):
-        return True  # another program's config.yaml, or a damaged run
-    has_results = any((folder / name).exists() for name in ("metrics.jsonl", "summary.json"))
-    return has_results or not all(map(is_part, (folder / "checkpoints").glob("*")))
-
-
-def write_error_hint(folder: Path) -> str:
-    """Return what to do if a folder is not writable: a resumed run cannot use another ``--out``."""
-    if contains_run(folder):
-        return "Make it writable, or copy the run and resume the copy."
-    return "Choose another folder with --out."
-
 
 def _is_own_pretraining(init: str) -> bool:
     """True if the weights come from ``frugalvit pretrain``, judged by the nearest config file.
@@ -269,8 +265,8 @@ def _is_own_pretraining(init: str) -> bool:
     path = Path(init).expanduser().resolve()
     for folder in (path, *path.parents[:2]):
         try:
-            if (folder / "config.yaml").is_file():
-                return "matching" in read_yaml(folder / "config.yaml")
+            if (folder / layout.CONFIG).is_file():
+                return "matching" in read_yaml(folder / layout.CONFIG)
             exported = (read_json(folder / "config.json", dict) or {}).get("frugalvit")
         except UserError:  # another program's file
             return False

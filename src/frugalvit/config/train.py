@@ -9,7 +9,7 @@ import pydantic
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import AugmentConfig, MixingConfig
 from frugalvit.config.run import RunConfig
-from frugalvit.config.types import LABEL_PART, MIRROR, Auto, Count, Device, LabelPart, Rate
+from frugalvit.config.types import LABEL_PART, MIRROR, OBJECTIVES, Auto, Count, Device, LabelPart, Objectives, Rate
 
 
 class DrlocConfig(Config):
@@ -74,6 +74,7 @@ class TrainConfig(RunConfig):
     evaluate_every: Count | Auto = option(
         "auto", "steps between evaluations; auto: an epoch, or as often as a quarter of the time allows"
     )
+    objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)
     localization: LocalizationConfig = option(default_factory=LocalizationConfig)
     augment: AugmentConfig = option(default_factory=AugmentConfig)
     mixing: MixingConfig = option(default_factory=MixingConfig)

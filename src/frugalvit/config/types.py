@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from frugalvit.config.base import Config, option
+from frugalvit.config.yaml import read_yaml_text
 
 _MAX_SIDE = 8192
 
@@ -84,6 +86,26 @@ MIRROR = "average over each image and its mirror image; takes twice as long"
 PRECISION = "auto: bf16 if the hardware supports it"
 ROOT = "folder of named datasets (default: FRUGALVIT_DATASETS, or datasets in ~/.cache/frugalvit)"
 VAL_FRACTION = "share of train held out if there is no validation split"
+
+
+def _check_objectives(value: Any) -> Any:
+    """Accept ``{name: 0.1}`` and ``{name: {weight: 0.1, option: value}}``."""
+    if not isinstance(value, dict):
+        return value
+    options: dict[str, dict[str, Any]] = {}
+    for name, given in value.items():
+        given = read_yaml_text(given) if isinstance(given, str) else given
+        values = dict(given) if isinstance(given, dict) else {"weight": given}
+        values = {key: read_yaml_text(one) if isinstance(one, str) else one for key, one in values.items()}
+        weight = values.setdefault("weight", 1.0)
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise ValueError(f"the weight of '{name}' must be a number of at least 0")
+        options[name] = values
+    return options
+
+
+Objectives = Annotated[dict[str, dict[str, Any]], BeforeValidator(_check_objectives)]
+OBJECTIVES = "extra losses from the registry, e.g. '{NAME: {weight: 0.1, OPTION: VALUE}}'"
 
 
 class DataViewConfig(Config):

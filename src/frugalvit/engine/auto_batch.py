@@ -37,8 +37,7 @@ def fit_to_memory(config: RunConfig, plan: TrainPlan, task: Task, run: RunFolder
         return plan
     console.info(f"auto-batch: a batch of {plan.images_per_step} fits in {parts} parts (accumulate = {parts})")
     task.batches = task.batches.with_batch_size(plan.images_per_step // parts)
-    config.accumulate = parts
-    run.save_config(config.model_copy(update={"resume": None}))
+    run.save_config(config.model_copy(update={"accumulate": parts}))
     return dataclasses.replace(plan, accumulate=parts)
 
 

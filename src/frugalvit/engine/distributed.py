@@ -21,8 +21,8 @@ from lightning_fabric import Fabric
 from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
 
-from frugalvit.config.run import write_error_hint
 from frugalvit.errors import LostRankError, ReportedError, UserError
+from frugalvit.runs.layout import write_error_hint
 from frugalvit.utils import console, launch_env
 from frugalvit.utils.launch_env import devices_and_nodes as devices_and_nodes
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from frugalvit.runs import layout
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import write_atomically
 
@@ -25,7 +26,7 @@ def dump_failed_step(
     Returns two texts: where the dump is, and the first non-finite tensor.
     """
     tensors = [dict(named_tensors(part)) for part in parts]
-    target = folder / "fault" / f"step_{facts['step']}_process_{process}.pt"
+    target = folder / layout.FAULT / f"step_{facts['step']}_process_{process}.pt"
     classes = getattr(getattr(task, "backbone", None), "num_classes", 0)
     evidence = {**facts, "classes": classes, "process": process, "parts": tensors, "task": task.state_dict()}
     dumped = f"The batch and the state are in {target}"

@@ -15,7 +15,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from frugalvit.config.train import RunConfig
+from frugalvit.config.resolved import ResolvedRunConfig
 from frugalvit.engine.cuda_graphs import GraphedStep
 from frugalvit.engine.grad_guard import (
     MOVED,
@@ -28,7 +28,6 @@ from frugalvit.engine.grad_guard import (
 )
 from frugalvit.engine.schedules import Constant, Schedule
 from frugalvit.engine.task import Task
-from frugalvit.utils.text import pluralize
 
 
 @dataclass
@@ -53,7 +52,9 @@ class TrainPlan:
     patience_for_peers: float = 300.0  # seconds
 
     @classmethod
-    def from_config(cls, config: RunConfig, images: int, world: int, *, group: int = 1, lines: int = 10) -> TrainPlan:
+    def from_config(
+        cls, config: ResolvedRunConfig, images: int, world: int, *, group: int = 1, lines: int = 10
+    ) -> TrainPlan:
         """Make a plan from the options that all commands share.
 
         Learning rate and weight decay are constant and nothing is evaluated; a command changes that with ``replace``.
@@ -62,9 +63,8 @@ class TrainPlan:
         group:  images that must stay on one rank (2 for mixup pairs)
         lines:  lines of metrics that even a short run writes
         """
-        assert isinstance(config.batch, int) and isinstance(config.lr, float)
         batch = in_equal_parts(config.batch, images, equal_parts(world, config.accumulate, group))
-        steps, optimizer = total_steps(config, images, batch), config.optimizer
+        steps, optimizer = total_steps(config.steps, config.length(), images, batch), config.optimizer
         return cls(
             steps=steps,
             steps_per_epoch=steps_per_epoch(images, batch),
@@ -80,12 +80,6 @@ class TrainPlan:
             save_every=config.save_every,
             patience_for_peers=config.peer_timeout,
         )
-
-    def describe_evaluation(self) -> str:
-        """Say how often the run is evaluated."""
-        count = -(-self.steps // self.evaluate_every)
-        steps = pluralize(self.steps, "step")
-        return f"{pluralize(count, 'evaluation')} in {steps}; an epoch has {self.steps_per_epoch:,}"
 
 
 def make_optimizer(task: Task, plan: TrainPlan, fabric: Fabric) -> AdamW:
@@ -202,9 +196,6 @@ def steps_per_epoch(images: int, batch: int) -> int:
     return max(1, images // batch)
 
 
-def total_steps(config: RunConfig, images: int, batch: int | None = None) -> int:
-    """Return the number of optimiser steps of the run. ``batch``: the actual batch size if it differs."""
-    if config.steps is not None:
-        return config.steps
-    assert isinstance(config.batch, int) and not isinstance(config.epochs, str)
-    return max(1, round(config.epochs * steps_per_epoch(images, batch or config.batch)))
+def total_steps(steps: int | None, epochs: float, images: int, batch: int) -> int:
+    """Return the length of a run in optimizer steps: ``steps`` if it is set, else that many epochs."""
+    return steps if steps is not None else max(1, round(epochs * steps_per_epoch(images, batch)))

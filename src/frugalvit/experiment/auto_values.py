@@ -1,6 +1,7 @@
-"""Every value that depends on the data is decided here, printed with its reason and saved.
+"""The rules for "auto": every value that depends on the data, the backbone or the machine, with its reason.
 
-``Facts`` is what we know about the data and the machine; each function turns facts into one value and says why.
+``Facts`` holds what is known. A rule turns facts into one value and a reason. ``resolve_…`` applies the rules of a
+command and returns a frozen configuration without "auto". ``dense_auto_values.py``: detection and segmentation.
 """
 
 from __future__ import annotations
@@ -9,46 +10,55 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from frugalvit.backbones import Backbone
 from frugalvit.config.data import SMALL_INPUT
 from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.config.train import RunConfig, TrainConfig
+from frugalvit.config.resolved import ResolvedPretrainConfig, ResolvedTrainConfig
+from frugalvit.config.run import RunConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.config.types import Auto
 from frugalvit.data.augment.transforms import as_pair, default_crop
 from frugalvit.data.image_size import input_size, largest_input
 from frugalvit.engine.step import equal_parts, in_equal_parts, steps_per_epoch, total_steps
 from frugalvit.errors import UserError
 from frugalvit.objectives import LOCALIZATION_WEIGHTS
 from frugalvit.utils.launch_env import devices_and_nodes
+from frugalvit.utils.text import pluralize
 
-SMALL_NETWORK = 2_000_000  # parameters below which a network learns faster than the papers'
-LONG_RUN = 180  # epochs; images varied strongly did harm after 100 and 167, and none after 200 and 320
-FEW_STEPS = 5_000  # RandAugment did harm in runs of 1,500 and 3,100 steps
-PAIR = 2  # images that are mixed with each other, so that one process needs both
-LARGE_NETWORK = 10_000_000  # parameters from which a Swin is known to gain from the stronger form of Drloc
+C = TypeVar("C", bound=RunConfig)
+T = TypeVar("T")
+
+SMALL_NETWORK = 2_000_000  # parameters; smaller networks learn faster than those of the papers
+LONG_RUN = 180  # epochs; strong augmentation lowered accuracy after 100 and 167 epochs, not after 200 and 320
+FEW_STEPS = 5_000  # RandAugment lowered accuracy in runs of 1,500 and 3,100 steps
+PAIR = 2  # images mixed with each other: both must be on the same process
+LARGE_NETWORK = 10_000_000  # parameters; larger Swins gain from the classification form of Drloc
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the decisions rest on."""
+    """What the rules depend on."""
 
     images: int  # training images
     classes: int  # 0 without labels
     side: int  # median short side of the images, in pixels
     device: str  # "cpu", "cuda" or "mps"
-    family: str = ""  # of the backbone, once it is known
-    parameters: int = 0  # of the backbone, once it is known
+    family: str = ""  # of the backbone
+    parameters: int = 0  # of the backbone; 0 if unknown
+    dim: int = 768  # channels of the backbone's grid
+    eval_images: int = 0  # images of an evaluation while training
 
     def with_backbone(self, backbone: Backbone) -> Facts:
-        """The same, with what the backbone adds."""
+        """Return the facts with those of the backbone."""
         count = sum(parameter.numel() for parameter in backbone.parameters())
-        return replace(self, family=backbone.family, parameters=count)
+        return replace(self, family=backbone.family, parameters=count, dim=backbone.dim)
 
 
 @dataclass(frozen=True)
 class AutoValue:
-    """One value that "auto" chose, and why."""
+    """One value that "auto" chose, and the reason."""
 
     name: str
     value: Any
@@ -59,197 +69,239 @@ class AutoValue:
 
 
 class AutoValues(list[AutoValue]):
-    """Decisions in the order they were taken; ``take`` writes one into the configuration."""
+    """The values that "auto" chose for one run, in the order of the rules."""
 
-    def resolve(self, config: RunConfig, name: str, value: Any, reason: str) -> None:
-        target: Any = config
-        *groups, leaf = name.split(".")
-        for group in groups:
-            target = getattr(target, group)
-        if getattr(target, leaf) == "auto":
-            setattr(target, leaf, value)
-            self.append(AutoValue(name, value, reason))
+    def choose(self, name: str, option: T | Auto, value: T, reason: str) -> T:
+        """Return ``option`` if the user set it; else record ``value`` with its reason and return it."""
+        if option != "auto":
+            return option
+        self.append(AutoValue(name, value, reason))
+        return value
+
+    def apply(self, config: RunConfig, kind: type[C]) -> C:
+        """Return a frozen copy of class ``kind`` with all recorded values."""
+        return config.with_options({value.name: value.value for value in self}, kind)
 
 
-_WHY = {"scratch": "from random weights or a pre-training of ours", "finetune": "weights of elsewhere are moved gently"}
+# -- the rules of the commands
 
 
-def log_recipe(config: RunConfig, decisions: AutoValues) -> None:
-    """The recipe was chosen when the options were read, since its values lie beneath them; here it is written down."""
-    inherited = any(decision.name == "recipe" for decision in decisions)  # of a run that is continued
+def record_recipe(config: RunConfig, auto: AutoValues) -> None:
+    """Record the recipe that was chosen when the options were parsed."""
+    inherited = any(value.name == "recipe" for value in auto)  # from the run that --continue names
     if config.recipe != "auto" and config.requested("recipe", "auto") == "auto" and not inherited:
-        reason = _WHY.get(config.recipe, "the usual one, fitted to the data")
-        decisions.append(AutoValue("recipe", config.recipe, reason))
+        reasons = {"scratch": "from random weights or our own pre-training", "finetune": "published weights"}
+        auto.append(AutoValue("recipe", config.recipe, reasons.get(config.recipe, "the default")))
 
 
-def decide_common(config: RunConfig, facts: Facts, decisions: AutoValues) -> None:
-    """Backbone and input size."""
-    backbone, reason = usual_backbone(facts.device)
-    decisions.resolve(config, "backbone", backbone, reason)
+def resolve_input(config: C, facts: Facts, auto: AutoValues) -> C:
+    """Resolve backbone and input size."""
+    auto.choose("backbone", config.backbone, *default_backbone(facts.device))
+    _choose_size(config, facts, auto)
+    return auto.apply(config, type(config))
+
+
+def _choose_size(config: RunConfig, facts: Facts, auto: AutoValues) -> int:
+    """Resolve the input size; return its longer side."""
     reason = f"images are about {facts.side} px; at most {largest_input(facts.device)} px on {facts.device}"
-    decisions.resolve(config, "img_size", input_size(facts.side, facts.device), reason)
+    size = auto.choose("img_size", config.img_size, input_size(facts.side, facts.device), reason)
+    return max(as_pair(size))
 
 
-def usual_backbone(device: str) -> tuple[str, str]:
-    """The network, and why: the papers' where there is a GPU, else the smallest."""
+def resolve_stream(config: C, shards: int, world: int, cores: int, auto: AutoValues) -> C:
+    """Resolve the number of readers of streamed shards. A resumed run must have the same number.
+
+    cores: of each process, the smallest number of all processes
+    """
+    auto.choose("stream", config.stream, True, "the shards are remote, or too large for an index")
+    readers = max(1, min(16, cores, shards // world))
+    auto.choose("workers", config.workers, readers, f"{cores} cores per process, {shards:,} shards for {world}")
+    return auto.apply(config, type(config))
+
+
+def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> ResolvedTrainConfig:
+    """Resolve what supervised training needs: batch, length, learning rate, Drloc, augmentation, EMA, evaluation."""
+    side = _choose_size(config, facts, auto)
+    batch = resolve_batch_size(config, facts.images, supervised_batch(facts), auto, group=PAIR)
+    length = _resolve_length(config, auto, *supervised_epochs(facts, batch))
+    auto.choose("lr", config.lr, *supervised_lr(batch, facts.parameters, finetune=config.recipe == "finetune"))
+    weight = auto.choose("localization.weight", config.localization.weight, *localization_weight(facts.family))
+    if weight:
+        resolve_localization(config, facts, auto)
+    steps, per_epoch = total_steps(config.steps, length, facts.images, batch), steps_per_epoch(facts.images, batch)
+    epochs = steps / per_epoch
+    if config.mixing.mixup or config.mixing.cutmix:
+        auto.choose("mixing.prob", config.mixing.prob, *mixing_probability(epochs, _changed_options(config, _MIXING)))
+    operations = augment_operations(epochs, steps, facts.parameters, from_scratch=_is_from_scratch(config))
+    if changed := _changed_options(config, _RANDAUGMENT):
+        operations = 2, f"RandAugment as in the papers, because {changed[0]} is set"
+    auto.choose("augment.operations", config.augment.operations, *operations)
+    crop = default_crop(side)
+    reason = "shifts of the full image, because it is small" if crop == "padded" else "random crops, as in the papers"
+    auto.choose("augment.crop", config.augment.crop, crop, reason)
+    ema = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)
+    auto.choose("ema", config.ema, ema, f"averages about the last twentieth of {steps} steps")
+    if weight:
+        _resolve_head_width(config, facts, auto)
+    every = evaluation_interval(steps, per_epoch, batch, facts.eval_images)
+    auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
+    return auto.apply(config, ResolvedTrainConfig)
+
+
+def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) -> ResolvedPretrainConfig:
+    """Resolve what pre-training needs: batch, length, learning rate, heads, teacher, crops."""
+    matching, side = config.matching, _choose_size(config, facts, auto)
+    batch = resolve_batch_size(config, facts.images, pretraining_batch(facts), auto)
+    length = _resolve_length(config, auto, *pretraining_epochs(facts, side))
+    lr = float(f"{5e-4 * max(batch, 64) / 256:.2g}")
+    reason = f"the paper's 5e-4 at batch 256, linear in the batch ({batch}, counted as at least 64)"
+    auto.choose("lr", config.lr, lr, reason)
+    steps = total_steps(config.steps, length, facts.images, batch)
+    count = 2 ** round(math.log2(min(65536, max(256, facts.images / 16))))
+    reason = f"one per 16 images ({facts.images:,}), from 256 to the paper's 65,536: on small data more stay unused"
+    auto.choose("matching.prototypes", matching.prototypes, count, reason)
+    auto.choose("matching.momentum", matching.momentum, *teacher_momentum(steps, side))
+    epochs = steps / steps_per_epoch(facts.images, batch)
+    auto.choose("matching.teacher_temp", matching.teacher_temp, *teacher_temperature(epochs, side))
+    reason = f"milder than the papers' up to {SMALL_INPUT} px" if side <= SMALL_INPUT else "the papers'"
+    for name, value in config.crops.views(side)._asdict().items():
+        auto.choose(f"crops.{name}", getattr(config.crops, name), value, reason)
+    if config.localization.weight:
+        _resolve_head_width(config, facts, auto)
+    reason = f"four times the backbone's {facts.dim}, at most the paper's 2,048"
+    auto.choose("matching.hidden", matching.hidden, min(2048, 4 * facts.dim), reason)
+    return auto.apply(config, ResolvedPretrainConfig)
+
+
+def resolve_localization(config: TrainConfig, facts: Facts, auto: AutoValues) -> None:
+    """Resolve the variant of Drloc and its grid.
+
+    Swin-T from scratch hardly learns the paper's form (Eq. 2). It learns the classification form (Eq. 5) completely and
+    gains 6.6 points; Eq. 2 gives 0.9. After pre-training, and on a small network, Eq. 5 loses points (docs/RESULTS.md).
+    """
+    options = config.localization
+    large_swin = facts.family == "swin" and facts.parameters >= LARGE_NETWORK
+    classify = _is_from_scratch(config) and large_swin and options.form == "paper" and options.grid_size is not None
+    if classify:
+        size = f"a Swin of {facts.parameters / 1e6:.0f} M parameters from random weights"
+        choice = "ce", f"{size} learns Drloc's task as a classification (Eq. 5)"
+    else:
+        choice = "l1", "the paper's choice (Eq. 2)"
+    variant = auto.choose("localization.variant", options.variant, *choice)
+    grid = (None, "the grid of every block (Eq. 7)") if variant == "dense" else (7, "the paper's")
+    auto.choose("localization.grid_size", options.grid_size, *grid)
+
+
+def _resolve_head_width(config: TrainConfig | PretrainConfig, facts: Facts, auto: AutoValues) -> None:
+    """Resolve the width of Drloc's head: checkpoints have this shape, so a run keeps it."""
+    width = config.localization.head_width(facts.dim)
+    reason = f"the backbone's {facts.dim}, less than the paper's 512" if width == facts.dim else "the paper's"
+    auto.choose("localization.hidden", config.localization.hidden, width, reason)
+
+
+def resolve_batch_size(
+    config: RunConfig, images: int, default: tuple[int, str], auto: AutoValues, *, group: int = 1
+) -> int:
+    """Return the batch size: the option or the default, at most the number of images, equal on all processes.
+
+    A resumed run keeps its batch size.
+
+    default: batch size and reason
+    group:   images that must be on the same process
+    """
+    reasons = [default[1]] if config.batch == "auto" else []
+    batch = max(default[0], config.accumulate) if config.batch == "auto" else config.batch
+    if batch > images:
+        if config.accumulate > images:
+            raise UserError(f"--accumulate {config.accumulate} is larger than the number of images, {images}.")
+        batch = images
+        reasons.append("there are no more training images than that")
+    world = math.prod(devices_and_nodes(config.devices, config.nodes))
+    equal = in_equal_parts(batch, images, equal_parts(world, config.accumulate, group))
+    if equal != batch and not config.resume:
+        parts = [f"{world} processes"] if world > 1 else []
+        parts += [f"{config.accumulate} parts of a step"] if config.accumulate > 1 else []
+        pairs = " (two mixed images stay on one process)" if group == PAIR and world > 1 else ""
+        reasons.append(f"{' and '.join(parts)} cannot share {batch} equally{pairs}")
+        batch = equal
+    if reasons:
+        auto.append(AutoValue("batch", batch, "; ".join(reasons)))
+    return batch
+
+
+def _resolve_length(config: RunConfig, auto: AutoValues, epochs: int, reason: str) -> float:
+    """Return the length in epochs; 0 if --steps sets it."""
+    if config.steps is None:
+        return auto.choose("epochs", config.epochs, epochs, reason)
+    if config.epochs != "auto":
+        auto.append(AutoValue("steps", config.steps, f"--steps overrides --epochs {config.epochs:g}"))
+    return 0.0
+
+
+# -- one rule per value
+
+
+def default_backbone(device: str) -> tuple[str, str]:
+    """Return the papers' Swin on a GPU, the smallest one on a CPU."""
     if device == "cpu":
         return "swin_nano", "no GPU here: a small model that two cores can train"
     return "swin_tiny_w7", "the papers' 28 M parameter Swin"
 
 
-def resolve_batch_size(
-    config: RunConfig, images: int, usual: tuple[int, str], decisions: AutoValues, *, together: int = 1
-) -> int:
-    """The batch that is used, before anything is decided from it: the one asked for, or else the ``usual`` one.
-
-    It has no more images than there are, since drawing one twice in a step gains nothing, and processes and parts of
-    a step share it equally. A resumed run keeps what it had.
-
-    together: images that stay in one process, where there are several
-    """
-    reasons = [usual[1]] if config.batch == "auto" else []
-    batch = max(usual[0], config.accumulate) if isinstance(config.batch, str) else config.batch
-    if batch > images:
-        if config.accumulate > images:
-            raise UserError(f"{images} training images have no {config.accumulate} parts: lower --accumulate.")
-        batch = images
-        reasons.append("there are no more training images than that")
-    world = math.prod(devices_and_nodes(config.devices, config.nodes))
-    shared = in_equal_parts(batch, images, equal_parts(world, config.accumulate, together))
-    if shared != batch and not config.resume:
-        sharers = [f"{world} processes"] if world > 1 else []
-        sharers += [f"{config.accumulate} parts of a step"] if config.accumulate > 1 else []
-        pairs = " (two images that are mixed stay in one process)" if together == 2 and world > 1 else ""
-        reasons.append(f"{' and '.join(sharers)} cannot share {batch} equally{pairs}")
-        batch = shared
-    config.batch = batch
-    if reasons:
-        decisions.append(AutoValue("batch", batch, "; ".join(reasons)))
-    return batch
-
-
-def decide_stream(config: RunConfig, shards: int, world: int, cores: int, decisions: AutoValues) -> None:
-    """Reading in passing, and by how many: a resumed run must divide the shards among as many readers.
-
-    cores: for each process, the same number in all of them
-    """
-    decisions.resolve(config, "stream", True, "the shards lie elsewhere, or are more than an index can hold")
-    readers = max(1, min(16, cores, shards // world))
-    decisions.resolve(config, "workers", readers, f"{cores} cores a process, {shards:,} shards for {world} of them")
-
-
-def decide_training(config: TrainConfig, facts: Facts, decisions: AutoValues) -> None:
-    """Batch, length, learning rate, λ: what a supervised run on this much data wants."""
-    batch = resolve_batch_size(config, facts.images, supervised_batch(facts), decisions, together=PAIR)
-    _decide_length(config, decisions, *supervised_epochs(facts, batch))
-    lr, reason = supervised_lr(batch, facts.parameters, finetune=config.recipe == "finetune")
-    decisions.resolve(config, "lr", lr, reason)
-    weight, reason = localization_weight(facts.family)
-    decisions.resolve(config, "localization.weight", weight, reason)
-    if config.localization.weight:
-        decide_localization(config, facts, decisions)
-    steps = total_steps(config, facts.images)
-    epochs = steps / steps_per_epoch(facts.images, batch)
-    if config.mixing.mixup or config.mixing.cutmix:
-        decisions.resolve(config, "mixing.prob", *mixing_probability(epochs, _asked_for(config, _OF_MIXING)))
-    operations = augment_operations(epochs, steps, facts.parameters, from_scratch=_from_scratch(config))
-    if wanted := _asked_for(config, _OF_OPERATIONS):
-        operations = 2, f"RandAugment as in the papers, since {wanted[0]} was asked for"
-    decisions.resolve(config, "augment.operations", *operations)
-    crop = default_crop(_side(config, facts))
-    reason = "shifts of the whole image, which is small" if crop == "padded" else "random parts, as in the papers"
-    decisions.resolve(config, "augment.crop", crop, reason)
-    ema = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)
-    decisions.resolve(config, "ema", ema, f"averages about the last twentieth of {steps} steps")
-
-
-def decide_pretraining(config: PretrainConfig, facts: Facts, decisions: AutoValues) -> None:
-    """Batch, length, learning rate, prototypes, momentum, temperature: what label-free learning wants here."""
-    batch = resolve_batch_size(config, facts.images, pretraining_batch(facts), decisions)
-    _decide_length(config, decisions, *pretraining_epochs(facts, _side(config, facts)))
-    lr = float(f"{5e-4 * max(batch, 64) / 256:.2g}")
-    reason = f"the paper's 5e-4 a batch of 256, linear in the batch ({batch}, counted as at least 64)"
-    decisions.resolve(config, "lr", lr, reason)
-    steps = total_steps(config, facts.images)
-    count = 2 ** round(math.log2(min(65536, max(256, facts.images / 16))))
-    told = f"one for about sixteen images ({facts.images:,}), 256 to the paper's 65,536: more stay empty on small data"
-    decisions.resolve(config, "matching.prototypes", count, told)
-    side = _side(config, facts)
-    decisions.resolve(config, "matching.momentum", *teacher_momentum(steps, side))
-    epochs = steps / steps_per_epoch(facts.images, batch)
-    decisions.resolve(config, "matching.teacher_temp", *teacher_temperature(epochs, side))
-    reason = f"milder than the papers' up to {SMALL_INPUT} px" if side <= SMALL_INPUT else "the papers'"
-    for name, value in config.crops.views(side)._asdict().items():
-        decisions.resolve(config, f"crops.{name}", value, reason)
-
-
-def _side(config: RunConfig, facts: Facts) -> int:
-    """Pixels of the longer side of an input."""
-    return facts.side if config.img_size == "auto" else max(as_pair(config.img_size))
-
-
 def teacher_momentum(steps: int, side: int) -> tuple[float, str]:
-    """How slowly the teacher follows. At 32 px one that followed quickly lost what had been learned: k-NN 13 after 52
-    epochs of CIFAR-100 with 0.9904, 29 with 0.996 (docs/RESULTS.md); 2,610 steps were enough for the latter.
+    """Return the EMA rate of the teacher.
+
+    A fast teacher forgets at 32 px: k-NN after 52 epochs of CIFAR-100 is 13 with 0.9904 and 29 with 0.996
+    (docs/RESULTS.md); 2,610 steps were enough for the latter.
     """
-    slowly = round(min(0.996, max(0.98, 1 - (10 if side <= SMALL_INPUT else 50) / steps)), 4)
-    return slowly, f"the teacher must get somewhere in {steps:,} steps (the paper's 0.996 has 750,000)"
+    rate = round(min(0.996, max(0.98, 1 - (10 if side <= SMALL_INPUT else 50) / steps)), 4)
+    return rate, f"the teacher must move within {steps:,} steps (the paper's 0.996 has 750,000)"
 
 
 def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
-    """Where its warm-up ends. At 32 px a sharp teacher was measured together with milder views (docs/RESULTS.md)."""
+    """Return the teacher's temperature after warm-up. At 32 px it was measured with milder views (docs/RESULTS.md)."""
     if side <= SMALL_INPUT:
         return 0.04, f"a sharp teacher for inputs up to {SMALL_INPUT} px"
     if epochs >= 50:
-        return 0.07, "the paper's, for runs of 50 epochs and more"
+        return 0.07, "the paper's, for runs of 50 epochs or more"
     return 0.04, "no warm-up in a short run: a sharp teacher starts faster"
 
 
-def _decide_length(config: RunConfig, decisions: AutoValues, epochs: int, reason: str) -> None:
-    """Epochs, unless the length is given in steps; who gives both is told which counts."""
-    if config.steps is None:
-        decisions.resolve(config, "epochs", epochs, reason)
-    elif config.epochs != "auto":
-        decisions.append(AutoValue("steps", config.steps, f"they count, and not --epochs {config.epochs:g}"))
-
-
 def pretraining_batch(facts: Facts) -> tuple[int, str]:
-    """A power of two that leaves about 32 steps an epoch, from 8 to 256 (32 on a CPU)."""
+    """Return a power of two with about 32 steps per epoch, from 8 to 256 (32 on a CPU)."""
     most = 32 if facts.device == "cpu" else 256
     batch = max(8, min(most, 2 ** int(math.log2(max(8, facts.images / 32)))))
-    return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps an epoch"
+    return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps per epoch"
 
 
 def pretraining_epochs(facts: Facts, side: int | None = None) -> tuple[int, str]:
-    """So many that about two million images are seen on a GPU, between 100 and 800; a CPU sees forty thousand.
+    """Return 100 to 800 epochs, so that a GPU sees about two million images; a CPU sees 40,000.
 
-    side: pixels of an input; up to 32, where an image costs little, four times as many are seen. CIFAR-100: k-NN on
-        validation images 34 after 100 epochs, 43 after 60 more and 50 after 300 more (docs/RESULTS.md).
+    side: input size in pixels; up to 32 px an image is cheap and a GPU sees four times as many. CIFAR-100: k-NN on
+          validation images is 34 after 100 epochs, 43 after 60 more and 50 after 300 more (docs/RESULTS.md).
     """
     if facts.device == "cpu":
         epochs = max(2, min(100, 40_000 // facts.images))
-        reason = f"about {epochs * facts.images:,} are seen, what a CPU does in reasonable time"
-        return epochs, f"{facts.images:,} images: {reason}"
+        return epochs, f"a CPU sees about {epochs * facts.images:,} images in reasonable time"
     seen = 8_000_000 if (side or facts.side) <= SMALL_INPUT else 2_000_000
     epochs = max(100, min(800, seen // facts.images))
-    return epochs, f"{facts.images:,} images: about {epochs * facts.images:,} are seen in all"
+    return epochs, f"{facts.images:,} images: the run sees about {epochs * facts.images:,}"
 
 
 def supervised_batch(facts: Facts) -> tuple[int, str]:
-    """A power of two that leaves at least sixteen steps an epoch.
+    """Return a power of two with at least sixteen steps per epoch.
 
-    The paper's batch of 1,024 makes one step an epoch of 2,040 images, and a hundred steps teach nothing.
+    The paper's batch of 1,024 makes one step per epoch of 2,040 images, and 100 steps teach nothing.
     """
     most = 64 if facts.device == "cpu" else 256
-    batch = 2 ** int(math.log2(max(8, facts.images / 16)))
-    batch = max(8, min(most, batch))
-    return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps an epoch"
+    batch = max(8, min(most, 2 ** int(math.log2(max(8, facts.images / 16)))))
+    return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps per epoch"
 
 
 def supervised_epochs(facts: Facts, batch: int) -> tuple[int, str]:
-    """The papers' 100, and more where an epoch has few steps; fewer on a CPU, where time is what is scarce.
+    """Return the papers' 100 epochs, more if an epoch has few steps; fewer on a CPU.
 
-    With 2,040 images 320 epochs gave 11 points more than 100 from scratch (25 with every step mixed), and 14 more from
+    With 2,040 images, 320 epochs gave 11 points more than 100 from scratch (25 with every step mixed), and 14 more from
     pre-trained weights.
     """
     per_epoch = max(1, facts.images // batch)
@@ -257,117 +309,85 @@ def supervised_epochs(facts: Facts, batch: int) -> tuple[int, str]:
         epochs = max(5, min(100, 3_000 // per_epoch))
         return epochs, f"about {epochs * per_epoch:,} steps: what a CPU does in reasonable time"
     epochs = max(100, min(500, 10_000 // per_epoch))
-    reason = "about 10,000 steps, at most 500 epochs, never fewer than the paper's 100"
-    return epochs, f"{per_epoch} steps an epoch: {reason}"
+    reason = "about 10,000 steps, at most 500 epochs, at least the paper's 100"
+    return epochs, f"{per_epoch} steps per epoch: {reason}"
 
 
 def supervised_lr(batch: int, parameters: int = 0, *, finetune: bool = False) -> tuple[float, str]:
-    """AdamW's learning rate scales with the root of the batch; the paper's 1e-3 at 1,024 is the anchor.
+    """Return the paper's 1e-3 at batch 1,024, scaled with the square root of the batch (AdamW).
 
-    The paper's networks have 20 million parameters and more. ``swin_nano`` on 510 images, from scratch, learned most
-    with four to eight times that rate (docs/RESULTS.md); fine-tuning keeps its half.
+    The paper's networks have 20 million parameters or more. ``swin_nano`` on 510 images, from scratch, learned most
+    with four to eight times that rate (docs/RESULTS.md). Fine-tuning takes half.
     """
     small = 0 < parameters < SMALL_NETWORK
     anchor = (5e-4 if finetune else 1e-3) * (4 if small else 1)
-    whose = "four times the paper's, for a small network" if small else "the paper's"
+    source = "four times the paper's, for a small network" if small else "the paper's"
     lr = float(f"{anchor * math.sqrt(batch / 1024):.2g}")
-    return lr, f"{anchor:g} at batch 1,024 ({whose}), scaled with the square root to batch {batch}"
+    return lr, f"{anchor:g} at batch 1,024 ({source}), scaled with the square root to batch {batch}"
 
 
-def mixing_probability(epochs: float, asked: Sequence[str] = ()) -> tuple[float, str]:
-    """How often a step's images are mixed by mixup and cutmix; the papers mix at every step.
+def mixing_probability(epochs: float, changed: Sequence[str] = ()) -> tuple[float, str]:
+    """Return the share of steps whose images are mixed (mixup, cutmix); the papers mix every step.
 
-    asked: options of mixup and cutmix that somebody has set, who wants some of it
+    changed: options of mixup and cutmix that the user set, who therefore wants some of it
 
     Swin-T, 2,040 images: after 100 epochs 41.2 with every step mixed, 49.3 with every other, 55.7 with none; after 320
     there is no difference. ``swin_mini`` on CIFAR-100: after 60 epochs 52.4, 58.9, 63.4 (docs/RESULTS.md).
     """
-    if epochs < LONG_RUN and asked:
-        return 0.5, f"mixup and cutmix on every other step, since {asked[0]} was asked for"
+    if epochs < LONG_RUN and changed:
+        return 0.5, f"mixup and cutmix on every other step, because {changed[0]} is set"
     if epochs < LONG_RUN:
-        return 0.0, f"mixup and cutmix hold back runs below {LONG_RUN} epochs"
+        return 0.0, f"mixup and cutmix slow down runs below {LONG_RUN} epochs"
     return 0.5, f"mixup and cutmix on every other step: {epochs:.0f} epochs show each image often enough"
 
 
 def augment_operations(epochs: float, steps: int, parameters: int, *, from_scratch: bool) -> tuple[int, str]:
-    """RandAugment's operations an image: the papers' two, but for networks that do not see an image often.
+    """Return RandAugment's operations per image: the papers' two, or none for short runs.
 
     ``swin_nano`` on 510 images, 100 epochs, nothing mixed: 19.0 with two, 23.1 with none. Swin-T on 2,040, the same
     with Drloc: 61.4 and 64.7 (docs/RESULTS.md).
     """
     if 0 < parameters < SMALL_NETWORK and epochs < LONG_RUN:
-        return 0, f"RandAugment holds back a small network in a run below {LONG_RUN} epochs"
+        return 0, f"RandAugment slows down a small network in a run below {LONG_RUN} epochs"
     if from_scratch and epochs < LONG_RUN and steps < FEW_STEPS:
-        return 0, f"RandAugment holds back a run from random weights below {FEW_STEPS:,} steps and {LONG_RUN} epochs"
+        return 0, f"RandAugment slows down a run from scratch below {FEW_STEPS:,} steps and {LONG_RUN} epochs"
     return 2, "RandAugment as in the papers"
 
 
-_OF_MIXING = ("mixing.mixup", "mixing.cutmix", "mixing.switch_prob")
-_OF_OPERATIONS = ("augment.magnitude", "augment.magnitude_std", "augment.operation_prob")
-
-
-def _asked_for(config: TrainConfig, names: Sequence[str]) -> list[str]:
-    """Those of the options that somebody has given another value to, and not to switch something off.
-
-    Not what was typed: the runs of a comparison, and whoever names the recipe, are given all of them.
-    """
-    usual = TrainConfig()
-    return [name for name in names if attrgetter(name)(config) not in (0, attrgetter(name)(usual))]
-
-
-def _from_scratch(config: TrainConfig) -> bool:
-    return not (config.init or config.pretrained)
-
-
 def localization_weight(family: str) -> tuple[float, str]:
-    """λ as the paper has it for a family of networks; a careful one where it has none."""
+    """Return the paper's λ for a family of networks, or the lower of its two common values."""
     if family in LOCALIZATION_WEIGHTS:
         return LOCALIZATION_WEIGHTS[family], f"the paper's λ for {family}"
-    return 0.1, f"the paper has no λ for {family or 'this family'}; the lower of its two usual values"
+    return 0.1, f"the paper has no λ for {family or 'this family'}: the lower of its two common values"
 
 
-def decide_localization(config: TrainConfig, facts: Facts, decisions: AutoValues) -> None:
-    """Which form of Drloc, and on which grid.
+def evaluation_interval(steps: int, per_epoch: int, batch: int, eval_images: int) -> int:
+    """Return the steps between evaluations: an epoch, at most 50 evaluations and a quarter of the run's time.
 
-    Swin-T from scratch hardly learns the paper's form (Eq. 2); asked as a classification (Eq. 5) the same question is
-    learned completely, and the network gains 6.6 points where Eq. 2 gives 0.9. After pre-training, and for a small
-    network, Eq. 5 takes points away (docs/RESULTS.md).
+    Evaluating an image costs a third of training on it (no backward pass). At least four evaluations are allowed.
     """
-    settings = config.localization
-    large_swin = facts.family == "swin" and facts.parameters >= LARGE_NETWORK
-    classify = _from_scratch(config) and large_swin and settings.form == "paper" and settings.grid_size is not None
-    variant, reason = "l1", "the paper's choice (Eq. 2)"
-    if classify:
-        size = f"a Swin of {facts.parameters / 1e6:.0f} M parameters from random weights"
-        variant, reason = "ce", f"{size} learns Drloc's task as a classification (Eq. 5)"
-    decisions.resolve(config, "localization.variant", variant, reason)
-    if settings.variant == "dense":
-        decisions.resolve(config, "localization.grid_size", None, "every block's own grid (Eq. 7)")
-    else:
-        decisions.resolve(config, "localization.grid_size", 7, "the paper's, whatever the data")
-
-
-def decide_heads(config: TrainConfig | PretrainConfig, backbone: Backbone, decisions: AutoValues) -> None:
-    """How wide the heads are. Checkpoints have that shape, so a run keeps it whatever a later version decides."""
-    if config.localization.weight:
-        width = config.localization.head_width(backbone.dim)
-        reason = f"the backbone's {backbone.dim}, less than the paper's 512" if width == backbone.dim else "the paper's"
-        decisions.resolve(config, "localization.hidden", width, reason)
-    if isinstance(config, PretrainConfig):
-        reason = f"four times the backbone's {backbone.dim}, at most the paper's 2,048"
-        decisions.resolve(config, "matching.hidden", matching_width(backbone.dim), reason)
-
-
-def matching_width(dim: int) -> int:
-    """How wide the heads of pre-training are on a backbone of ``dim`` channels: the paper's 2,048 for 512 and more."""
-    return min(2048, 4 * dim)
-
-
-def evaluation_interval(steps: int, per_epoch: int, batch: int, watched: int) -> int:
-    """Steps between evaluations: an epoch, but at most fifty in a run and at most about a quarter of its time.
-
-    An evaluated image costs a third of a trained one (no backward pass); four evaluations are always worth it.
-    """
-    affordable = int(0.75 * steps * batch / max(1, watched))
+    affordable = int(0.75 * steps * batch / max(1, eval_images))
     count = max(4, min(50, affordable))
     return max(per_epoch, -(-steps // count))
+
+
+def describe_interval(every: int, steps: int, per_epoch: int) -> str:
+    """Return how often a run is evaluated, as text."""
+    return f"{pluralize(-(-steps // every), 'evaluation')} in {pluralize(steps, 'step')}, {per_epoch:,} per epoch"
+
+
+_MIXING = ("mixing.mixup", "mixing.cutmix", "mixing.switch_prob")
+_RANDAUGMENT = ("augment.magnitude", "augment.magnitude_std", "augment.operation_prob")
+
+
+def _changed_options(config: TrainConfig, names: Sequence[str]) -> list[str]:
+    """Return the options with a value that is neither the default nor 0.
+
+    The record of user-set options does not help here: the runs of a comparison, and a named recipe, set all of them.
+    """
+    default = TrainConfig()
+    return [name for name in names if attrgetter(name)(config) not in (0, attrgetter(name)(default))]
+
+
+def _is_from_scratch(config: TrainConfig) -> bool:
+    return not (config.init or config.pretrained)

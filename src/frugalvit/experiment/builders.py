@@ -1,4 +1,4 @@
-"""What every training command does before its first step: hardware, data, model, folder."""
+"""Build the parts of a run from its configuration: Fabric, folder, data, backbone, batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from frugalvit.backbones.weights.fit import classifier_name
 from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_config import class_names as names_in_folder
 from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.config.train import RunConfig
+from frugalvit.config.resolved import ResolvedRunConfig
+from frugalvit.config.run import RunConfig
 from frugalvit.data import open_data
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import Augment, EvalTransform
@@ -36,11 +37,12 @@ from frugalvit.engine import distributed
 from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import PAIR, AutoValue, AutoValues, decide_stream
+from frugalvit.experiment.auto_values import PAIR, AutoValue, AutoValues, resolve_stream
 from frugalvit.experiment.init_weights import best_run_weights, is_unfinished_run
-from frugalvit.experiment.resume import load_resumed_config, network_keywords, read_facts
-from frugalvit.runs.layout import RUN_FILES, TRANSFER_FILES
-from frugalvit.runs.run_folder import RunFolder, find_run, has_checkpoint, new_run_folder
+from frugalvit.experiment.resume import network_keywords
+from frugalvit.runs import layout
+from frugalvit.runs.layout import has_checkpoint
+from frugalvit.runs.run_folder import RunFolder, new_run_folder, read_data_facts
 from frugalvit.runs.trackers import make_trackers
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
@@ -50,7 +52,7 @@ C = TypeVar("C", bound=RunConfig)
 
 @dataclass
 class EvalSet:
-    """Images to evaluate on: where they are kept, how they are prepared, how many at once."""
+    """Images to evaluate on, their transform and the batch size."""
 
     store: ImageStore
     transform: EvalTransform
@@ -58,19 +60,19 @@ class EvalSet:
 
     @property
     def batches(self) -> int:
-        """How many there are."""
+        """Return the number of batches."""
         return -(-len(self.store) // self.batch)
 
 
 def make_fabric(config: RunConfig) -> Fabric:
-    """One process per device, launched if need be; under torchrun or SLURM the processes are already there."""
+    """Launch one process per device; torchrun and SLURM have launched them already."""
     device = pick_device(config.device)
     devices, nodes = distributed.devices_and_nodes(config.devices, config.nodes)
     if device == "cuda" and devices > torch.cuda.device_count():
-        raise UserError(f"--devices {devices}, but there are {torch.cuda.device_count()} GPUs here.")
+        raise UserError(f"--devices {devices} is more than the {torch.cuda.device_count()} GPUs of this machine.")
     if device == "mps" and devices * nodes > 1:
         raise UserError("Several processes cannot share Apple's GPU: use --devices 1, or --device cpu.")
-    # What only the view level uses (a network's own pooling layers) rests where views are not matched.
+    # Layers that only the view level uses (a network's pooling layers) get no gradients without it.
     resting = isinstance(config, PretrainConfig) and config.matching.weights()[0] == 0
     fabric = Fabric(
         accelerator={"cuda": "cuda", "mps": "mps"}.get(device, "cpu"),
@@ -85,46 +87,47 @@ def make_fabric(config: RunConfig) -> Fabric:
     return fabric
 
 
-def open_run(config: C, fabric: Fabric, *words: str) -> tuple[C, RunFolder]:
-    """The folder of a new run, or of the one to resume with the configuration it was started with."""
+def open_run(config: RunConfig, fabric: Fabric, *words: str, files: Sequence[str] = layout.RUN_FILES) -> RunFolder:
+    """Open the folder of the run to resume, or of a new run named after ``words``. Rank 0 writes.
+
+    files: what the run will write
+    """
     if config.resume:
-        folder = find_run(config.resume)
-        config = load_resumed_config(config)
+        folder = Path(config.resume)
     else:
         check_out_outside_data(config)
-        names = TRANSFER_FILES if config.recipe_task() in ("detect", "segment") else RUN_FILES
         folder = Path(
-            distributed.run_on_rank_zero(fabric, lambda: str(new_run_folder(config.out, *words, names=names)))
+            distributed.run_on_rank_zero(fabric, lambda: str(new_run_folder(config.out, *words, names=files)))
         )
     opened: list[RunFolder] = []
     distributed.run_on_rank_zero(fabric, lambda: opened.append(RunFolder(folder)))
-    return config, opened[0] if opened else RunFolder(folder, writer=False)
+    return opened[0] if opened else RunFolder(folder, writer=False)
 
 
 def check_out_outside_data(config: RunConfig) -> None:
-    """A run among the images would be taken for a class the next time; where none is named it goes into runs/."""
+    """Refuse an output folder inside the dataset: it would be read as a class next time."""
     if config.data and is_inside(Path(config.out or "runs"), config.data):
-        what = f"--out {config.out}" if config.out else "runs/, where the run would go,"
-        raise UserError(f"{what} lies among the images of {config.data}: choose a folder outside of it with --out.")
+        what = f"--out {config.out}" if config.out else "runs/, the default output folder,"
+        raise UserError(f"{what} is inside the images of {config.data}. Choose a folder outside with --out.")
 
 
-def starts_from_init(config: RunConfig) -> bool:
-    """Whether the weights come from ``--init`` or chance, not from a checkpoint of the run itself."""
+def needs_initial_weights(config: RunConfig) -> bool:
+    """Return whether the weights come from --init or the seed, not from a checkpoint of the run itself."""
     return not (config.resume and has_checkpoint(Path(config.resume)))
 
 
 def write_run_metadata(
     config: RunConfig,
     run: RunFolder,
-    decisions: AutoValues,
+    auto: AutoValues,
     examples: ImageDataset,
     classes: tuple[str, ...],
     backbone: Backbone,
     truth: str | None = None,
 ) -> None:
-    """Write down what was decided and learned from; a resumed run keeps what it wrote, and looks what has changed.
+    """Write config.yaml, data.json and decisions.json. A resumed run reads them and reports what changed.
 
-    ``truth`` is the fingerprint of the masks or annotations, where they lie in files of their own.
+    truth: fingerprint of the masks or annotations, if they are in files of their own
     """
     if run.writer:
         run.trackers = make_trackers(config.track, run.folder, config.model_dump(mode="json"))
@@ -133,36 +136,36 @@ def write_run_metadata(
         "classes": list(classes),
         "network": backbone.architecture_kwargs(),
     }
-    asked = config.requested("batch", config.batch)  # as it was typed
-    facts["batch"] = int(asked) if str(asked).isdigit() else asked
-    facts["content"] = examples.fingerprint(times=False)  # data is often copied anew for every part of a run
+    batch = config.requested("batch", config.batch)  # as typed
+    facts["batch"] = int(batch) if str(batch).isdigit() else batch
+    facts["content"] = examples.fingerprint(times=False)  # data is often copied for every part of a run
     facts["processes"] = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
     facts |= examples.run_facts()
     if truth is not None:
         facts["truth"] = truth
-    if not config.resume or not (run.folder / "data.json").exists():
+    if not config.resume or not run.path(layout.DATA).exists():
         if run.writer and not config.resume:
-            (run.folder / "config.yaml").unlink(missing_ok=True)  # of a run that failed its checks
-        run.save_json("decisions.json", [vars(decision) for decision in decisions])
-        run.save_json("data.json", facts)
-        run.save_config(config.model_copy(update={"resume": None}))  # last: it is what makes the folder a run
+            run.path(layout.CONFIG).unlink(missing_ok=True)  # of a run that failed before its first step
+        run.save_json(layout.DECISIONS, [vars(value) for value in auto])
+        run.save_json(layout.DATA, facts)
+        run.save_config(config)  # last: it makes the folder a run
         return
-    decisions[:] = [AutoValue(**stored) for stored in run.read_json("decisions.json", list)]
-    before = run.read_json("data.json")
+    auto[:] = [AutoValue(**stored) for stored in run.read_json(layout.DECISIONS, list)]
+    before = run.read_json(layout.DATA)
     if before["classes"] != facts["classes"]:
         raise UserError(
-            f"The classes of {config.data} have changed since {run.folder} began ({len(before['classes'])} then, "
-            f"{len(classes)} now): put them back, or start a new run with --init {console.shell_quote(run.folder)}."
+            f"The classes of {config.data} have changed since {run.folder} started ({len(before['classes'])} then, "
+            f"{len(classes)} now). Restore them, or start a new run with --init {console.shell_quote(run.folder)}."
         )
-    if before.get("content", facts["content"]) != facts["content"]:  # folders of earlier versions have none
+    if before["content"] != facts["content"]:
         console.warning(
-            f"the images of {config.data} have changed since {run.folder} began ({before['images']:,} then, "
-            f"{len(examples):,} now): it goes on with them, but will not end as it would have"
+            f"the images of {config.data} have changed since {run.folder} started ({before['images']:,} then, "
+            f"{len(examples):,} now): the run continues with them, and its result differs"
         )
-    elif before.get("truth", truth) != truth:
+    elif before.get("truth") != truth:
         console.warning(
-            f"the masks or annotations of {config.data} have changed since {run.folder} began: it goes on with them, "
-            "but will not end as it would have"
+            f"the masks or annotations of {config.data} have changed since {run.folder} started: the run continues "
+            "with them, and its result differs"
         )
     if config.data:
         run.update_data_path(config.data)
@@ -170,61 +173,63 @@ def write_run_metadata(
 
 def open_source(
     config: RunConfig,
-    fabric: Fabric,
+    fabric: Fabric | None,
     *,
     labelled: bool = False,
     labels: str = "auto",
     loose: bool = False,
-    whole: bool = False,
+    keep_all: bool = False,
 ) -> DatasetSplits:
-    """The data a configuration names; shards that lie elsewhere are not fetched but read in passing.
+    """Open the data of a configuration; remote shards are streamed.
 
-    labelled: labels are needed; labels and loose: as in ``open_data``; whole: what is read in passing is learned from
-    to the last shard, and no val made of it
+    labelled:         labels are required
+    labels and loose: as in ``open_data``
+    keep_all:         do not hold out shards of a stream for validation
+    fabric:           None before the launch
     """
-    where = str(config.data)
+    path = str(config.data)
     splitting: dict[str, Any] = {"split": config.split, "val_fraction": config.val_fraction}
-    if not should_stream(where, config.stream):
-        return open_data(where, classes=config.classes, root=config.root, labels=labels, loose=loose, **splitting)
-    before = read_facts(config.resume).get("survey") if config.resume else None
-    readers = fabric.world_size * (config.workers if isinstance(config.workers, int) else 1)
+    if not should_stream(path, config.stream):
+        return open_data(path, classes=config.classes, root=config.root, labels=labels, loose=loose, **splitting)
+    before = read_data_facts(config.resume).get("survey") if config.resume else None
+    readers = (1 if fabric is None else fabric.world_size) * (config.workers if isinstance(config.workers, int) else 1)
     source = open_stream(
-        where,
+        path,
         labelled=labelled,
-        hold_out=not whole and labels != "ignore",
+        hold_out=not keep_all and labels != "ignore",
         readers=max(1, readers),
-        classes=classes_in_shards(where, config.classes),
+        classes=classes_in_shards(path, config.classes),
         known=None if before is None else ShardSurvey(**before),
-        agree=lambda look: distributed.run_on_rank_zero(fabric, look),
+        agree=lambda survey: survey() if fabric is None else distributed.run_on_rank_zero(fabric, survey),
         **splitting,
     )
     return without_labels(source) if labels == "ignore" else source
 
 
-def check_enough(config: RunConfig, examples: ImageDataset, together: int = 1) -> None:
-    """Every process must have images of its own in a step; a resumed run has its own word on processes.
+def check_enough_images(config: RunConfig, examples: ImageDataset, group: int = 1) -> None:
+    """Raise if some process would get no images in a step. A resumed run is checked elsewhere.
 
-    together: images that stay in one process, where there are several
+    group: images that must be on the same process
     """
     world = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
-    if config.resume or examples.streaming is not None or world == 1 or len(examples) >= together * world:
+    if config.resume or examples.streaming is not None or world == 1 or len(examples) >= group * world:
         return
-    pairs = ", each of which takes them in pairs (for mixing)" if together == PAIR else ""
+    pairs = " with two images each (for mixing)" if group == PAIR else ""
     raise UserError(
         f"{len(examples)} training images are too few for {world} processes{pairs}: use at most "
-        f"{max(1, len(examples) // together)} (--devices, --nodes)."
+        f"{max(1, len(examples) // group)} (--devices, --nodes)."
     )
 
 
 def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: Any) -> Backbone:
-    """The backbone with its weights, as the configuration says; what "auto" chose for its size is said.
+    """Build the backbone with its initial weights.
 
-    classes: the names of what it shall tell apart, or only how many; a classifier of ``--init`` that names its own
-             classes is taken for the same names alone
+    classes: names of the classes, or their number; a classifier of --init that names its classes is loaded only if
+             they are the same
     """
     backbone = create_backbone(
         config.backbone,
-        img_size=config.img_size,  # type: ignore[arg-type]
+        img_size=224 if config.img_size == "auto" else config.img_size,
         num_classes=classes if isinstance(classes, int) else len(classes),
         **network_keywords(config) | keywords,
     )
@@ -232,35 +237,35 @@ def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: A
 
 
 def load_initial_weights(backbone: Backbone, config: RunConfig, classes: Sequence[str] = ()) -> Backbone:
-    """A new backbone with the weights of ``--init``; what was decided, taken and left is said."""
+    """Load the weights of --init into a new backbone, and log what was loaded."""
     for note in backbone.notes:
         console.info(note)
-    if config.init and starts_from_init(config):
-        _take_weights(backbone, config.init, classes)
+    if config.init and needs_initial_weights(config):
+        _load_init(backbone, config.init, classes)
     if config.checkpoint_activations:
         backbone.model.set_grad_checkpointing(True)  # type: ignore[operator]
     return backbone
 
 
-def _take_weights(backbone: Backbone, init: str, classes: Sequence[str]) -> None:
-    source, theirs = init, names_in_folder(init)
+def _load_init(backbone: Backbone, init: str, classes: Sequence[str]) -> None:
+    source, stored = init, names_in_folder(init)
     if is_unfinished_run(init):
-        source, words, theirs = best_run_weights(init)
-        console.info(words)
-    same = theirs is None or theirs == list(classes)
+        source, note, stored = best_run_weights(init)
+        console.info(note)
+    same = stored is None or stored == list(classes)
     report = load_weights(backbone, source, classifier=same)
     counts = (
-        f"{len(report.matched)} tensors taken",
+        f"{len(report.matched)} tensors loaded",
         f"{len(report.missing)} missing{_in_brackets(report.missing)}",
         f"{len(report.left_over)} left over{_in_brackets(report.left_over)}",
     )
     console.info(f"{init}: {report.kind}, {', '.join(counts)}" + "".join(f"; {note}" for note in report.notes))
     if not backbone.num_classes:
         return
-    if theirs is not None and not same:
-        console.info(f"{init}: its classes are others{_in_brackets(theirs)}, so the classifier begins anew")
-    elif theirs is None and f"{classifier_name(backbone.model)}.weight" in report.matched:
-        console.info(f"{init}: its classifier is taken as it is, for the file does not name its classes")
+    if stored is not None and not same:
+        console.info(f"{init}: its classes differ{_in_brackets(stored)}, so the classifier starts from scratch")
+    elif stored is None and f"{classifier_name(backbone.model)}.weight" in report.matched:
+        console.info(f"{init}: its classifier is loaded; the file does not name its classes")
 
 
 def _in_brackets(names: Sequence[str]) -> str:
@@ -268,28 +273,24 @@ def _in_brackets(names: Sequence[str]) -> str:
     return f" ({shown})" if names else ""
 
 
-def check_resumed_batch_size(config: RunConfig, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> None:
-    """Whether processes and parts of a step can share the batch of a resumed run; a new one has settled on its batch.
-
-    With another batch it would have other steps and another schedule: its processes must share that one.
-    """
+def check_resumed_batch_size(config: ResolvedRunConfig, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> None:
+    """Raise if the processes of a resumed run cannot share its batch equally: another batch changes the schedule."""
     if plan.images_per_step == config.batch:
         return
-    shared = f"processes ({fabric.world_size}) and parts of a step ({config.accumulate})"
-    if run.read_json("data.json").get("processes", fabric.world_size) != fabric.world_size:
+    parts = f"{fabric.world_size} processes and {config.accumulate} parts of a step"
+    if run.read_json(layout.DATA)["processes"] != fabric.world_size:
         raise UserError(
-            f"{run.folder} takes {config.batch} images a step, which {shared} cannot share equally: resume it with as "
-            "many --devices and --nodes as it was begun with."
+            f"{run.folder} has {config.batch} images per step, which {parts} cannot share equally. Resume it with the "
+            "--devices and --nodes of its start."
         )
-    console.info(f"batch {config.batch} becomes {plan.images_per_step}: {shared} share it equally")
+    console.info(f"batch {config.batch} becomes {plan.images_per_step}: {parts} share it equally")
 
 
-def eval_set(examples: ImageDataset, backbone: Backbone, config: RunConfig, fabric: Fabric) -> EvalSet:
-    """Images prepared for evaluation: resized and cropped in the middle."""
+def eval_set(examples: ImageDataset, backbone: Backbone, config: ResolvedRunConfig, fabric: Fabric) -> EvalSet:
+    """Prepare images for evaluation: resize and center crop."""
     transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std)
     store = get_image_store(examples, backbone.img_size, config, fabric.device, fabric)
-    batch = config.batch if isinstance(config.batch, int) else 64
-    return EvalSet(store, transform, max(64, batch) if fabric.device.type == "cuda" else min(batch, 64))
+    return EvalSet(store, transform, max(64, config.batch) if fabric.device.type == "cuda" else min(config.batch, 64))
 
 
 def make_batches(
@@ -304,7 +305,7 @@ def make_batches(
     balance: bool = False,
     keep_clean: bool = False,
 ) -> BatchSource:
-    """Training batches of stored images, or of streamed shards."""
+    """Build training batches from cached images, or from streamed shards."""
     batch = plan.images_per_step // plan.accumulate
     shared = {"seed": config.seed, "augment": augment, "mixing": mixing, "keep_clean": keep_clean}
     shared |= {"rank": fabric.global_rank, "world": fabric.world_size}
@@ -313,8 +314,7 @@ def make_batches(
         store = get_image_store(examples, img_size, config, fabric.device, fabric)
         return Batches(store, batch, balance=balance, **shared)
     if balance or augment.repeats > 1:
-        raise UserError("--balance and --augment.repeats choose images one by one: use --stream false.")
-    assert isinstance(config.workers, int)
+        raise UserError("--balance and --augment.repeats need access by index: use --stream false.")
     return StreamingBatches(
         ShardStream(stream.paths, seed=config.seed, counts=stream.counts, keep=stream.keep, warn=None),
         batch,
@@ -322,22 +322,23 @@ def make_batches(
         steps_per_epoch=plan.steps_per_epoch * plan.accumulate,
         classes=None if mixing is None or stream.raw_labels is None else tuple(stream.raw_labels),
         device=fabric.device,
-        workers=config.workers,
+        workers=1 if config.workers == "auto" else config.workers,
         max_bad=config.cache.max_bad,
         **shared,
     )
 
 
-def decide_reading(config: RunConfig, examples: ImageDataset, fabric: Fabric, decisions: AutoValues) -> None:
-    """Decide how many readers share streamed shards: the same number on every machine."""
-    if examples.streaming is not None:
-        fewest = -distributed.all_reduce_max(fabric, -cores())
-        decide_stream(config, len(examples.streaming.paths), fabric.world_size, fewest, decisions)
+def resolve_readers(config: C, examples: ImageDataset, fabric: Fabric, auto: AutoValues) -> C:
+    """Resolve how many readers share the shards of a stream, the same number on every machine."""
+    if examples.streaming is None:
+        return config
+    fewest = -distributed.all_reduce_max(fabric, -cores())
+    return resolve_stream(config, len(examples.streaming.paths), fabric.world_size, fewest, auto)
 
 
 @contextmanager
 def closing_readers(task: Any) -> Iterator[None]:
-    """End the processes that read shards when the training does, however that ends."""
+    """Stop the reader processes of a stream when the training ends."""
     try:
         yield
     finally:
@@ -355,19 +356,19 @@ def get_image_store(
     device: torch.device,
     fabric: Fabric | None = None,
 ) -> ImageStore:
-    """Decoded images; all that asks for them within a run shares them, and so do the runs of a comparison.
+    """Return decoded images. All users within a run, and the runs of a comparison, share them.
 
-    fabric: of the processes that each ask for them now, and must get the same
+    fabric: of the ranks that call this together, and must get the same images
     """
     key = (examples.fingerprint(), img_size, str(device), config.cache.model_dump_json())
-    return stores.get(key, lambda: _build(examples, img_size, config, device, fabric))
+    return stores.get(key, lambda: _build_store(examples, img_size, config, device, fabric))
 
 
-def _build(
+def _build_store(
     examples: ImageDataset, img_size: tuple[int, int], config: RunConfig, device: torch.device, fabric: Fabric | None
 ) -> ImageStore:
     def agree(location: Location) -> Location:
-        """The slowest location that any process needs."""
+        """Return the slowest location that any rank needs, so that all ranks use the same."""
         if fabric is None:
             return location
         return CACHE_LOCATIONS[distributed.all_reduce_max(fabric, CACHE_LOCATIONS.index(location))]
@@ -388,17 +389,10 @@ def _build(
     return store
 
 
-def check_same_images(fabric: Fabric, found: int, given: int, config: RunConfig) -> None:
-    """All processes must have as many: else a machine that lacks images would learn from others unnoticed."""
-    if not distributed.all_ranks_equal(fabric, found):
+def check_same_images(fabric: Fabric, readable: int, total: int, config: RunConfig) -> None:
+    """Raise if ranks can read different numbers of images: a machine without some would train on others unnoticed."""
+    if not distributed.all_ranks_equal(fabric, readable):
         raise UserError(
-            f"The processes can read different images of {config.data} (this one {found:,} of {given:,}): see that "
-            "every machine has all of them, and give --cache.where off if some cannot be read anywhere."
+            f"The processes can read different images of {config.data} (this one {readable:,} of {total:,}). Check "
+            "that every machine has all of them; use --cache.where off if some are unreadable everywhere."
         )
-
-
-def log_auto_values(source: DatasetSplits, decisions: AutoValues) -> None:
-    for note in source.notes:
-        console.info(note)
-    for decision in decisions:
-        console.info(f"auto: {decision}")

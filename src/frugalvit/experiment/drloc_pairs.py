@@ -1,7 +1,7 @@
-"""Drloc in a run: its head, and the pairs of one batch.
+"""Drloc inside a task: its head, and the token pairs of one batch.
 
-Pairs are drawn for the whole batch, of which a process takes those of its own images: N processes judge the very pairs
-that one process would, and a resumed run the pairs it would have had.
+Pairs are drawn for the full batch, and each rank takes those of its images: N ranks use the same pairs as one rank, and
+a resumed run uses the same pairs as before.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.objectives.localization import draw_cells, positions
 
 Pairs = Tensor | None
-"""The cells of the pairs' first and second tokens, (2, B, m); None where every pair is judged."""
+"""Cells of the first and second tokens of the pairs, (2, B, m); None if all pairs are used."""
 
 
 @dataclass(frozen=True)
 class BatchShard:
-    """Which equal part of every batch this process has."""
+    """Which equal part of every batch this rank has."""
 
     seed: int = 0
     rank: int = 0
@@ -31,17 +31,16 @@ class BatchShard:
 
 
 def make_head(settings: DrlocConfig, dim: int, largest: tuple[int, int]) -> RelativeLocalization:
-    """The loss for final grids of this width and of at most this size, its hidden layers in the run's precision."""
+    """Build the loss for grids of ``dim`` channels and at most ``largest`` cells, hidden layers in autocast."""
     variant, grid_size = settings.variant, settings.grid_size
-    assert variant != "auto" and grid_size != "auto"  # pyright: ignore[reportUnnecessaryComparison]
     if grid_size is None and variant in ("ce", "reg"):
-        grid_size = largest  # kept as it is: it is as large as its classes are many
+        grid_size = largest  # the number of classes depends on it
     width = settings.head_width(dim)
     return RelativeLocalization(dim, variant, settings.pairs, width, grid_size, settings.form, precision="autocast")
 
 
 def pair_generator(number: int, share: BatchShard, device: torch.device) -> torch.Generator:
-    """What the pairs of the run's batch of this number are drawn with."""
+    """Return the generator for the pairs of the run's batch ``number``."""
     return torch.Generator(device).manual_seed(generator_for(share.seed, "pairs", number).initial_seed())
 
 
@@ -53,7 +52,7 @@ def draw(
     generator: torch.Generator,
     views: int = 1,
 ) -> Pairs:
-    """The pairs of this process' ``images``, views · B of them, for grids of this size."""
+    """Draw the pairs of this rank's ``images`` (views · B) on grids of ``grid_size``."""
     if head.pairs == "all":
         return None
     size = head.pooled_size(*grid_size)
@@ -66,7 +65,7 @@ def draw(
 
 
 def loss_at(head: RelativeLocalization, grid: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
-    """Loss and error in cells of a grid (B, D, h, w) at these pairs."""
+    """Return loss and error (in cells) of a grid (B, D, h, w) at these pairs."""
     if pairs is None:
         return head.measure(grid)
     first, second = positions(pairs, head.pooled_size(grid.shape[2], grid.shape[3])[1])
@@ -76,7 +75,7 @@ def loss_at(head: RelativeLocalization, grid: Tensor, pairs: Pairs) -> tuple[Ten
 def measure(
     localization: DenseLocalization, grids: Sequence[Tensor], number: int, share: BatchShard
 ) -> tuple[Tensor, Tensor]:
-    """Loss of the grids (B, C_l, h_l, w_l) of all blocks at pairs drawn for each; the last one's error."""
+    """Return the loss of the grids (B, C_l, h_l, w_l) of all blocks at new pairs, and the error of the last."""
     generator = pair_generator(number, share, grids[0].device)
     return localization.apply_per_level(
         grids,

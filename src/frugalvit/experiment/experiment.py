@@ -1,24 +1,36 @@
-"""The life of a command that trains: launch, open data and folder, run, and leave nothing half done."""
+"""Experiment: one training command, from its options to a finished run folder."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+import torch
 from lightning_fabric import Fabric
 
-from frugalvit.backbones.registry import get_architecture
-from frugalvit.backbones.weights.model_config import find_model_folder
-from frugalvit.backbones.weights.model_folder import load_model_folder
-from frugalvit.config.train import RunConfig
-from frugalvit.engine.distributed import SETUP_TIMEOUT, check_shared_filesystem, fail_on_lost_rank
-from frugalvit.engine.trainer import RunInterrupted
+from frugalvit.backbones import Backbone
+from frugalvit.config.resolved import ResolvedRunConfig
+from frugalvit.config.run import RunConfig
+from frugalvit.data.dataset import ImageDataset
+from frugalvit.engine.auto_batch import fit_to_memory
+from frugalvit.engine.compile import compile_task
+from frugalvit.engine.distributed import (
+    SETUP_TIMEOUT,
+    check_shared_filesystem,
+    fail_on_lost_rank,
+    run_on_rank_zero,
+)
+from frugalvit.engine.trainer import RunInterrupted, TrainPlan, fit
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders, resume
-from frugalvit.experiment.auto_values import AutoValues
-from frugalvit.experiment.init_weights import build_run_network, is_unfinished_run
+from frugalvit.experiment.auto_values import AutoValues, Facts, record_recipe, resolve_input
+from frugalvit.experiment.extra_objectives import load_plugins
+from frugalvit.experiment.init_weights import adopt_init_architecture
+from frugalvit.experiment.summary import decisions_table, summary_table
+from frugalvit.runs import layout
 from frugalvit.runs.layout import missing_parents, remove_empty_run
 from frugalvit.runs.run_folder import RunFolder, finished_summary
 from frugalvit.runs.trackers import check_trackers
@@ -26,102 +38,230 @@ from frugalvit.utils import console, launch_env
 from frugalvit.utils.tables import CommandResult
 
 C = TypeVar("C", bound=RunConfig)
+R = TypeVar("R", bound=ResolvedRunConfig)
 
 
-@builders.stores.shared()
-def run_experiment(
-    config: C,
-    command: str,
-    open_source: Callable[[C, Fabric], Any],
-    body: Callable[[C, Any, RunFolder, Fabric], CommandResult],
-    shown: Callable[[dict[str, Any]], CommandResult],
-) -> CommandResult:
-    """Run ``body`` in a new folder, or in the one to resume; a finished run is shown, a stopped one can go on."""
-    check_trackers(config.track)
-    config = config.model_copy(deep=True)  # what is decided for this run is nothing that its caller has asked for
-    if config.resume:
-        resume.check_resume(config)
-    elif config.init and not Path(config.init).exists():
-        raise UserError(f"--init {config.init}: there is no such run, exported folder or checkpoint file.")
-    else:
-        _look_before_launch(config, command, open_source)
-    fabric = builders.make_fabric(resume.load_resumed_config(config))  # in the precision that the run was begun in
-    resume.check_ranks_agree(config, fabric)
-    if config.resume:
-        done = finished_summary(config.resume)
-        if done:
-            return shown(done)
-    with fail_on_lost_rank(fabric, Path(config.resume) if config.resume else None, SETUP_TIMEOUT):
-        source = _opened(config, command, open_source, fabric)
-        label = command if config.backbone == "auto" else config.backbone.replace("/", "-")
-        made = missing_parents(Path(config.out)) if config.out and not config.resume else []
-        config, run = builders.open_run(config, fabric, label, source.name)
-        made = [run.folder] if not config.out and not config.resume else made
-    try:
-        with fail_on_lost_rank(fabric, run.folder, SETUP_TIMEOUT):
-            check_shared_filesystem(fabric, run.folder)
-            result = body(config, source, run, fabric)
-            result.asked_to_stop = run.asked_to_stop
-            return result
-    except RunInterrupted as stop:
-        more = "".join(
-            f" --{name} {count}" for name in ("devices", "nodes") if (count := getattr(config, name)) not in (1, "auto")
-        )
-        way = f"frugalvit {command} --resume {console.shell_quote(run.folder)}{more}"
-        console.warning(f"{stop}: saved; continue with '{way}'")
-        return CommandResult({"run": str(run.folder), "stopped": str(stop), "resume": way, "exit": 3})
-    except UserError as error:
-        run.close()
-        if run.writer:
-            remove_empty_run(made, error)
-        raise
-    finally:
-        run.close()
+class OpenedData(Protocol):
+    """What every kind of data tells the run."""
+
+    name: str
+    notes: list[str]
 
 
-def _opened(config: C, command: str, open_source: Callable[[C, Fabric], Any], fabric: Any) -> Any:
-    try:
-        return open_source(resume.load_resumed_config(config), fabric)
-    except UserError as error:
-        raise type(error)(f"{error}{resume.moved_data_hint(config, command)}") from None
+class Experiment(ABC, Generic[C, R]):
+    """A training command. ``run`` calls these steps in this order; a command defines them:
 
-
-def _look_before_launch(config: C, command: str, open_source: Callable[[C, Fabric], Any]) -> None:
-    """Several processes take their time to start: data that is not there is said before, by opening it in vain."""
-    data = config.data
-    plain = data is not None and not any(sign in data for sign in ":*{[")  # neither an address nor a pattern
-    if (
-        plain
-        and math.prod(launch_env.devices_and_nodes(config.devices, config.nodes)) > 1
-        and not Path(str(data)).exists()
-    ):
-        _opened(config, command, open_source, None)
-
-
-def adopt_init_architecture(config: RunConfig, decisions: AutoValues, *, with_size: bool = True) -> None:
-    """Weights from a folder bring their network along: what the user left open is taken from there.
-
-    with_size: the input size too
+    open_data, resolve, build_task, build_batches, fit, score, save, report.
     """
-    if not config.init or config.resume:
-        return
-    folder = find_model_folder(config.init)
-    if folder is None and not is_unfinished_run(config.init):
-        return
-    try:
-        found = build_run_network(config.init) if folder is None else load_model_folder(folder)[0]
-    except UserError:
-        if config.backbone == "auto":
+
+    command: ClassVar[str]
+    """What the user types after ``frugalvit``."""
+
+    files: ClassVar[Sequence[str]] = layout.RUN_FILES
+    """What the run writes."""
+
+    init_sets_size: ClassVar[bool] = True
+    """Whether --init also sets the input size."""
+
+    config: R
+    """The resolved options; set by ``resolve``."""
+
+    data: Any
+    task: Any
+    fabric: Fabric
+    run_folder: RunFolder
+    backbone: Backbone
+    plan: TrainPlan
+
+    def __init__(self, options: C) -> None:
+        self.options = options
+        self.auto_values = AutoValues()
+
+    # -- the steps of a command
+
+    @abstractmethod
+    def open_data(self, fabric: Fabric | None) -> OpenedData:
+        """Open the data of ``self.options``; raise if training on it is impossible."""
+
+    @abstractmethod
+    def facts(self) -> Facts:
+        """Return what the rules for "auto" need to know about the data."""
+
+    def resolve_input(self, options: C, facts: Facts) -> C:
+        """Resolve what the backbone needs: its name and the input size."""
+        return resolve_input(options, facts, self.auto_values)
+
+    @abstractmethod
+    def build_backbone(self, options: C) -> Backbone:
+        """Build the backbone with its initial weights."""
+
+    @abstractmethod
+    def resolve_values(self, options: C, facts: Facts) -> R:
+        """Resolve all other values; ``facts`` now include those of the backbone."""
+
+    @abstractmethod
+    def build_plan(self) -> TrainPlan:
+        """Build the schedule of the run, in steps."""
+
+    @abstractmethod
+    def training_files(self) -> tuple[ImageDataset, Sequence[str], str | None]:
+        """Return training images, class names, and the fingerprint of annotation files, if there are any."""
+
+    @abstractmethod
+    def build_task(self) -> Any:
+        """Build the task."""
+
+    @abstractmethod
+    def build_batches(self) -> None:
+        """Build the batches and the evaluation images, and pass them to the task."""
+
+    @abstractmethod
+    def score(self, outcome: dict[str, Any]) -> dict[str, Any]:
+        """Score the final weights; return the summary. ``outcome`` is what ``trainer.fit`` returned."""
+
+    @abstractmethod
+    def save_results(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """Write model, tables and pictures; return what summary.json holds besides the summary."""
+
+    def report_inputs(self) -> dict[str, Any]:
+        """Return the keyword arguments of ``write_report``: model and images to show."""
+        return {}
+
+    @abstractmethod
+    def result(self, summary: dict[str, Any]) -> CommandResult:
+        """Return what the command prints about a finished run."""
+
+    def compile_task(self) -> None:
+        compile_task(self.task, self.config, self.plan, self.fabric)
+
+    # -- what all commands share
+
+    @builders.stores.shared()
+    def run(self) -> CommandResult:
+        """Run the command in a new folder, or in the one to resume. A finished run is shown."""
+        requested = self.options
+        check_trackers(requested.track)
+        load_plugins(requested.plugin)
+        if requested.resume:
+            self.options = resume.load_resumed_config(requested)
+        elif requested.init and not Path(requested.init).exists():
+            raise UserError(f"--init {requested.init}: there is no such run, exported folder or checkpoint file.")
+        else:
+            self._check_data_early()
+        fabric = self.fabric = builders.make_fabric(self.options)
+        resume.check_ranks_agree(requested, fabric)
+        if requested.resume and (finished := finished_summary(requested.resume)):
+            return self.result(finished)
+        with fail_on_lost_rank(fabric, Path(requested.resume) if requested.resume else None, SETUP_TIMEOUT):
+            self.data = self._open_data(requested, fabric)
+            created = missing_parents(Path(requested.out)) if requested.out and not requested.resume else []
+            label = self.command if requested.backbone == "auto" else requested.backbone.replace("/", "-")
+            run = self.run_folder = builders.open_run(self.options, fabric, label, self.data.name, files=self.files)
+            created = [run.folder] if not requested.out and not requested.resume else created
+        try:
+            with fail_on_lost_rank(fabric, run.folder, SETUP_TIMEOUT):
+                check_shared_filesystem(fabric, run.folder)
+                result = self._train()
+                result.asked_to_stop = run.asked_to_stop
+                return result
+        except RunInterrupted as stop:
+            return self._stopped(stop)
+        except UserError as error:
+            run.close()
+            if run.writer:
+                remove_empty_run(created, error)
             raise
-        return  # somebody else's folder, whose network the user names: its weights will show whether they fit
-    decisions.resolve(config, "backbone", found.name, f"what {config.init} holds")
-    theirs = {key: found.keywords[key] for key in ("mean", "std") if key in found.keywords}
-    asked, held = (get_architecture(name).partition(".")[0] for name in (config.backbone, found.name))
-    if asked == held:
-        theirs = found.architecture_kwargs() | ({} if found.in_chans == 3 else {"in_chans": found.in_chans})
-        if with_size:
-            decisions.resolve(config, "img_size", found.img_size, f"what {config.init} was trained at")
-    wanted = theirs | config.backbone_args
-    if wanted.get("in_chans", 3) != found.in_chans:  # the mean of grey pixels says nothing of three channels
-        wanted = {key: value for key, value in wanted.items() if key not in ("mean", "std")} | config.backbone_args
-    config.backbone_args = wanted
+        finally:
+            run.close()
+
+    def _train(self) -> CommandResult:
+        self.resolve()
+        self._record()
+        self.task = self.build_task()
+        self.build_batches()
+        with builders.closing_readers(self.task):
+            outcome = self.fit()
+            summary = self.score(outcome)
+            if self.run_folder.writer:
+                self.save(summary)
+                self.report()
+        return self.result(summary)
+
+    def resolve(self) -> None:
+        """Resolve every "auto", once: sets ``config``, ``auto_values``, ``backbone`` and ``plan``."""
+        facts = self.facts()
+        record_recipe(self.options, self.auto_values)
+        options = adopt_init_architecture(self.options, self.auto_values, with_size=self.init_sets_size)
+        options = self.resolve_input(options, facts)
+        torch.manual_seed(options.seed)  # the initial weights depend on it
+        self.backbone = self.build_backbone(options)
+        self.config = self.resolve_values(options, facts.with_backbone(self.backbone))
+        self.plan = self.build_plan()
+
+    def _record(self) -> None:
+        """Log and write what was resolved. A resumed run takes back what it wrote at its start."""
+        self.log_values()
+        images, classes, truth = self.training_files()
+        builders.write_run_metadata(
+            self.config, self.run_folder, self.auto_values, images, tuple(classes), self.backbone, truth=truth
+        )
+        console.info(f"run folder: {self.run_folder.folder}")
+        builders.check_resumed_batch_size(self.config, self.plan, self.run_folder, self.fabric)
+
+    def log_values(self) -> None:
+        """Log the notes about the data and the values that "auto" chose."""
+        for note in [*self.data.notes, *(f"auto: {value}" for value in self.auto_values)]:
+            console.info(note)
+
+    def fit(self) -> dict[str, Any]:
+        """Train to the end."""
+        if self.config.auto_batch:
+            self.plan = fit_to_memory(self.config, self.plan, self.task, self.run_folder, self.fabric)
+        self.compile_task()
+        return fit(self.task, self.plan, self.run_folder, self.fabric)
+
+    def load_best(self, outcome: dict[str, Any]) -> bool:
+        """Load the best weights into the task; False if there are none, or if they are the last ones."""
+        # Rank 0 wrote the file; other ranks may not see it yet.
+        best = run_on_rank_zero(self.fabric, self.run_folder.load_best)
+        if best is None or best["step"] == outcome["steps"]:
+            return False
+        self.task.load_state_dict(best["task"])
+        return True
+
+    def save(self, summary: dict[str, Any]) -> None:
+        """Write the results; summary.json last, because it marks the run as finished."""
+        run = self.run_folder
+        details = self.save_results(summary)
+        run.table("summary", summary_table(summary))
+        run.table("decisions", decisions_table(self.auto_values))
+        run.save_json(layout.SUMMARY, summary | details | {"auto": [vars(value) for value in self.auto_values]})
+
+    def report(self) -> None:
+        """Write report.html."""
+        if self.config.report:
+            from frugalvit.report.page import write_report
+
+            run = self.run_folder
+            write_report([run.folder], run.path(layout.REPORT), **self.report_inputs())
+
+    def _stopped(self, stop: RunInterrupted) -> CommandResult:
+        counts = ((name, getattr(self.options, name)) for name in ("devices", "nodes"))
+        more = "".join(f" --{name} {count}" for name, count in counts if count != 1)
+        folder = self.run_folder.folder
+        way = f"frugalvit {self.command} --resume {console.shell_quote(folder)}{more}"
+        console.warning(f"{stop}: saved; resume with '{way}'")
+        return CommandResult({"run": str(folder), "stopped": str(stop), "resume": way, "exit": 3})
+
+    def _open_data(self, requested: RunConfig, fabric: Fabric | None) -> OpenedData:
+        try:
+            return self.open_data(fabric)
+        except UserError as error:
+            raise type(error)(f"{error}{resume.moved_data_hint(requested, self.options, self.command)}") from None
+
+    def _check_data_early(self) -> None:
+        """Fail early on missing data: open it once before launching several processes."""
+        data, world = self.options.data, launch_env.devices_and_nodes(self.options.devices, self.options.nodes)
+        local = data is not None and not any(sign in data for sign in ":*{[")  # neither an address nor a pattern
+        if local and math.prod(world) > 1 and not Path(str(data)).exists():
+            self._open_data(self.options, None)

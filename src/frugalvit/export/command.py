@@ -26,6 +26,7 @@ from frugalvit.export.format import ExportFormat, ExportJob, Run
 from frugalvit.export.inference_model import ReadyModel, load
 from frugalvit.export.model_card import in_pixels
 from frugalvit.export.verify import check_images
+from frugalvit.runs import layout
 from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, remove_leftovers, working_folder
@@ -76,7 +77,7 @@ def export(config: ExportConfig) -> CommandResult:
     notes = [f"equals torch within {difference:.1e} on {source}"]
     if scored_at is not None and meta != model.meta:
         notes.append(f"config.json has no scores: they were measured at {in_pixels(scored_at)}")
-    if (Path(config.model) / "transfer.json").exists():
+    if (Path(config.model) / layout.DENSE_FACTS).exists():
         notes.append("this is the backbone alone: use detectors and segmenters with 'frugalvit detect|segment predict'")
     if not Path(config.model).exists():
         notes.append(f"{config.model} is the name of an architecture: these weights are random")
@@ -111,7 +112,7 @@ def advise_on_difference(backbone: Backbone, to: str) -> str:
 
 def _read_settings(model: str) -> dict[str, Any]:
     """Read config.yaml of a run; empty if the model is not a run."""
-    config = (described_by(Path(model)) or Path(model)) / "config.yaml"
+    config = (described_by(Path(model)) or Path(model)) / layout.CONFIG
     return read_yaml(config) if config.is_file() else {}
 
 

@@ -12,7 +12,7 @@ from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.errors import UserError
 from frugalvit.export.format import ExportFormat, ExportJob, Run
 from frugalvit.export.model_card import write_card
-from frugalvit.utils.files import read_json
+from frugalvit.runs.run_folder import read_summary
 
 
 class TimmFolder(ExportFormat):
@@ -30,7 +30,7 @@ class HubFolder(TimmFolder):
 
     def write(self, job: ExportJob) -> tuple[nn.Module, Run]:
         written = super().write(job)
-        summary = read_json(Path(job.config.model) / "summary.json", dict) or {}
+        summary = read_summary(Path(job.config.model)) or {}
         write_card(job.folder, job.model, job.config.license, summary, job.settings, job.scored_at)
         return written
 

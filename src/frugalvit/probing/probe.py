@@ -19,6 +19,7 @@ from frugalvit.data import DatasetSplits
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
 from frugalvit.probing.splits import embed_splits, make_extractor, open_labelled, open_model, probe_device
+from frugalvit.runs import layout
 from frugalvit.utils import console
 from frugalvit.utils.files import read_json, write_text
 from frugalvit.utils.tables import CommandResult, Table
@@ -82,7 +83,7 @@ def run_probe(
 
 
 def _read_results(config: ProbeConfig) -> dict[str, Any]:
-    return read_json(Path(config.model) / "probes.json", dict) or {}
+    return read_json(Path(config.model) / layout.PROBES, dict) or {}
 
 
 def _record_result(config: ProbeConfig, key: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -91,11 +92,11 @@ def _record_result(config: ProbeConfig, key: str, data: dict[str, Any]) -> dict[
         data["labels"] = config.labels
         key += f", labels {config.labels:g}, seed {config.seed}"
     run = Path(config.model)
-    if not (run / "config.yaml").exists():
+    if not (run / layout.CONFIG).exists():
         return data
     results = _read_results(config) | {key: data}
     try:
-        write_text(run / "probes.json", json.dumps(results, indent=1, ensure_ascii=False))
+        write_text(run / layout.PROBES, json.dumps(results, indent=1, ensure_ascii=False))
     except OSError as error:  # a full disk, another person's run: the scores must still be printed
         console.warning(f"cannot write {run / 'probes.json'} ({error.strerror}): note the scores now")
     return {"run": config.model} | data

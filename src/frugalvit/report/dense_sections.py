@@ -13,13 +13,14 @@ from typing import Any
 from frugalvit.report import svg_charts
 from frugalvit.report.run_record import Curve, RunRecord, as_finite, to_data_uri
 from frugalvit.report.sections import table
+from frugalvit.runs import layout
 from frugalvit.utils.files import read_json
 
 _MAX_PIXELS = 960  # of the longer side of a picture
 
 
 def read_results(record: RunRecord) -> dict[str, Any]:
-    return read_json(record.folder / "transfer_report.json", dict) or {}
+    return read_json(record.folder / layout.DENSE_REPORT, dict) or {}
 
 
 def _precision_curve(precisions: list[float | None]) -> Curve:

@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any
 from frugalvit.errors import UserError
 from frugalvit.report import dense_sections, sections, svg_charts
 from frugalvit.report.run_record import RunRecord, find_runs, make_names_unique, read_comparison, read_run
+from frugalvit.runs import layout
 from frugalvit.utils import console, palette
 from frugalvit.utils.files import write_text
 from frugalvit.utils.text import truncate_list
@@ -79,7 +80,7 @@ def write_report(
     compared = {str(run): result for run in runs if (result := read_comparison(Path(run)))}
     text = report(records, compared, page_tag(runs, out))
     for folder, lens in seen.items():  # after the page is made: a lens that cannot be shown must not stay in the folder
-        write_text(folder / "lens.json", json.dumps(lens))
+        write_text(folder / layout.LENS, json.dumps(lens))
     write_text(out, text)
     return out
 

@@ -14,7 +14,8 @@ from typing import Any
 from frugalvit.config.base import flatten
 from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
-from frugalvit.runs.run_folder import read_summary
+from frugalvit.runs import layout
+from frugalvit.runs.run_folder import read_data_facts, read_summary
 from frugalvit.utils.files import read_json
 
 Curve = list[tuple[float, float]]
@@ -92,12 +93,12 @@ def find_runs(paths: list[Path]) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    return any((path / name).is_file() for name in ("metrics.jsonl", "summary.json"))
+    return any((path / name).is_file() for name in (layout.METRICS, layout.SUMMARY))
 
 
 def read_comparison(path: Path) -> dict[str, Any] | None:
     """Read the result of ``compare``, if ``path`` is its folder."""
-    return read_json(path / "comparison.json", dict)
+    return read_json(path / layout.COMPARISON, dict)
 
 
 def make_names_unique(records: list[RunRecord]) -> None:
@@ -114,25 +115,25 @@ def make_names_unique(records: list[RunRecord]) -> None:
 def read_run(folder: Path, lens: dict[str, Any] | None = None) -> RunRecord:
     """Read a run folder; ``lens`` replaces lens.json."""
     record = RunRecord(folder.resolve().name, folder)
-    _read_metrics(folder / "metrics.jsonl", record)
-    if (folder / "config.yaml").is_file():
-        record.setting = flatten(read_yaml(folder / "config.yaml"))
+    _read_metrics(folder / layout.METRICS, record)
+    if (folder / layout.CONFIG).is_file():
+        record.setting = flatten(read_yaml(folder / layout.CONFIG))
     summary = read_summary(folder)
     record.finished = summary is not None
     # A run that is not finished has its auto values in this file only.
-    record.summary = {"auto": read_json(folder / "decisions.json", list) or [], **(summary or {})}
+    record.summary = {"auto": read_json(folder / layout.DECISIONS, list) or [], **(summary or {})}
     _drop_trivial_top5(record)
-    record.data = read_json(folder / "data.json", dict) or {}
-    if (folder.resolve().parent.parent / "comparison.json").is_file():
+    record.data = read_data_facts(folder)
+    if (folder.resolve().parent.parent / layout.COMPARISON).is_file():
         record.setting_folder = folder.resolve().parent
-    for mistake in read_json(folder / "mistakes.json", list) or []:
+    for mistake in read_json(folder / layout.MISTAKES, list) or []:
         image = to_data_uri(mistake["image"], folder)
         if image is None:
             record.notes.append(f"mistakes.json names an image that is missing: {mistake['image']}")
         else:
             record.mistakes.append({**mistake, "image": image})
-    record.augmentations = to_data_uri("augmentations.jpg", folder, limit=None)
-    record.lens = lens or read_json(folder / "lens.json", dict)
+    record.augmentations = to_data_uri(layout.AUGMENTATIONS, folder, limit=None)
+    record.lens = lens or read_json(folder / layout.LENS, dict)
     return record
 
 

@@ -14,6 +14,7 @@ from frugalvit.config.tools import ReproduceConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.reproduce.table_spec import TableSpec, list_tables, load_table
+from frugalvit.runs import layout
 from frugalvit.utils import console
 from frugalvit.utils.files import read_json, write_text
 from frugalvit.utils.tables import CommandResult, Table, as_markdown
@@ -84,7 +85,7 @@ class Reproduction:
         return (self.config.backbone,) if self.config.backbone else self.spec.backbones
 
     def _is_finished(self, setting: str) -> bool:
-        return all((run / "summary.json").exists() for _, _, run in self._runs(setting))
+        return all((run / layout.SUMMARY).exists() for _, _, run in self._runs(setting))
 
     def _run_folder(self, table: str, backbone: str, setting: str, seed: int) -> Path:
         backbone = self.config.backbone or backbone
@@ -105,10 +106,10 @@ class Reproduction:
 
     def make_start(self, table: str, setting: str) -> None:
         """Make the run of a table that settings start from (seed 0), unless it is finished."""
-        from frugalvit.comparison.compare import asked_otherwise, run_once
+        from frugalvit.comparison.compare import find_difference, run_once
 
         spec, folder, config = self._load(table), self._start_folder(table, setting), self.config
-        finished, text = (folder / "summary.json").exists(), spec.settings[setting]
+        finished, text = (folder / layout.SUMMARY).exists(), spec.settings[setting]
         if not finished:
             self._make_starts(spec, [text])
         text = self._insert_starts(spec, text)
@@ -126,7 +127,7 @@ class Reproduction:
         if not finished:
             console.info(f"making the run to start from: {table}, {setting}")
             run_once(run_config, train)
-        elif difference := asked_otherwise(folder, run_config):
+        elif difference := find_difference(folder, run_config):
             console.warning(f"{difference}: the table starts from the finished run; another --out makes a new one")
 
     # Configurations

@@ -1,4 +1,4 @@
-"""What a run used of its data and what it left out, for whoever asks months later: kept in ``data.json``."""
+"""Record which images a run used and skipped (data.json)."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import NamedTuple
 
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.loader import BatchSource
+from frugalvit.runs import layout
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils.files import utf8_safe
 
 MOST_NAMED = 200
-"""Unreadable files that are kept by name; of more than these, their number."""
+"""Unreadable files that are recorded by name."""
 
 
 class SkippedFile(NamedTuple):
-    """A file of a part of the data that could not be read, and why."""
+    """An unreadable file of a split, and the reason."""
 
-    part: str
+    split: str
     file: str
     reason: str
 
 
 def record_data_usage(run: RunFolder, notes: Sequence[str], parts: Mapping[str, ImageStore | BatchSource]) -> None:
-    """Write down what was said when the data were read, how many images each part has, and which it could not read.
+    """Write the notes on the data, the number of images of each split, and the files that were skipped.
 
-    Images that are decoded while training are found to be unreadable only then, so this is said again at the end; and a
-    resumed run may not meet again what it had met before.
+    Images that are decoded while training show up as unreadable only then, so this is called again at the end.
     """
     unreadable = [SkippedFile(name, *entry) for name, part in parts.items() for entry in part.unreadable]
     used = {name: part.readable for name, part in parts.items() if part.readable is not None}
@@ -38,24 +38,25 @@ def write_data_usage(
     notes: Sequence[str],
     used: Mapping[str, int],
     bad: Sequence[SkippedFile],
-    under_way: Collection[str] = (),
+    while_training: Collection[str] = (),
 ) -> None:
-    """The same of data that lie in no store: the images of each part that can be read, and the files that cannot.
+    """Write the same from counts of readable images and a list of unreadable files.
 
-    under_way: the parts whose unreadable files are met while training
+    while_training: splits whose unreadable files show up in training; a resumed run may not see all of them again
     """
     if not run.writer:
         return
     used, bad = dict(used), list(bad)
-    met = {(part, utf8_safe(file)) for part, file, _ in bad}
-    for entry in run.read_json("data.json").get("left_out", {}).get("files", []):
-        part, file = entry["split"], entry["name"]
-        if part in under_way and (part, file) not in met:
-            bad.append(SkippedFile(part, file, entry["reason"]))
-            used[part] -= 1
+    stored, seen = run.read_json(layout.DATA), {(split, utf8_safe(file)) for split, file, _ in bad}
+    for entry in stored.get("left_out", {}).get("files", []):
+        split, file = entry["split"], entry["name"]
+        if split in while_training and (split, file) not in seen:
+            bad.append(SkippedFile(split, file, entry["reason"]))
+            used[split] -= 1
     named = [
-        {"name": utf8_safe(file), "split": part, "reason": utf8_safe(reason)} for part, file, reason in bad[:MOST_NAMED]
+        {"name": utf8_safe(file), "split": split, "reason": utf8_safe(reason)}
+        for split, file, reason in bad[:MOST_NAMED]
     ]
     left_out = {"count": len(bad), "files": named}
     facts = {"notes": [utf8_safe(note) for note in notes], "used": used, "left_out": left_out}
-    run.save_json("data.json", run.read_json("data.json") | facts)
+    run.save_json(layout.DATA, stored | facts)

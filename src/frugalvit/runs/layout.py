@@ -1,4 +1,14 @@
-"""The names under which runs and comparisons write: what somebody else has put there is kept."""
+"""The names of all files in a run folder and in a comparison folder.
+
+config.yaml       every option; "auto" stays only where each machine chooses, and where training does not use the value
+data.json         what the run learns from: images, classes, network, files it skipped
+decisions.json    the values that "auto" chose, with reasons
+metrics.jsonl     one line per logged step
+checkpoints/      last.pt, previous.pt (the one before), best.pt
+model/            model.safetensors + config.json, for timm and for frugalvit
+summary.json      the final result
+report.html       one page to read
+"""
 
 from __future__ import annotations
 
@@ -8,81 +18,143 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from frugalvit.config.run import AT_START
 from frugalvit.errors import UserError
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import FolderLock, is_part, read_json
 
-REQUEST_FILE = "asked.json"
-"""What a run of a comparison was asked to be."""
+CONFIG = "config.yaml"
+DATA = "data.json"
+DECISIONS = "decisions.json"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
+REPORT = "report.html"
+MODEL = "model"
+TENSORBOARD = "tensorboard"
+TRACKERS = "trackers.json"
+FAULT = "fault"
+LENS = "lens.json"
+PROBES = "probes.json"
+AUGMENTATIONS = "augmentations.jpg"
+MISTAKES = "mistakes.json"
+MISTAKES_PICTURE = "mistakes.jpg"
+REQUEST = "asked.json"  # the options that a comparison requested from its run
 
-BEFORE_STEPS = (*AT_START, "trackers.json")
+CHECKPOINTS = "checkpoints"
+BEST, LAST, PREVIOUS = "best.pt", "last.pt", "previous.pt"
+CHECKPOINT_FILES = (BEST, LAST, PREVIOUS)
 
+DENSE_WEIGHTS, DENSE_FACTS = "transfer.safetensors", "transfer.json"
+DENSE_REPORT = "transfer_report.json"
+PICTURES = "pictures"
+
+COMPARISON = "comparison.json"
+COMPARISON_TABLES = ("comparison.md", "comparison.csv", "comparison.tex")
+COMPARISON_CHART = "comparison.png"
+
+AT_START = (CONFIG, DATA, DECISIONS)
+"""Written before the first step."""
+
+BEFORE_STEPS = (*AT_START, TRACKERS)
 RUN_FILES = (
     *BEFORE_STEPS,
-    *("checkpoints", "metrics.jsonl", "tensorboard", "fault", "model", "summary.json", "report.html", "lens.json"),
-    *("augmentations.jpg", "mistakes.json", "mistakes.jpg"),
+    *(CHECKPOINTS, METRICS, TENSORBOARD, FAULT, MODEL, SUMMARY, REPORT, LENS),
+    *(AUGMENTATIONS, MISTAKES, MISTAKES_PICTURE),
 )
+DENSE_FILES = (*RUN_FILES, DENSE_WEIGHTS, DENSE_FACTS, DENSE_REPORT, PICTURES)
+"""Written by detectors and segmenters."""
 
-TRANSFER_FILES = (*RUN_FILES, "transfer.safetensors", "transfer.json", "transfer_report.json", "pictures")
-"""What detectors and segmenters write."""
+COMPARISON_FILES = (*COMPARISON_TABLES, COMPARISON_CHART, COMPARISON, REPORT, TENSORBOARD, TRACKERS)
+EMPTY_RUN_FILES = {*AT_START, REQUEST, ".lock", CHECKPOINTS}
 
-OF_COMPARISON = (
-    *(f"comparison.{kind}" for kind in ("md", "csv", "tex", "png", "json")),
-    *("report.html", "tensorboard", "trackers.json"),
-)
+
+# -- what a folder holds
+
+
+def contains_run(folder: Path) -> bool:
+    """Return whether the folder holds a run worth keeping. A run that failed before step 0 does not count."""
+    if not (folder / CONFIG).exists():
+        return False
+    if not all((folder / name).exists() for name in AT_START):
+        return True  # a config.yaml that is not ours, or a run that lost files
+    done = any((folder / name).exists() for name in (METRICS, SUMMARY))
+    return done or not all(map(is_part, (folder / CHECKPOINTS).glob("*")))
+
+
+def is_started(folder: Path) -> bool:
+    """Return whether a run in the folder has written its configuration and its data."""
+    return all((folder / name).is_file() for name in (CONFIG, DATA))
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Return whether a run has a checkpoint to resume from."""
+    return any((folder / CHECKPOINTS / name).exists() for name in (LAST, PREVIOUS))
+
+
+def find_run(path: str | Path) -> Path:
+    """Return the folder of a run, or raise."""
+    folder = Path(path)
+    if not (folder / CONFIG).exists():
+        raise UserError(f"{folder} holds no run (no {CONFIG}). Pass the folder that a run printed at its start.")
+    return folder
+
+
+def write_error_hint(folder: Path) -> str:
+    """Return what to do if the folder is not writable."""
+    if contains_run(folder):
+        return "Make it writable, or copy the run and resume the copy."
+    return "Choose another folder with --out."
+
+
+# -- no overwriting, and cleaning up
 
 
 def check_free_for_run(folder: Path, names: Iterable[str] = RUN_FILES) -> None:
-    """Refuse a folder without a run where somebody's own file would be written over; other files may lie there.
+    """Refuse a folder where a run would overwrite the user's files. Other files may be there.
 
-    A run that ended before its first step goes for nothing: what it left may be written over.
+    Files of a run that failed before its first step may be overwritten.
     """
-    left = (folder / ".lock").exists() or all((folder / name).exists() for name in AT_START)
-    _refuse(folder, [name for name in names if not (left and name in BEFORE_STEPS)])
+    failed = (folder / ".lock").exists() or all((folder / name).exists() for name in AT_START)
+    _refuse_overwriting(folder, [name for name in names if not (failed and name in BEFORE_STEPS)])
 
 
 def check_free_for_comparison(folder: Path) -> None:
-    """Refuse a folder without a comparison, begun or finished, where somebody's own file would be written over."""
-    begun = any(folder.glob(f"*/seed_*/{REQUEST_FILE}"))
-    ours = begun or "settings" in (read_json(folder / "comparison.json", dict) or {})
-    _refuse(folder, () if ours else OF_COMPARISON)
+    """Refuse a folder where a comparison would overwrite the user's files, unless it holds a comparison."""
+    started = any(folder.glob(f"*/seed_*/{REQUEST}"))
+    ours = started or "settings" in (read_json(folder / COMPARISON, dict) or {})
+    _refuse_overwriting(folder, () if ours else COMPARISON_FILES)
 
 
-def _refuse(folder: Path, names: Iterable[str]) -> None:
+def _refuse_overwriting(folder: Path, names: Iterable[str]) -> None:
     taken = [name for name in names if _is_taken(folder / name)]
     if taken:
         shown = ", ".join(taken[:3]) + (" …" if len(taken) > 3 else "")
-        raise UserError(f"{folder} has {shown} already, which would be written over: choose another --out.")
+        raise UserError(f"{folder} already has {shown}, which would be overwritten. Choose another --out.")
 
 
 def _is_taken(path: Path) -> bool:
-    """Whether something lies under a name; in an empty folder, or among the parts of killed runs, nothing is lost."""
+    """Return whether writing to the path loses something; partial files of killed runs do not count."""
     return not all(map(is_part, path.iterdir())) if path.is_dir() else path.exists() or path.is_symlink()
 
 
-EMPTY_RUN_FILES = {*AT_START, REQUEST_FILE, ".lock", "checkpoints"}
-
-
 def missing_parents(folder: Path) -> list[Path]:
-    """The folder and those it lies in, as far as they are not there yet, from the inside out."""
-    return list(itertools.takewhile(lambda place: not place.exists(), (folder, *folder.parents)))
+    """Return the folder and its parents that do not exist yet, innermost first."""
+    return list(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
 
 
-def remove_empty_run(made: list[Path], error: UserError) -> None:
-    """Remove the folders that were made for a run, if nothing but what precedes its first step is there.
+def remove_empty_run(created: list[Path], error: UserError) -> None:
+    """Remove the folders created for a run that failed before its first step.
 
-    Nobody else may be working in it: two processes that are asked for the same run both find that it is not there yet.
+    The lock guards against another process that uses the same new folder.
 
-    made:  as ``missing`` gave them
-    error: what has ended the run; where it says to resume it, as after a disk that was full, the folder stays
+    created: from ``missing_parents``
+    error:   what ended the run; if it advises to resume (a full disk), the folder stays
     """
-    if not made or not made[0].is_dir() or f"--resume {shell_quote(made[0])}" in str(error):
+    if not created or not created[0].is_dir() or f"--resume {shell_quote(created[0])}" in str(error):
         return
-    folder, *above = made
+    folder, *parents = created
     try:
         with FolderLock(folder):
-            if {entry.name for entry in folder.iterdir()} - EMPTY_RUN_FILES or any((folder / "checkpoints").glob("*")):
+            if {entry.name for entry in folder.iterdir()} - EMPTY_RUN_FILES or any((folder / CHECKPOINTS).glob("*")):
                 return
             for name in {*EMPTY_RUN_FILES} - {".lock"}:
                 path = folder / name
@@ -91,10 +163,10 @@ def remove_empty_run(made: list[Path], error: UserError) -> None:
                 else:
                     path.unlink(missing_ok=True)
     except UserError:
-        return  # somebody else's
-    with contextlib.suppress(OSError):  # closed by now: Windows removes no file that is open
+        return  # another process uses the folder
+    with contextlib.suppress(OSError):  # the lock file is closed now: Windows does not remove open files
         (folder / ".lock").unlink(missing_ok=True)
         folder.rmdir()
-    for place in above:
-        with contextlib.suppress(OSError):  # something else lies there by now
-            place.rmdir()
+    for path in parents:
+        with contextlib.suppress(OSError):  # not empty any more
+            path.rmdir()

@@ -1,7 +1,7 @@
-"""Metrics where people already watch them: TensorBoard always; W&B, MLflow, Trackio by option (files are the truth).
+"""Trackers: TensorBoard always; W&B, MLflow and Trackio with --track.
 
-A tracker takes numbers (``log``), pictures (``image``) and tables (``table``), each with the step it belongs to. The
-run's identity at a service is kept in ``RUN/trackers.json``, so that a resumed run goes on in the same place there.
+A tracker takes numbers (``log``), pictures (``image``) and tables (``table``), each with its step. RUN/trackers.json
+stores the run's identity at each service, so that a resumed run continues there.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from frugalvit.config.base import flatten
 from frugalvit.errors import UserError, did_you_mean
+from frugalvit.runs import layout
 from frugalvit.utils import console
 from frugalvit.utils.files import read_json, write_text
 from frugalvit.utils.tables import Table, as_markdown, markdown_text
@@ -29,10 +30,10 @@ _SEED = re.compile(r"seed_\d+")
 
 
 class Tracker(Protocol):
-    """Where numbers, pictures and tables of a run go."""
+    """A destination for numbers, pictures and tables of a run."""
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Numbers of one step; ``split`` ("train", "val") becomes the first part of their names."""
+        """Log the numbers of one step; ``split`` ("train", "val") becomes the first part of their names."""
         ...
 
     def image(self, step: int, name: str, path: Path) -> None: ...
@@ -43,7 +44,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files in a folder. What a resumed run will write again, from step ``purge`` on, is forgotten first."""
+    """Event files in a folder. A resumed run purges the events from step ``purge`` on, and writes them again."""
 
     def __init__(self, folder: Path, purge: int | None = None) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -55,7 +56,7 @@ class TensorBoard:
             self.writer.add_scalar(name, value, step)
 
     def image(self, step: int, name: str, path: Path) -> None:
-        """The file as it is: ``add_image`` would encode it anew, a quarter of a second for every picture."""
+        """Write the file as it is: ``add_image`` encodes it again, which takes a quarter of a second."""
         from PIL import Image
         from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -73,18 +74,18 @@ class TensorBoard:
         self.writer.close()
 
 
-def shown_name(folder: Path) -> str:
-    """A run's name at a service; that of a comparison's run, ``seed_0``, says nothing without its setting."""
+def run_name(folder: Path) -> str:
+    """Return a run's name at a service; a run of a comparison (``seed_0``) also gets the name of its setting."""
     return f"{folder.resolve().parent.name}-{folder.name}" if _SEED.fullmatch(folder.name) else folder.name
 
 
 class _WandB:
-    """Weights & Biases. ``WANDB_MODE=offline`` keeps everything in the run folder."""
+    """Weights & Biases. ``WANDB_MODE=offline`` writes to the run folder only."""
 
     def __init__(self, library: Any, folder: Path, config: Mapping[str, Any], identity: str | None) -> None:
         self.service = library
         self.run = library.init(
-            project=PROJECT, name=shown_name(folder), dir=str(folder), config=dict(config), id=identity, resume="allow"
+            project=PROJECT, name=run_name(folder), dir=str(folder), config=dict(config), id=identity, resume="allow"
         )
         self.identity = str(self.run.id)
 
@@ -103,7 +104,7 @@ class _WandB:
 
 
 class _MLflow:
-    """MLflow, at ``MLFLOW_TRACKING_URI``, or where it keeps things by itself."""
+    """MLflow, at ``MLFLOW_TRACKING_URI`` or its default location."""
 
     def __init__(self, library: Any, folder: Path, config: Mapping[str, Any], identity: str | None) -> None:
         self.client = library.MlflowClient()
@@ -112,8 +113,8 @@ class _MLflow:
             self.client.update_run(identity, status="RUNNING")
             return
         experiment = self.client.get_experiment_by_name(PROJECT)
-        where = experiment.experiment_id if experiment else self.client.create_experiment(PROJECT)
-        self.identity = self.client.create_run(where, run_name=shown_name(folder)).info.run_id
+        identifier = experiment.experiment_id if experiment else self.client.create_experiment(PROJECT)
+        self.identity = self.client.create_run(identifier, run_name=run_name(folder)).info.run_id
         for name, value in flatten(config).items():
             self.client.log_param(self.identity, name, str(value)[:500])
 
@@ -126,7 +127,7 @@ class _MLflow:
 
     def table(self, step: int, name: str, table: Table) -> None:
         rows = [row_of(row) for row in table.rows]
-        columns = {column: [row[place] for row in rows] for place, column in enumerate(table.columns)}
+        columns = {column: [row[index] for row in rows] for index, column in enumerate(table.columns)}
         self.client.log_table(self.identity, columns, f"{name}.json")
 
     def close(self) -> None:
@@ -134,12 +135,12 @@ class _MLflow:
 
 
 class _Trackio:
-    """Trackio, local unless its own environment variables say otherwise."""
+    """Trackio, local by default."""
 
     def __init__(self, library: Any, folder: Path, config: Mapping[str, Any], identity: str | None) -> None:
         self.service = library
-        # The name is all that tells runs apart there, and folders in many places have the same.
-        self.identity = identity or f"{shown_name(folder)}-{secrets.token_hex(3)}"
+        # Trackio tells runs apart by name alone, and many folders have the same name.
+        self.identity = identity or f"{run_name(folder)}-{secrets.token_hex(3)}"
         how = "allow" if identity else "never"
         self.run = library.init(project=PROJECT, name=self.identity, config=dict(config), resume=how)
 
@@ -150,27 +151,27 @@ class _Trackio:
         self.run.log({name: self.service.Image(str(path))}, step=step)
 
     def table(self, step: int, name: str, table: Table) -> None:
-        # As dicts: releases before 0.20 leave the names of the columns out when they are given apart.
+        # As dicts: releases before 0.20 drop column names that are passed separately.
         rows = [dict(zip(table.columns, row_of(row), strict=True)) for row in table.rows]
         self.run.log({name: self.service.Table(data=rows)}, step=step)
 
     def close(self) -> None:
-        self.service.finish()  # not run.finish(): the library would finish it once more at exit, and say so
+        self.service.finish()  # not run.finish(): the library would finish the run again at exit
 
 
-# What to try when a service does not start.
+# With what to try if a service does not start.
 TRACKERS: dict[str, tuple[type, str]] = {
     "wandb": (_WandB, "Log in with 'wandb login', or set WANDB_MODE=offline."),
     "mlflow": (
         _MLflow,
-        "Set MLFLOW_TRACKING_URI to your server, or install all of it for a local one: pip install mlflow",
+        "Set MLFLOW_TRACKING_URI to your server, or run a local one: pip install mlflow",
     ),
-    "trackio": (_Trackio, "Try 'trackio show' to see whether it works here."),
+    "trackio": (_Trackio, "Check that 'trackio show' works."),
 }
 
 
 class Trackers:
-    """Several trackers as one. One that fails is said and left out: a service that is down must not end a run."""
+    """Several trackers as one. One that fails is dropped with a warning: a service must not end a run."""
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         self.trackers = dict(trackers)
@@ -191,29 +192,29 @@ class Trackers:
     def _each(self, act: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self.trackers.items()):
             try:
-                with _results_kept_clean():
+                with _redirect_stdout():
                     act(tracker)
             except Exception as error:
                 del self.trackers[name]
                 console.warning(
-                    f"{name} gets nothing more of this run ({_reason(error)}); metrics.jsonl has everything"
+                    f"{name} is dropped for the rest of this run ({_reason(error)}); {layout.METRICS} has everything"
                 )
 
 
 def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, Any]) -> Trackers:
-    """A tracker for every name; a wrong name or a library that is not installed is said before anything is trained."""
+    """Start a tracker for every name. A wrong name or a missing library raises."""
     wanted = list(dict.fromkeys(names))
     libraries = {name: _library(name) for name in wanted}
-    file = run_folder / "trackers.json"
+    file = run_folder / layout.TRACKERS
     known: dict[str, str] = read_json(file, dict) or {}
     trackers: dict[str, Tracker] = {}
     for name in wanted:
         kind, hint = TRACKERS[name]
         try:
-            with _results_kept_clean():
+            with _redirect_stdout():
                 tracker = kind(libraries[name], run_folder, config, known.get(name))
         except Exception as error:
-            raise UserError(f"{name} cannot be started ({_reason(error)}). {hint}") from error
+            raise UserError(f"--track {name} failed to start ({_reason(error)}). {hint}") from error
         known[name] = tracker.identity
         trackers[name] = tracker
     if wanted:
@@ -225,19 +226,19 @@ def _reason(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def _results_kept_clean() -> contextlib.redirect_stdout[Any]:
-    """Trackio talks on standard output, which belongs to results."""
+def _redirect_stdout() -> contextlib.redirect_stdout[Any]:
+    """Redirect standard output, which is for results: Trackio prints there."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Raise for a wrong name or a missing library, without starting anything: for the first second of a command."""
+    """Raise for a wrong name or a missing library, without starting anything."""
     for name in names:
         _library(name, load=False)
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """``{"split": "val", "top1": 71.2}`` -> ``{"val/top1": 71.2}``: what can be drawn as a curve."""
+    """``{"split": "val", "top1": 71.2}`` -> ``{"val/top1": 71.2}``: what can be plotted."""
     split = values.get("split", "train")
     return {
         f"{split}/{name}": float(value)
@@ -247,7 +248,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def row_of(row: Iterable[object]) -> list[str | int | float | bool | None]:
-    """Cells as every service takes them: plain numbers and words, nothing where a number is not one."""
+    """Return cells that every service takes: numbers and text, None for non-finite numbers."""
     return [_cell(value) for value in row]
 
 
@@ -258,16 +259,14 @@ def _cell(value: object) -> str | int | float | bool | None:
 
 
 def markdown(table: Table) -> str:
-    """A table in Markdown, under its title."""
+    """Return a table in Markdown, under its title."""
     title = f"**{markdown_text(table.title)}**\n\n" if table.title else ""
     return title + as_markdown(table.columns, table.rows)
 
 
 def _library(name: str, load: bool = True) -> Any:
     if name not in TRACKERS:
-        raise UserError(f"There is no tracker '{name}': choose {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}")
+        raise UserError(f"--track {name}: choose {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}")
     if importlib.util.find_spec(name) is None:
-        raise UserError(
-            f'Tracking with {name} needs a package that is not installed: pip install "frugalvit[tracking]"'
-        )
+        raise UserError(f'--track {name} needs a package that is not installed: pip install "frugalvit[tracking]"')
     return importlib.import_module(name) if load else None

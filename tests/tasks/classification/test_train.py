@@ -26,7 +26,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment import drloc_pairs
 from frugalvit.experiment.builders import EvalSet
 from frugalvit.experiment.load_model import load_model
-from frugalvit.experiment.summary import _seen_from, worst_mistakes
+from frugalvit.experiment.summary import relative_name, worst_mistakes
 from frugalvit.tasks.classification import task
 from frugalvit.tasks.classification import train as commands
 from frugalvit.tasks.classification.predict import predict
@@ -87,7 +87,7 @@ def test_files_are_named_from_where_the_data_are(where: str, shown: str, tmp_pat
     """A report may go to others, whom the folders above the data are no concern of."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "t.csv").write_text("")
-    assert _seen_from(str(tmp_path / where), str(tmp_path / "photos/val/cat/1.png")) == shown
+    assert relative_name(str(tmp_path / where), str(tmp_path / "photos/val/cat/1.png")) == shown
 
 
 @pytest.mark.parametrize(("prob", "passes"), [(0.0, 1), (1.0, 2)])
@@ -170,7 +170,7 @@ def test_the_last_weights_are_said_in_words_where_nothing_chose_the_best(
     }
     data = train(TrainConfig.parse(settings)).data
     assert data["best_step"] is None and data["val_top1"] is None
-    assert data["weights"] == "those of the last step: no validation images to choose the best by"
+    assert data["weights"] == "the last step: no validation images to choose the best by"
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert data["weights"] in page and "best step" not in page
     assert cli.main(["train", "--resume", str(tmp_path / "run")]) == 0
@@ -194,7 +194,7 @@ def test_the_best_weights_are_scored_and_kept(
 
 def test_the_best_weights_are_said_in_words(photos: Path, tmp_path: Path) -> None:
     data = train(config(photos, tmp_path / "run", steps=4)).data
-    assert data["best_step"] == 4 and data["weights"] == "the best on val, of step 4"
+    assert data["best_step"] == 4 and data["weights"] == "the best on val, step 4"
 
 
 def test_data_that_has_moved_is_named_at_the_resume(
@@ -220,7 +220,7 @@ def test_data_that_has_moved_is_named_at_the_resume(
     assert cli.main(["train", "--resume", str(run)]) == 2
     said = capsys.readouterr().err
     assert "No folder" in said
-    assert f"If it lies elsewhere now: frugalvit train PLACE --resume {run}" in said
+    assert f"frugalvit train NEW_PATH --resume {run}" in said
     assert cli.main(["train", str(tmp_path / "there"), "--resume", str(run)]) == 0
     assert "have changed" not in capsys.readouterr().err
     # The next resume, which need not name it, finds it too.
@@ -290,7 +290,7 @@ def test_a_run_of_another_network_is_not_gone_on_with(photos: Path, tmp_path: Pa
     (tmp_path / "run" / "summary.json").unlink()
     stored = tmp_path / "run" / "config.yaml"
     stored.write_text(stored.read_text().replace("backbone_args:\n", "backbone_args:\n  mlp_ratio: 3.0\n"))
-    with pytest.raises(UserError, match="was begun with another network"):
+    with pytest.raises(UserError, match="does not fit the network"):
         train(TrainConfig.parse({"resume": str(tmp_path / "run")}))
 
 

@@ -13,17 +13,15 @@ from PIL import Image
 
 from frugalvit import create_backbone
 from frugalvit.config.dense import DetectConfig, SegmentConfig, SegmentPredictConfig
+from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import load_model
-from frugalvit.tasks.dense import experiment
 from frugalvit.tasks.dense.checkpoint import FACTS, WEIGHTS, read_facts, save_trained
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.detection import commands
 from frugalvit.tasks.segmentation import commands as segment_commands
 from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
 from frugalvit.tasks.segmentation.task import SegmentationTask
-
-JOBS: dict[str, Any] = {"detect": commands.DetectJob(), "segment": segment_commands.SegmentJob()}
+from helpers.tiny_runs import resolve
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +86,8 @@ def test_folders_without_a_trained_network(kind: str, name: str, tmp_path: Path)
 
 @pytest.mark.parametrize(("kind", "config"), [("detect", DetectConfig), ("segment", SegmentConfig)])
 def test_peer_timeout_reaches_the_plan(kind: str, config: Any) -> None:
-    settings = config.parse({"data": "x", "batch": 4, "lr": 1e-3, "steps": 10, "peer_timeout": 7.0})
-    assert experiment.make_plan(settings, 100, 1, JOBS[kind]).patience_for_peers == 7.0
+    settings = config.parse({"data": "x", "img_size": 64, "batch": 4, "lr": 1e-3, "steps": 10, "peer_timeout": 7.0})
+    assert TrainPlan.from_config(resolve(settings), 100, 1).patience_for_peers == 7.0
 
 
 @pytest.mark.parametrize("kind", ["detector", "segmenter"])

@@ -15,14 +15,15 @@ from PIL import Image
 
 from frugalvit.backbones import factory
 from frugalvit.config.dense import DetectConfig
+from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
-from frugalvit.runs.layout import TRANSFER_FILES
-from frugalvit.tasks.dense import experiment
+from frugalvit.runs.layout import DENSE_FILES
 from frugalvit.tasks.dense.loader import ImageReader
 from frugalvit.tasks.detection import commands
 from frugalvit.tasks.segmentation import commands as segment_commands
 from helpers.dense_runs import COMMON, HEADS, detect_config, segment_config
 from helpers.dense_samples import edit, make_coco, make_scenes
+from helpers.tiny_runs import resolve
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -81,7 +82,7 @@ def test_runs_write_only_known_files_and_overwrite_none(
     detector: Path, segmenter: Path, scenes: Path, tmp_path: Path
 ) -> None:
     for run in (detector, segmenter):
-        assert {path.name for path in run.iterdir()} <= {*TRANSFER_FILES, ".lock"}
+        assert {path.name for path in run.iterdir()} <= {*DENSE_FILES, ".lock"}
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "worst_1.jpg").write_text("mine")
     with pytest.raises(UserError, match="pictures"):
@@ -178,7 +179,7 @@ def test_one_image_is_too_few_and_makes_no_folder(kind: str, split: str, message
 
 def test_epochs_count_steps_of_the_accumulated_batch(tmp_path: Path) -> None:
     config = detect_config(tmp_path, tmp_path / "run", steps=None, epochs=4, batch=10, accumulate=4)
-    plan = experiment.make_plan(config, 100, 1, commands.DetectJob())
+    plan = TrainPlan.from_config(resolve(config, 100), 100, 1)
     assert (plan.images_per_step, plan.steps_per_epoch, plan.steps) == (8, 12, 48)
 
 
@@ -210,7 +211,7 @@ def test_the_rate_does_not_depend_on_init(
         found.append(config.lr)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(experiment, "make_plan", stop)
+    monkeypatch.setattr(command, "make_schedule", stop)
     for name, start in (("random", {}), ("init", {"init": str(segmenter)})):
         with pytest.raises(KeyboardInterrupt):
             command.train(make(data, tmp_path / name, lr="auto", **start))
@@ -235,15 +236,14 @@ def test_objects_whose_masks_are_all_empty(tmp_path: Path) -> None:
     data = make_coco(tmp_path / "empty", train=3, val=2, side=40)
     outside = [[-9.0, -9, -5, -9, -5, -5]]
     edit(data, "train", lambda content: [entry.update(segmentation=outside) for entry in content["annotations"]])
-    job = commands.DetectJob()
-    found = job.open(detect_config(data, tmp_path / "run"))
+    found = commands.open_annotations(detect_config(data, tmp_path / "run"))
     assert found.splits["train"][0].learnable() and not found.has_masks()
     assert any("instances_train.json: 6 of 6 objects" in note for note in found.notes)
     with pytest.raises(UserError, match="--masks"):
-        job.open(detect_config(data, tmp_path / "run", masks=True))
+        commands.open_annotations(detect_config(data, tmp_path / "run", masks=True))
     edit(data, "train", lambda content: content.update(annotations=[]))
     with pytest.raises(UserError, match="no objects"):
-        job.open(detect_config(data, tmp_path / "run"))
+        commands.open_annotations(detect_config(data, tmp_path / "run"))
 
 
 def test_models_of_other_data_are_refused(detector: Path, segmenter: Path, scenes: Path, tmp_path: Path) -> None:

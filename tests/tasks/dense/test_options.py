@@ -85,9 +85,9 @@ def test_segmentation_recipes_are_valid(name: str) -> None:
 
 
 def test_real_datasets_open(data_root: Path) -> None:
-    found = segment_commands.SegmentJob().open(SegmentConfig.parse({"data": str(data_root / "camvid")}))
+    found = segment_commands.open_annotations(SegmentConfig.parse({"data": str(data_root / "camvid")}))
     assert {split: len(part) for split, part in found.splits.items()} == {"train": 367, "val": 101, "test": 233}
     assert len(found.classes) == 11 and found.table[11] == 255
-    coco = commands.DetectJob().open(DetectConfig.parse({"data": str(data_root / "coco_mini")}))
+    coco = commands.open_annotations(DetectConfig.parse({"data": str(data_root / "coco_mini")}))
     assert {split: len(part) for split, part in coco.splits.items()} == {"train": 532, "val": 133}
     assert len(coco.classes) == 80 and coco.category_ids[-1] == 90

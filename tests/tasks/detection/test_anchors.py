@@ -16,8 +16,8 @@ from torchvision.ops import box_iou
 from frugalvit import create_backbone
 from frugalvit.config.dense import DetectConfig
 from frugalvit.config.yaml import read_yaml
-from frugalvit.experiment.auto_values import AutoValues
-from frugalvit.tasks.dense.auto_values import decide_detector
+from frugalvit.experiment.auto_values import AutoValues, Facts
+from frugalvit.experiment.dense_auto_values import resolve_detection
 from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides, with_top
 from frugalvit.tasks.detection import commands
 from frugalvit.tasks.detection.layers import DetectorSpec, FloatAnchors, roi_align
@@ -29,6 +29,9 @@ SMALL = {
     "classes": 2, "head": "mask-rcnn", "masks": False, "channels": 16, "hidden": 32, "anchors": 2.0, "proposals": 50,
     "samples": 32, "detections": 100,
 }  # fmt: skip
+
+FACTS = Facts(100, 1, 64, "cpu")
+
 NETWORKS: dict[str, dict[str, Any]] = {
     "swin_nano": {},
     "cvt_13": {},
@@ -38,11 +41,10 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 
 def resolve(strides: list[float], side: int, **options: float) -> DetectorSpec:
-    config = DetectConfig.parse({"data": "x", "img_size": side, "detector": options})
-    decisions = AutoValues()
-    decide_detector(config, 96, strides, False, decisions)
-    assert all(decision.reason for decision in decisions)
-    return DetectorSpec(1, anchors=float(config.detector.anchors), octaves=int(config.detector.octaves))
+    config, auto = DetectConfig.parse({"data": "x", "img_size": side, "detector": options}), AutoValues()
+    sizes = resolve_detection(config, FACTS, with_top(strides), (False, "no masks"), auto).detector
+    assert all(value.reason for value in auto)
+    return DetectorSpec(1, anchors=sizes.anchors, octaves=sizes.octaves)
 
 
 def share_covered(spec: DetectorSpec, strides: list[float], side: int, object_side: float) -> float:
@@ -97,8 +99,8 @@ def test_set_anchors_are_used() -> None:
 @pytest.mark.parametrize(("strides", "octaves"), [([4, 8, 16, 32], 1), ([4, 8, 16], 2)])
 def test_detect_coco_has_the_published_anchors(strides: list[float], octaves: int) -> None:
     config = DetectConfig.parse({"data": "x", "recipe": "detect-coco"})
-    decide_detector(config, 768, strides, True, AutoValues())
-    assert (config.detector.anchors, config.detector.octaves) == (8.0, octaves)
+    sizes = resolve_detection(config, FACTS, with_top(strides), (True, "masks"), AutoValues()).detector
+    assert (sizes.anchors, sizes.octaves) == (8.0, octaves)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

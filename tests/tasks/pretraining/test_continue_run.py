@@ -12,14 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from frugalvit import RegionMatching, ViewMatching, cli, create_backbone
+from frugalvit import RegionMatching, ViewMatching, create_backbone
+from frugalvit.cli import main as cli
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.engine.param_groups import remap_optimizer_state
 from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues
-from frugalvit.experiment.resume import read_facts
-from frugalvit.tasks.pretraining.continue_run import inherit_options, start_from_heads
+from frugalvit.runs.run_folder import read_data_facts as read_facts
+from frugalvit.tasks.pretraining.continue_run import ContinuedRun, start_from_heads
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from helpers.tiny_runs import PRETRAIN, read_metrics, write_config, write_images
 
@@ -35,6 +36,10 @@ def views_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_config(folder / "both.yaml", PRETRAIN, matching=both, steps=8)
     assert run(folder, "views.yaml", "views") == 0
     return folder
+
+
+def inherited(config: PretrainConfig) -> PretrainConfig:
+    return ContinuedRun(str(config.continue_from)).inherit_options(config, AutoValues())
 
 
 def run(folder: Path, config: str, out: str, *more: str) -> int:
@@ -84,7 +89,7 @@ def test_what_is_left_open_is_as_in_the_run_that_is_continued(
     words = ["pretrain", str(views_only / "images"), "--config", str(views_only / "open.yaml"), "--device", "cpu"]
     assert cli.main([*words, "--out", str(views_only / "follows"), "--continue", str(views_only / "views")]) == 0
     said = capsys.readouterr().err
-    assert f"matching.bottleneck = 4: what {views_only / 'views'} has" in said and "going on from" in said
+    assert f"matching.bottleneck = 4: inherited from {views_only / 'views'}" in said and "going on from" in said
     theirs, ours = (read_yaml(views_only / name / "config.yaml") for name in ("views", "follows"))
     heads = ("prototypes", "hidden", "bottleneck", "norm_last")
     assert {name: ours["matching"][name] for name in heads} == {name: theirs["matching"][name] for name in heads}
@@ -107,7 +112,7 @@ def test_all_that_is_not_asked_for_is_as_in_the_run_that_is_continued(
     assert [name for name in theirs if name not in own and theirs[name] != ours[name]] == []
     assert (theirs["steps"], ours["steps"], ours["crops"]["local_crops"]) == (4, 8, 2)
     said = capsys.readouterr().err
-    assert f"auto: steps = 8: as many again as {views_only / 'views'} was to take" in said
+    assert f"auto: steps = 8: twice the length of {views_only / 'views'}" in said
     assert said.count("auto: recipe = small") == 1
     assert f"unlike {views_only / 'views'}: steps 8 (there 4)\n" in said
     more = ["--steps", "5", "--batch", "6", "--crops.local-crops", "0", "--out", str(views_only / "otherwise")]
@@ -121,12 +126,12 @@ def test_all_that_is_not_asked_for_is_as_in_the_run_that_is_continued(
     (views_only / "epochs").mkdir()
     write_config(views_only / "epochs" / "config.yaml", values)
     shutil.copy(views_only / "views" / "data.json", views_only / "epochs")
-    assert inherit_options(config, AutoValues()).matching.prototypes == 65536
+    assert inherited(config).matching.prototypes == 65536
     plain = PretrainConfig.parse({"continue_from": str(views_only / "epochs")})
-    assert inherit_options(plain, AutoValues()).steps == 12, "24 images, batch 8, 2 epochs"
+    assert inherited(plain).steps == 12, "24 images, batch 8, 2 epochs"
     refused = PretrainConfig.parse({"continue_from": str(views_only / "views"), "accumulate": 9})
-    with pytest.raises(UserError, match="--accumulate 9 is larger than --batch 8"):
-        inherit_options(refused, AutoValues())
+    with pytest.raises(UserError, match="--accumulate"):
+        inherited(refused)
 
 
 def test_data_that_is_gone_is_told_from_a_wrong_word(
@@ -140,7 +145,7 @@ def test_data_that_is_gone_is_told_from_a_wrong_word(
     monkeypatch.chdir(tmp_path / "elsewhere")
     words = ["--continue", "../views", "--device", "cpu", "--quiet", "--out", "run"]
     assert cli.main(["pretrain", *words]) == 2
-    told = "../views had it there. If it lies elsewhere now: frugalvit pretrain PLACE --continue ../views"
+    told = "frugalvit pretrain NEW_PATH --continue ../views"
     said = capsys.readouterr().err.strip()
     assert "'images/'" in said and said.endswith(told) and len(said.splitlines()) == 1
     assert cli.main(["pretrain", "wrong", *words]) == 2
@@ -150,7 +155,7 @@ def test_data_that_is_gone_is_told_from_a_wrong_word(
 def test_nothing_left_to_do_is_said(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = run(views_only, "both.yaml", "short", "--continue", str(views_only / "views"), "--steps", "3")
     said = capsys.readouterr().err
-    assert status == 2 and "has come to step 4 and this run would end at 3" in said
+    assert status == 2 and "is at step 4 and this run would end at 3" in said
     assert "run folder" not in said and not (views_only / "short").exists()
     assert "cache:" not in said, "the images need not be decoded for that"
 
@@ -168,7 +173,7 @@ def test_heads_come_along_with_init(views_only: Path, capsys: pytest.CaptureFixt
     write_config(folder / "one.yaml", PRETRAIN, steps=1, lr=1e-12)
     words = ["pretrain", str(folder / "images"), "--config", str(folder / "one.yaml"), "--out", str(folder / "init")]
     assert cli.main([*words, "--init", str(folder / "views"), "--device", "cpu"]) == 0
-    assert f"taken from {folder / 'views'} at step 4 (view level)" in capsys.readouterr().err
+    assert f"loaded from {folder / 'views'}, step 4 (view level)" in capsys.readouterr().err
     old, new = state(folder, "views")["task"], state(folder, "init")["task"]
     torch.testing.assert_close(new["views.student.last_layer.weight_v"], old["views.student.last_layer.weight_v"])
 
@@ -180,12 +185,12 @@ def test_heads_of_the_checkpoint_before(views_only: Path, tmp_path: Path, capsys
     task: Any = nn.ModuleDict({"views": task_with_regions().views})
     wanted = state(views_only, "views")["task"]["views.student.last_layer.weight_v"]
     start_from_heads(task, str(run))
-    assert f"taken from {run} at step 4 (view level)" in capsys.readouterr().err
+    assert f"loaded from {run}, step 4 (view level)" in capsys.readouterr().err
     torch.testing.assert_close(task.state_dict()["views.student.last_layer.weight_v"], wanted)
     start_from_heads(task, str(run / "model"))
-    assert f"{run / 'model'} has no checkpoint with projection heads: they begin anew" in capsys.readouterr().err
+    assert f"{run / 'model'} has no checkpoint with projection heads" in capsys.readouterr().err
     (run / "checkpoints" / "previous.pt").write_bytes(b"PK")
-    with pytest.raises(UserError, match=r"No checkpoint of .* is whole"):
+    with pytest.raises(UserError, match=r"No checkpoint of .* is intact"):
         start_from_heads(task, str(run))
 
 
@@ -242,11 +247,11 @@ def released_head(**changed: torch.Tensor | None) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("checkpoint", "words"),
     [
-        ({"teacher": {"norm.weight": torch.ones(3)}}, "has no projection heads for this run: they begin anew"),
-        ({"teacher": released_head()}, "heads taken from {path}: view level\n"),
+        ({"teacher": {"norm.weight": torch.ones(3)}}, "has no projection heads for this run"),
+        ({"teacher": released_head()}, "heads loaded from {path}: view level\n"),
         (
             {"teacher": released_head(), "dino_loss": {"center": torch.zeros(1, 16)}},
-            "heads taken from {path}: view level with its centre\n",
+            "heads loaded from {path}: view level with its center\n",
         ),
     ],
 )
@@ -264,11 +269,11 @@ def test_which_heads_were_taken_is_said(
 @pytest.mark.parametrize(
     ("head", "center", "words"),
     [
-        (released_head(last_layer__weight_v=None), None, r"of another kind \(last_layer.weight_v is not as in ours\)"),
-        (released_head(mlp__6__weight=torch.ones(2, 2)), None, r"of another kind \(mlp.6.weight is not"),
-        (released_head(last_layer__weight_v=torch.ones(16)), None, r"of another kind \(last_layer.weight_v is not"),
+        (released_head(last_layer__weight_v=None), None, r"of another kind \(last_layer.weight_v differs\)"),
+        (released_head(mlp__6__weight=torch.ones(2, 2)), None, r"of another kind \(mlp.6.weight differs"),
+        (released_head(last_layer__weight_v=torch.ones(16)), None, r"of another kind \(last_layer.weight_v differs"),
         (released_head(last_layer__weight_v=torch.ones(9, 4)), None, "--matching.prototypes 9 --matching.bottleneck 4"),
-        (released_head(), torch.zeros(1, 5), "a centre of 5 numbers beside heads of 16 prototypes"),
+        (released_head(), torch.zeros(1, 5), "a center of 5 numbers and heads of 16 prototypes"),
     ],
 )
 def test_odd_heads_are_refused_in_one_line(head: dict, center: torch.Tensor | None, words: str, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_training_images_choose_no_weights(labels: str, tmp_path: Path) -> None:
     assert summary["best_knn"] is None and not (tmp_path / "run" / "checkpoints" / "best.pt").exists()
     notes = json.loads((tmp_path / "run" / "data.json").read_text())["notes"]
     assert [note for note in notes if "flatters" in note] == (
-        ["k-NN watches images that are learned from: it flatters, is called sample and chooses no best.pt."]
+        ["k-NN is measured on training images: it is biased, its split is called sample, and it chooses no best.pt."]
         if labels == "auto"
         else []
     )
@@ -64,7 +64,7 @@ def test_trained_split_is_not_called_val(
     assert {line["split"] for line in read_metrics(run)} == {"train", name} and summary["knn_on"] == name
     chooses = name == "val"
     assert (summary["best_knn"] is not None) == chooses == (run / "checkpoints" / "best.pt").exists()
-    note = f"k-NN watches {asked}, which --images {images} learns from: it flatters, is called sample and chooses no"
+    note = f"k-NN is measured on {asked}, which --images {images} trains on: it is biased"
     page = (run / "report.html").read_text()
     assert (note in capsys.readouterr().err) == (note in page) == learned
     assert ("these images were learned from" in page) == learned

@@ -24,13 +24,13 @@ from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.builders import make_backbone
-from frugalvit.experiment.experiment import adopt_init_architecture
+from frugalvit.experiment.init_weights import adopt_init_architecture
 from frugalvit.experiment.load_model import load_model
 from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.health import Health
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.tasks.pretraining.train import _check_crops, make_plan, pretrain
-from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_images
+from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, resolve, write_images
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_how_often_features_are_looked_at(every: float, epochs: int, steps: int)
     settings = PretrainConfig.parse(
         {"data": "x", "epochs": epochs, "batch": 10, "lr": 1e-3, "health": {"every": every}}
     )
-    assert make_plan(settings, images=100, world=1).evaluate_every == steps
+    assert make_plan(resolve(settings, 100), images=100, world=1).evaluate_every == steps
 
 
 def test_a_beginning_is_no_collapse(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,9 +117,7 @@ def test_a_run_that_begins_from_it_has_its_own_stochastic_depth(
         "steps": 2,
         "img_size": 16,
     }
-    run = TrainConfig.parse(values | given)
-    decisions = AutoValues()
-    adopt_init_architecture(run, decisions)
+    run = adopt_init_architecture(TrainConfig.parse(values | given), AutoValues())
     keywords = {} if run.drop_path == "auto" else {"drop_path": run.drop_path}
     backbone = make_backbone(run, 2, grid_norm=run.localization.grid == "normed", **keywords)
     depths = [module.drop_prob for module in backbone.modules() if isinstance(module, DropPath)]
@@ -174,7 +172,7 @@ def test_every_combination_runs(photos: Path, tmp_path: Path, values: dict[str, 
 @pytest.mark.parametrize(
     ("matching", "said"),
     [
-        ({"regions_from": 50.0}, "L_R takes no part in this run: --matching.regions-from 50, and it has 0."),
+        ({"regions_from": 50.0}, "--matching.regions-from 50 is not below"),
         ({"regions_from": 50.0, "region_weight": 0.0}, None),
         ({"regions_from": 0.0}, None),
     ],
@@ -184,11 +182,11 @@ def test_a_run_without_its_regions_says_so(
 ) -> None:
     pretrain(config(photos, tmp_path / "run", steps=1, matching=matching))
     told = capsys.readouterr().err
-    assert said in told if said else "L_R takes no part" not in told
+    assert said in told if said else "L_R never starts" not in told
 
 
 def test_regions_alone_do_not_wait(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="leaves nothing to learn before L_R begins"):
+    with pytest.raises(UserError, match="--matching.view-weight 0"):
         pretrain(config(photos, tmp_path / "run", matching={"view_weight": 0.0, "regions_from": 1.0}))
 
 
@@ -227,8 +225,7 @@ def test_a_forced_collapse_is_called_by_its_name(name: str, seed: int, photos: P
     """Also where the features stay as spread as they were by chance (seed 3)."""
     forced = COLLAPSES[name] | {"regions_from": 0.0, "region_weight": 0.0, "hold_last": 0.0}
     run = config(photos, tmp_path / "run", steps=60, log_every=2, lr=3e-3, matching=forced, seed=seed)
-    run.health.stop_on_collapse = True
-    result = pretrain(run)
+    result = pretrain(run.with_options({"health.stop_on_collapse": True}, PretrainConfig))
     assert name in result.data["health"], result.data
     assert result.data["steps"] < 60 and (tmp_path / "run" / "model" / "config.json").exists()
 
@@ -239,8 +236,7 @@ def test_views_only_continued_with_regions(photos: Path, tmp_path: Path) -> None
     second = config(
         photos, tmp_path / "second", steps=8, save_every=0, matching={"regions_from": 0.0, "region_weight": 0.5}
     )
-    second.continue_from = str(tmp_path / "first")
-    pretrain(second)
+    pretrain(second.with_options({"continue_from": str(tmp_path / "first")}, PretrainConfig))
     lines = [line for line in read_metrics(tmp_path / "second") if line["split"] == "train"]
     assert lines[0]["step"] > 6 and "region_loss" in lines[0], "the position is carried, the new loss is there"
     after = torch.load(tmp_path / "second/checkpoints/last.pt", weights_only=True)
@@ -328,4 +324,4 @@ def test_crops_of_one_region(
     augment = MultiCrop(CropsConfig(local_size=local), (pixels, pixels))
     with pytest.raises(UserError, match="no regions to match") if refused else nullcontext():
         _check_crops(backbone, augment, settings)  # type: ignore[arg-type]
-    assert ("end in one region each" in capsys.readouterr().err) is said
+    assert ("--crops.local-size" in capsys.readouterr().err) is said

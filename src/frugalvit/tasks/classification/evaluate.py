@@ -24,9 +24,11 @@ from frugalvit.experiment.load_model import described_by
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.metrics import classification_scores, rank_classes, wilson_interval
 from frugalvit.probing.splits import make_extractor
+from frugalvit.runs import layout
+from frugalvit.runs.run_folder import read_data_facts
 from frugalvit.tasks.classification.predict import class_probabilities, load_classifier, nonfinite_message
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
+from frugalvit.utils.files import make_folder, utf8_safe, write_text
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
 
@@ -102,7 +104,7 @@ def _open(config: EvalConfig, names: tuple[str, ...], learned: str) -> tuple[Dat
     shards, which are not distinguished here.
     """
     where = described_by(Path(config.model)) or Path(config.model)
-    run = where.parent if where.name == "model" else where
+    run = where.parent if where.name == layout.MODEL else where
     run_config = _read_run_config(run)
     if run_config is not None:
         same = same_value("data", config.data, run_config.data)
@@ -123,7 +125,7 @@ def _open(config: EvalConfig, names: tuple[str, ...], learned: str) -> tuple[Dat
 def _read_run_config(run: Path) -> TrainConfig | None:
     """Read the config of a run; None for an exported folder, or for another program's config.yaml."""
     try:
-        return TrainConfig.from_run(run / "config.yaml") if (run / "config.yaml").is_file() else None
+        return TrainConfig.from_run(run / layout.CONFIG) if (run / layout.CONFIG).is_file() else None
     except UserError:
         return None
 
@@ -140,7 +142,7 @@ def _open_as_run(config: EvalConfig, run_config: TrainConfig, split: str) -> Dat
 
 def _open_same_content(config: EvalConfig, run_config: TrainConfig, run: Path) -> DatasetSplits | None:
     """Open the data as the run did, if it is the run's own under another path, moved or copied."""
-    content = (read_json(run / "data.json", dict) or {}).get("content")
+    content = read_data_facts(run).get("content")
     try:
         source = _open_as_run(config, run_config, run_config.split)
     except UserError:  # for example, it lacks the classes of the run

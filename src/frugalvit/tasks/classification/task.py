@@ -21,6 +21,7 @@ from frugalvit.engine.param_groups import decay_groups, layer_groups, merge_para
 from frugalvit.engine.schedules import Schedule
 from frugalvit.engine.task import Task
 from frugalvit.experiment.drloc_pairs import BatchShard, Pairs, draw, loss_at, measure, pair_generator
+from frugalvit.experiment.extra_objectives import ExtraObjectives
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.tasks.classification.metrics import ClassificationScores
 from frugalvit.utils import console
@@ -41,9 +42,11 @@ class ClassificationTask(Task):
         ema: float = 0.0,
         weight_decay: float = 0.05,
         layer_decay: float = 1.0,
+        objectives: ExtraObjectives | None = None,
     ) -> None:
         super().__init__()
         self.backbone, self.localization = backbone, localization
+        self.objectives = objectives
         self.settings, self.weight = settings, weight
         self.ema, self.weight_decay, self.layer_decay = ema, weight_decay, layer_decay
         self.average = copy.deepcopy(backbone).requires_grad_(False).eval() if ema > 0 else None
@@ -92,6 +95,8 @@ class ClassificationTask(Task):
     def step_inputs(self, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor | None, Pairs, Tensor | None]:
         """Return the arguments of :meth:`compute_losses`."""
         assert batch.targets is not None
+        if self.objectives is not None:
+            self.objectives.step = step
         clean = batch.clean if self.settings.images == "clean" else None
         weight = None
         if self.localization is not None:
@@ -109,16 +114,17 @@ class ClassificationTask(Task):
         features = self.backbone(images)
         logits = self.backbone.classify(features.pooled)
         cross_entropy = F.cross_entropy(logits.float(), targets)
-        if not isinstance(self.localization, RelativeLocalization) or weight is None:
-            return {"loss": cross_entropy, "cross_entropy": cross_entropy}
-        grid = features.grid if clean is None else self.backbone(clean).grid
-        localization, error = loss_at(self.localization, grid, pairs)
-        return {
-            "loss": cross_entropy + weight * localization,
-            "cross_entropy": cross_entropy.detach(),
-            "localization": localization.detach(),
-            "localization_error": error,
-        }
+        losses = {"loss": cross_entropy, "cross_entropy": cross_entropy}
+        if isinstance(self.localization, RelativeLocalization) and weight is not None:
+            grid = features.grid if clean is None else self.backbone(clean).grid
+            localization, error = loss_at(self.localization, grid, pairs)
+            losses = {
+                "loss": cross_entropy + weight * localization,
+                "cross_entropy": cross_entropy.detach(),
+                "localization": localization.detach(),
+                "localization_error": error,
+            }
+        return losses if self.objectives is None else self.objectives(losses, [features], [images], targets)
 
     def _pairs(self, batch: Batch) -> Pairs:
         """Draw the token pairs of the localization loss."""
@@ -131,11 +137,13 @@ class ClassificationTask(Task):
     @property
     def supports_cuda_graphs(self) -> bool:
         """True for our Swin with the loss on the final grid or none: tested with CUDA graphs."""
-        return isinstance(self.backbone.model, SwinTransformer) and not isinstance(self.localization, DenseLocalization)
+        return isinstance(self.backbone.model, SwinTransformer) and not self.cuda_graphs_blocker
 
     @property
     def cuda_graphs_blocker(self) -> str:
         dense = isinstance(self.localization, DenseLocalization)
+        if self.objectives is not None:
+            return "--objectives may use the number of the step"
         return "the localization loss of every block runs the network a second time" if dense else ""
 
     def compile_with(self, graphs: bool) -> None:
@@ -161,6 +169,8 @@ class ClassificationTask(Task):
         if self.localization is not None:
             named = self.localization.named_parameters("localization")
             groups += decay_groups(named, self.weight_decay, self.settings.lr_scale)
+        if self.objectives is not None:
+            groups += decay_groups(self.objectives.named_parameters("objectives"), self.weight_decay)
         return merge_param_groups(groups)
 
     @property

@@ -13,10 +13,11 @@ from safetensors.torch import save as tensor_bytes
 from frugalvit import __version__
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.errors import UserError
+from frugalvit.runs import layout
 from frugalvit.tasks.dense.task import DenseTask
 from frugalvit.utils.files import read_json, write_atomically, write_text
 
-WEIGHTS, FACTS = "transfer.safetensors", "transfer.json"
+WEIGHTS, FACTS = layout.DENSE_WEIGHTS, layout.DENSE_FACTS
 
 
 def save_trained(folder: Path, task: DenseTask, facts: dict[str, Any]) -> None:
@@ -41,7 +42,7 @@ def read_facts(where: str, kind: str) -> dict[str, Any]:
     folder = Path(where)
     facts = read_json(folder / FACTS, dict)
     if facts is None:
-        if (folder / "config.yaml").is_file():
+        if (folder / layout.CONFIG).is_file():
             name = {"detect": "detector", "segment": "segmenter"}[kind]
             raise UserError(f"{folder} has no trained {name} yet. Finish the run of 'frugalvit {kind} train' first.")
         raise UserError(f"There is no run at {folder}. Use the folder that 'frugalvit {kind} train' printed.")

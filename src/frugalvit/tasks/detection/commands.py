@@ -13,15 +13,17 @@ from faster_coco_eval.core import mask as run_length
 
 from frugalvit.backbones import Backbone
 from frugalvit.config.dense import DetectConfig, DetectEvalConfig, DetectPredictConfig
+from frugalvit.config.resolved import ResolvedDetectConfig
 from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.schedules import Schedule, Steps
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import AutoValues
+from frugalvit.experiment.auto_values import Facts
+from frugalvit.experiment.dense_auto_values import resolve_detection
 from frugalvit.experiment.summary import run_result
-from frugalvit.tasks.dense import experiment
-from frugalvit.tasks.dense.auto_values import decide_detector, short_side
+from frugalvit.runs import layout
 from frugalvit.tasks.dense.checkpoint import load_weights, read_facts, rebuild_backbone
 from frugalvit.tasks.dense.drawing import draw_objects, save_picture, side_by_side
+from frugalvit.tasks.dense.experiment import DenseExperiment, limit_warmup, readable
 from frugalvit.tasks.dense.loader import ImageReader
 from frugalvit.tasks.dense.predict_io import (
     check_empty_folder,
@@ -30,7 +32,7 @@ from frugalvit.tasks.dense.predict_io import (
     single_device_fabric,
     unique_names,
 )
-from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides
+from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides, with_top
 from frugalvit.tasks.detection.coco import CocoData, CocoImage, open_coco, rle
 from frugalvit.tasks.detection.dataset import DetectionDataset, View
 from frugalvit.tasks.detection.layers import DetectorSpec
@@ -49,111 +51,131 @@ _MIN_SCORE = 0.5
 
 
 def train(config: DetectConfig) -> CommandResult:
-    """Train a detector; all results are in the run folder."""
-    return experiment.train(config, DetectJob())
+    """Train a detector."""
+    return DetectExperiment(config).run()
 
 
-class DetectJob:
-    """What is particular to detection."""
-
-    verb = "detect"
+class DetectExperiment(DenseExperiment[DetectConfig, ResolvedDetectConfig]):
+    command, kind = "detect train", "detect"
     columns = 2
+    data: CocoData
+    task: DetectionTask
 
-    def open(self, config: DetectConfig) -> CocoData:
-        data = open_coco(
-            str(config.data),
-            config.split,
-            config.val_fraction,
-            config.categories,
-            masks=config.masks is not False,
-            max_bad=config.cache.max_bad,
-        )
-        masked, count = data.masks()
-        if not count:
-            raise UserError(f"{config.data} has no objects in its training images.")
-        if config.masks is True and not masked:
-            raise UserError(
-                f"{config.data} has no object with a usable mask in its training images. Leave out --masks to train on "
-                "boxes."
-            )
-        return data
+    def open_annotations(self) -> CocoData:
+        return open_annotations(self.options)
 
-    def decide(self, config: DetectConfig, data: CocoData, backbone: Backbone, decisions: AutoValues) -> None:
-        strides = pyramid_strides(backbone)
-        decide_detector(config, backbone.dim, strides, data.has_masks(), decisions, data.about_masks())
+    def resolve_values(self, options: DetectConfig, facts: Facts) -> ResolvedDetectConfig:
+        data, strides = self.data, with_top(pyramid_strides(self.backbone))
+        masks = data.has_masks(), data.about_masks()
+        config = resolve_detection(options, facts, strides, masks, self.auto_values)
         if config.masks and (maskless := data.maskless()):
             names = truncate_list([data.classes[label - 1] for label in maskless])
-            data.notes.append(f"no masks are predicted for {names}: no training object of these has one")
+            data.notes.append(f"no masks will be predicted for {names}: none of their training objects has one")
+        return config
 
-    def task(self, config: DetectConfig, data: CocoData, backbone: Backbone) -> DetectionTask:
-        sizes = config.detector
-        spec = DetectorSpec(
-            len(data.classes),
-            config.head,
-            bool(config.masks),
-            int(sizes.channels),
-            int(sizes.hidden),
-            float(sizes.anchors),
-            sizes.proposals,
-            sizes.samples,
-            sizes.detections,
-            int(sizes.octaves),
-            data.maskless() if config.masks else (),
-        )
-        return DetectionTask(
-            Detector(Pyramid(backbone), spec),
-            View(short_side(config), config.scales, config.longest),
-            weight_decay=config.optimizer.weight_decay,
-            layer_decay=config.optimizer.layer_decay,
-            steady=bool(config.init or config.pretrained),
-        )
+    def build_task(self) -> DetectionTask:
+        maskless = self.data.maskless() if self.config.masks else ()
+        return make_task(self.config, len(self.data.classes), maskless, self.backbone)
 
-    def dataset(
-        self, items: list[CocoImage], data: CocoData, pictures: ImageReader, task: DetectionTask
-    ) -> DetectionDataset:
-        return DetectionDataset(items, data, pictures, task.net.spec.masks)
+    def make_dataset(self, items: list[CocoImage], pictures: ImageReader) -> DetectionDataset:
+        return DetectionDataset(items, self.data, pictures, self.task.net.spec.masks)
 
-    def schedule(self, config: DetectConfig, steps: int) -> Schedule:
-        falls = tuple(round(share * steps) for share in config.optimizer.milestones)
-        warmup = experiment.warmup_of(config, steps)
-        lr = float(config.lr)
-        return Steps(lr, falls, config.optimizer.factor, warmup, warmup_from=lr * 1e-3)
+    def make_schedule(self, steps: int) -> Schedule:
+        return make_schedule(self.config, steps)
 
-    def score(self, task: DetectionTask, dataset: DetectionDataset, folder: Path | None) -> dict[str, Any]:
-        """Return COCO's scores. With a folder also write curves, the table of classes, the best and worst images."""
-        detections = task.cached_detections(dataset)
-        scores = task.scores(dataset, detections)
-        if folder is not None:
-            make_folder(folder / "pictures")
-            names = {"bbox": "box", "segm": "mask"}
-            counts = _objects_per_class(dataset)
-            rows = [
-                [name, counts[number], *(ap.classes[number - 1] for ap in scores.values())]
-                for number, name in enumerate(dataset.data.classes, 1)
-                if counts[number]
-            ]
-            columns = ["class", "objects", *(f"{names[kind]} AP" for kind in scores)]
-            material = {
-                "curves": {names[kind]: ap.curves for kind, ap in scores.items()},
-                "per_class": {"columns": columns, "rows": sorted(rows, key=lambda row: -(row[2] or 0))},
-                **_pictures(dataset, detections, folder),
-            }
-            write_text(folder / "transfer_report.json", to_json(material, indent=1))
-        return summary_of(scores)
+    def score_task(self, dataset: DetectionDataset, folder: Path | None) -> dict[str, Any]:
+        return score_detector(self.task, dataset, folder)
 
-    def facts(self, config: DetectConfig, data: CocoData, task: DetectionTask) -> dict[str, Any]:
+    def model_facts(self) -> dict[str, Any]:
         return {
-            "spec": asdict(task.net.spec),
-            "view": asdict(task.view),
-            "classes": list(data.classes),
-            "category_ids": list(data.category_ids),
-            "categories": config.categories,
+            "spec": asdict(self.task.net.spec),
+            "view": asdict(self.task.view),
+            "classes": list(self.data.classes),
+            "category_ids": list(self.data.category_ids),
+            "categories": self.config.categories,
         }
 
     def result(self, summary: dict[str, Any]) -> CommandResult:
         tables = _tables(summary)
-        then = [f"frugalvit detect predict {console.shell_quote(summary['run'])} IMAGE…"]
-        return replace(run_result(summary, tables[0], then), tables=tables)
+        commands = [f"frugalvit detect predict {console.shell_quote(summary['run'])} IMAGE…"]
+        return replace(run_result(summary, tables[0], commands), tables=tables)
+
+
+def open_annotations(config: DetectConfig) -> CocoData:
+    """Open COCO-format data; raise if it has nothing to train on."""
+    data = open_coco(
+        str(config.data),
+        config.split,
+        config.val_fraction,
+        config.categories,
+        masks=config.masks is not False,
+        max_bad=config.cache.max_bad,
+    )
+    with_mask, count = data.masks()
+    if not count:
+        raise UserError(f"{config.data} has no objects in its training images.")
+    if config.masks is True and not with_mask:
+        raise UserError(
+            f"{config.data} has no usable mask in its training images. Drop --masks to train on boxes only."
+        )
+    return data
+
+
+def make_task(
+    config: ResolvedDetectConfig, classes: int, maskless: tuple[int, ...], backbone: Backbone
+) -> DetectionTask:
+    """Build the detector. ``maskless`` are the labels of classes without masks."""
+    sizes = config.detector
+    spec = DetectorSpec(
+        classes,
+        config.head,
+        config.masks,
+        sizes.channels,
+        sizes.hidden,
+        sizes.anchors,
+        sizes.proposals,
+        sizes.samples,
+        sizes.detections,
+        sizes.octaves,
+        maskless,
+    )
+    return DetectionTask(
+        Detector(Pyramid(backbone), spec),
+        View(config.img_size, config.scales, config.longest),
+        weight_decay=config.optimizer.weight_decay,
+        layer_decay=config.optimizer.layer_decay,
+        steady=bool(config.init or config.pretrained),
+    )
+
+
+def make_schedule(config: ResolvedDetectConfig, steps: int) -> Schedule:
+    """Return the learning rate: a warm-up, then drops at the milestones."""
+    lr, optimizer = config.lr, config.optimizer
+    milestones = tuple(round(share * steps) for share in optimizer.milestones)
+    return Steps(lr, milestones, optimizer.factor, limit_warmup(optimizer.warmup, steps), warmup_from=lr * 1e-3)
+
+
+def score_detector(task: DetectionTask, dataset: DetectionDataset, folder: Path | None) -> dict[str, Any]:
+    """Return COCO's scores; write curves, the table of classes, and the best and worst images into the folder."""
+    detections = task.cached_detections(dataset)
+    scores = task.scores(dataset, detections)
+    if folder is not None:
+        make_folder(folder / layout.PICTURES)
+        names = {"bbox": "box", "segm": "mask"}
+        counts = _objects_per_class(dataset)
+        rows = [
+            [name, counts[number], *(ap.classes[number - 1] for ap in scores.values())]
+            for number, name in enumerate(dataset.data.classes, 1)
+            if counts[number]
+        ]
+        columns = ["class", "objects", *(f"{names[kind]} AP" for kind in scores)]
+        material = {
+            "curves": {names[kind]: ap.curves for kind, ap in scores.items()},
+            "per_class": {"columns": columns, "rows": sorted(rows, key=lambda row: -(row[2] or 0))},
+            **_pictures(dataset, detections, folder),
+        }
+        write_text(folder / layout.DENSE_REPORT, to_json(material, indent=1))
+    return summary_of(scores)
 
 
 def evaluate(config: DetectEvalConfig) -> CommandResult:
@@ -169,10 +191,10 @@ def evaluate(config: DetectEvalConfig) -> CommandResult:
     for note in data.notes:
         console.info(note)
     is_file = not Path(config.data).is_dir()  # a file has one split
-    items, pictures = experiment.readable(data.splits["train" if is_file else config.split])
+    items, pictures = readable(data.splits["train" if is_file else config.split])
     task = load_task(config.model, facts, config.device, config.batch)
     dataset = DetectionDataset(items, data, pictures, task.net.spec.masks)
-    scores = DetectJob().score(task, dataset, folder)
+    scores = score_detector(task, dataset, folder)
     task.refuse_nonfinite(config.model)
     seconds = round(time.monotonic() - start, 2)
     summary = {
@@ -182,7 +204,7 @@ def evaluate(config: DetectEvalConfig) -> CommandResult:
         "scored_images": len(dataset),
         "seconds": seconds,
     }
-    return CommandResult(summary, _tables(summary), [f"pictures  {folder}/pictures"] if folder else [])
+    return CommandResult(summary, _tables(summary), [f"pictures  {folder}/{layout.PICTURES}"] if folder else [])
 
 
 def predict(config: DetectPredictConfig) -> CommandResult:
@@ -292,7 +314,7 @@ def _pictures(
             pixels = dataset.pictures.read(index).cpu().permute(1, 2, 0).numpy()
             truth = [_with_rle(entry, image) for entry in truths[index]]
             pair = [draw_objects(pixels, part, dataset.data.classes) for part in (truth, by_image.get(index, []))]
-            name = f"pictures/{kind}_{number}.jpg"
+            name = f"{layout.PICTURES}/{kind}_{number}.jpg"
             save_picture(side_by_side(pair), folder / name)
             shown[kind].append({"image": name, "caption": f"{image.path.name}: F1 {score:.2f}"})
     return shown

@@ -17,7 +17,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 
 from frugalvit.backbones import Backbone
-from frugalvit.backbones.architectures.vil import SparseAttention
 from frugalvit.backbones.factory import from_spec
 from frugalvit.data.loader import Batch, BatchSource
 from frugalvit.engine.ema import EMA
@@ -25,6 +24,7 @@ from frugalvit.engine.param_groups import decay_groups, no_weight_decay_names
 from frugalvit.engine.schedules import Schedule
 from frugalvit.engine.task import Task
 from frugalvit.experiment.drloc_pairs import BatchShard, Pairs, draw, loss_at, pair_generator
+from frugalvit.experiment.extra_objectives import ExtraObjectives
 from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
 from frugalvit.tasks.pretraining.health import Health
@@ -56,6 +56,7 @@ class PretrainingTask(Task):
         weight_decay: float = 0.04,
         crops_at_once: int = 0,
         health_every: int = 10,
+        objectives: ExtraObjectives | None = None,
     ) -> None:
         super().__init__()
         self.student = student
@@ -63,7 +64,7 @@ class PretrainingTask(Task):
         self.teacher.load_state_dict(student.state_dict())
         self.teacher_update = EMA(self.teacher, student, buffers=False)
         self.views, self.regions, self.localization = views, regions, localization
-        self.weights = weights
+        self.weights, self.objectives = weights, objectives
         self.teacher_temp, self.momentum = teacher_temp, momentum
         self.regions_from, self.hold_last = regions_from, hold_last
         self.weight_decay, self.crops_at_once, self.health_every = weight_decay, crops_at_once, health_every
@@ -99,6 +100,8 @@ class PretrainingTask(Task):
     def step_inputs(self, batch: Batch, step: int) -> tuple[Any, ...]:
         """Return the arguments of :meth:`compute_losses`."""
         crops: list[Tensor] = batch.images  # type: ignore[assignment]
+        if self.objectives is not None:
+            self.objectives.step = step
         temperature = crops[0].new_full((), self.teacher_temp.at(step), dtype=torch.float32)
         with_health = step % self.health_every == 0
         return temperature, self._pairs(batch.number, crops), step >= self.regions_from, with_health, *crops
@@ -130,7 +133,10 @@ class PretrainingTask(Task):
             total = total + localization_weight * losses["localization"]
         if with_health:
             losses |= self._health_metrics(student, teacher, temperature, with_regions)
-        return {"loss": total, **losses}
+        losses = {"loss": total, **losses}
+        if self.objectives is None:
+            return losses
+        return self.objectives(losses, student[:count], crops[:count], teacher=teacher)
 
     def _pairs(self, number: int, crops: Sequence[Tensor]) -> Pairs:
         """Draw the token pairs of the localization loss on the global crops."""
@@ -148,6 +154,10 @@ class PretrainingTask(Task):
     def peak_memory_step(self) -> int:
         """The first step with the region loss and health metrics."""
         return -(-self.regions_from // self.health_every) * self.health_every
+
+    @property
+    def cuda_graphs_blocker(self) -> str:
+        return "--objectives may use the number of the step" if self.objectives is not None else ""
 
     @property
     def supports_cuda_graphs(self) -> bool:
@@ -261,7 +271,6 @@ def make_teacher(backbone: Backbone) -> Backbone:
     """Make the EMA teacher: the student's network and weights without dropout or stochastic depth.
 
     The teacher runs in training mode, so that batch norms use the batch's statistics; dropout would act there too.
-    A ViL student attends to one random neighbour window per step; its teacher attends to all, as in evaluation.
     """
     drops = any(isinstance(module, DropPath) for module in backbone.modules())
     teacher = from_spec(backbone.spec(), **({"drop_path": 0.0} if drops else {}))
@@ -271,6 +280,4 @@ def make_teacher(backbone: Backbone) -> Backbone:
             module.p = 0.0
         if hasattr(module, "drop_rate"):  # timm's convolutional networks call F.dropout
             cast(Any, module).drop_rate = 0.0
-        if isinstance(module, SparseAttention):
-            module.neighbours = "all"
     return teacher

@@ -15,15 +15,17 @@ from PIL import Image
 
 from frugalvit.backbones import Backbone
 from frugalvit.config.dense import SegmentConfig, SegmentEvalConfig, SegmentPredictConfig, TestConfig
+from frugalvit.config.resolved import ResolvedSegmentConfig
 from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.schedules import Polynomial, Schedule
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import AutoValues
+from frugalvit.experiment.auto_values import Facts
+from frugalvit.experiment.dense_auto_values import resolve_segmentation
 from frugalvit.experiment.summary import run_result
-from frugalvit.tasks.dense import experiment
-from frugalvit.tasks.dense.auto_values import decide_segmenter, short_side
+from frugalvit.runs import layout
 from frugalvit.tasks.dense.checkpoint import load_weights, read_facts, rebuild_backbone
 from frugalvit.tasks.dense.drawing import colours_of, draw_classes, save_picture, side_by_side, with_legend
+from frugalvit.tasks.dense.experiment import DenseExperiment, limit_warmup, readable
 from frugalvit.tasks.dense.loader import ImageReader
 from frugalvit.tasks.dense.predict_io import (
     check_empty_folder,
@@ -50,87 +52,108 @@ _PANEL = 320
 
 
 def train(config: SegmentConfig) -> CommandResult:
-    """Train a segmenter; all results are in the run folder."""
+    """Train a segmenter."""
     if not config.resume:
         config.test.check_typed()
-    return experiment.train(config, SegmentJob())
+    return SegmentExperiment(config).run()
 
 
-class SegmentJob:
-    """What is particular to segmentation."""
-
-    verb = "segment"
+class SegmentExperiment(DenseExperiment[SegmentConfig, ResolvedSegmentConfig]):
+    command, kind = "segment train", "segment"
     columns = COLUMNS
+    data: SceneData
+    task: SegmentationTask
 
-    def open(self, config: SegmentConfig) -> SceneData:
-        return open_scenes(
-            str(config.data),
-            ignore=config.ignore_index,
-            count=config.label_count,
-            split=config.split,
-            val_fraction=config.val_fraction,
-            max_bad=config.cache.max_bad,
-        )
+    def open_annotations(self) -> SceneData:
+        return open_annotations(self.options)
 
-    def decide(self, config: SegmentConfig, data: SceneData, backbone: Backbone, decisions: AutoValues) -> None:
-        decide_segmenter(config, backbone.dim, decisions)
+    def resolve_input(self, options: SegmentConfig, facts: Facts) -> SegmentConfig:
+        self.auto_values.choose("drop_path", options.drop_path, 0.2, "the paper's")
+        return super().resolve_input(options, facts)
 
-    def task(self, config: SegmentConfig, data: SceneData, backbone: Backbone) -> SegmentationTask:
-        decoder = config.decoder
-        spec = SegmenterSpec(len(data.classes), int(decoder.channels), decoder.dropout, decoder.auxiliary)
-        return SegmentationTask(
-            Segmenter(Pyramid(backbone), spec),
-            short_side(config),
-            scales=config.scales,
-            photometric=config.photometric,
-            largest_share=config.largest_share,
-            test=config.test,
-            weight_decay=config.optimizer.weight_decay,
-            layer_decay=config.optimizer.layer_decay,
-            steady=bool(config.init or config.pretrained),
-        )
+    def resolve_values(self, options: SegmentConfig, facts: Facts) -> ResolvedSegmentConfig:
+        return resolve_segmentation(options, facts, self.auto_values)
 
-    def dataset(
-        self, items: list[Scene], data: SceneData, pictures: ImageReader, task: SegmentationTask
-    ) -> SegmentationDataset:
-        return SegmentationDataset(items, data, pictures)
+    def build_task(self) -> SegmentationTask:
+        return make_task(self.config, len(self.data.classes), self.backbone)
 
-    def schedule(self, config: SegmentConfig, steps: int) -> Schedule:
-        optimizer, lr = config.optimizer, float(config.lr)
-        warmup = experiment.warmup_of(config, steps)
-        return Polynomial(lr, steps, optimizer.power, lr * optimizer.min_lr, warmup, warmup_from=lr * 1e-3)
+    def make_dataset(self, items: list[Scene], pictures: ImageReader) -> SegmentationDataset:
+        return SegmentationDataset(items, self.data, pictures)
 
-    def score(self, task: SegmentationTask, dataset: SegmentationDataset, folder: Path | None) -> dict[str, Any]:
-        """Return mIoU and accuracies. With a folder also write the table of classes, the best and worst images.
+    def make_schedule(self, steps: int) -> Schedule:
+        return make_schedule(self.config, steps)
 
-        With multi-scale testing ``miou`` is the multi-scale score, and ``single_scale_miou`` that of one scale.
-        """
-        confusion, shares = task.cached_scores(dataset, task.test)
-        scores = confusion.summary()
-        if task.test.multi_scale:
-            scores["single_scale_miou"] = task.cached_scores(dataset, TestConfig())[0].summary()["miou"]
-        if folder is not None:
-            make_folder(folder / "pictures")
-            material = {
-                "per_class": _per_class(confusion, dataset),
-                "colours": colours_of(dataset.data.classes),
-                **_pictures(task, dataset, shares, folder),
-            }
-            write_text(folder / "transfer_report.json", to_json(material, indent=1))
-        return scores
+    def score_task(self, dataset: SegmentationDataset, folder: Path | None) -> dict[str, Any]:
+        return score_segmenter(self.task, dataset, folder)
 
-    def facts(self, config: SegmentConfig, data: SceneData, task: SegmentationTask) -> dict[str, Any]:
+    def model_facts(self) -> dict[str, Any]:
         return {
-            "spec": asdict(task.net.spec),
-            "side": task.side,
-            "classes": list(data.classes),
-            "ignored": data.ignored,
-            "labels": np.flatnonzero(data.table != 255).tolist(),
+            "spec": asdict(self.task.net.spec),
+            "side": self.task.side,
+            "classes": list(self.data.classes),
+            "ignored": self.data.ignored,
+            "labels": np.flatnonzero(self.data.table != 255).tolist(),
         }
 
     def result(self, summary: dict[str, Any]) -> CommandResult:
-        then = [f"frugalvit segment predict {console.shell_quote(summary['run'])} IMAGE…"]
-        return run_result(summary, _table(summary), then)
+        commands = [f"frugalvit segment predict {console.shell_quote(summary['run'])} IMAGE…"]
+        return run_result(summary, _table(summary), commands)
+
+
+def open_annotations(config: SegmentConfig) -> SceneData:
+    """Open images with masks."""
+    return open_scenes(
+        str(config.data),
+        ignore=config.ignore_index,
+        count=config.label_count,
+        split=config.split,
+        val_fraction=config.val_fraction,
+        max_bad=config.cache.max_bad,
+    )
+
+
+def make_task(config: ResolvedSegmentConfig, classes: int, backbone: Backbone) -> SegmentationTask:
+    """Build the segmenter."""
+    decoder = config.decoder
+    spec = SegmenterSpec(classes, decoder.channels, decoder.dropout, decoder.auxiliary)
+    return SegmentationTask(
+        Segmenter(Pyramid(backbone), spec),
+        config.img_size,
+        scales=config.scales,
+        photometric=config.photometric,
+        largest_share=config.largest_share,
+        test=config.test,
+        weight_decay=config.optimizer.weight_decay,
+        layer_decay=config.optimizer.layer_decay,
+        steady=bool(config.init or config.pretrained),
+    )
+
+
+def make_schedule(config: ResolvedSegmentConfig, steps: int) -> Schedule:
+    """Return the learning rate: a warm-up, then a polynomial decay."""
+    lr, optimizer = config.lr, config.optimizer
+    warmup = limit_warmup(optimizer.warmup, steps)
+    return Polynomial(lr, steps, optimizer.power, lr * optimizer.min_lr, warmup, warmup_from=lr * 1e-3)
+
+
+def score_segmenter(task: SegmentationTask, dataset: SegmentationDataset, folder: Path | None) -> dict[str, Any]:
+    """Return mIoU and mean accuracy; write the table of classes and the best and worst images into the folder.
+
+    With multi-scale testing ``miou`` is the multi-scale score and ``single_scale_miou`` the other one.
+    """
+    confusion, shares = task.cached_scores(dataset, task.test)
+    scores = confusion.summary()
+    if task.test.multi_scale:
+        scores["single_scale_miou"] = task.cached_scores(dataset, TestConfig())[0].summary()["miou"]
+    if folder is not None:
+        make_folder(folder / layout.PICTURES)
+        material = {
+            "per_class": _per_class(confusion, dataset),
+            "colours": colours_of(dataset.data.classes),
+            **_pictures(task, dataset, shares, folder),
+        }
+        write_text(folder / layout.DENSE_REPORT, to_json(material, indent=1))
+    return scores
 
 
 def evaluate(config: SegmentEvalConfig) -> CommandResult:
@@ -150,10 +173,10 @@ def evaluate(config: SegmentEvalConfig) -> CommandResult:
             f"{config.data} has {len(data.classes)} classes, but {config.model} has {len(facts['classes'])}. Both must "
             "ignore the same labels (see --ignore-index)."
         )
-    scenes, pictures = experiment.readable(data.splits[config.split])
+    scenes, pictures = readable(data.splits[config.split])
     task = load_task(config.model, facts, config.device, config.batch, config.test)
     dataset = SegmentationDataset(scenes, data, pictures)
-    scores = SegmentJob().score(task, dataset, folder)
+    scores = score_segmenter(task, dataset, folder)
     task.refuse_nonfinite(config.model)
     seconds = round(time.monotonic() - start, 2)
     summary = {
@@ -163,7 +186,7 @@ def evaluate(config: SegmentEvalConfig) -> CommandResult:
         "scored_images": len(dataset),
         "seconds": seconds,
     }
-    return CommandResult(summary, [_table(summary)], [f"pictures  {folder}/pictures"] if folder else [])
+    return CommandResult(summary, [_table(summary)], [f"pictures  {folder}/{layout.PICTURES}"] if folder else [])
 
 
 def predict(config: SegmentPredictConfig) -> CommandResult:
@@ -240,7 +263,7 @@ def _pictures(
             pixels = picture.cpu().permute(1, 2, 0).numpy()
             truth = dataset.labels(index).numpy()
             panels = side_by_side([draw_classes(pixels, part, enlarge=_PANEL) for part in (None, truth, predicted)])
-            name = f"pictures/{kind}_{number}.jpg"
+            name = f"{layout.PICTURES}/{kind}_{number}.jpg"
             present = np.union1d(np.unique(truth), np.unique(predicted))
             save_picture(with_legend(panels, present, dataset.data.classes), folder / name)
             caption = f"{dataset.scenes[index].path.name}: {_percent(correct)} correct"

@@ -1,0 +1,103 @@
+"""The configuration of a run after "auto" is resolved: frozen, and without "auto" in the fields that training uses.
+
+``experiment/auto_values.py`` makes these. "auto" stays where each machine chooses (device, precision, compile, workers,
+cache), where it says how to read data, and in the options of a loss that is off.
+"""
+# Narrower types than in the base class are sound here, because every Config is frozen. Pydantic takes a field from the
+# first base class, so each class repeats the fields that it shares.
+# pyright: reportIncompatibleVariableOverride=false
+
+from __future__ import annotations
+
+from frugalvit.config.base import option
+from frugalvit.config.dense import DecoderConfig, DetectConfig, DetectorConfig, SegmentConfig, TransferConfig
+from frugalvit.config.pretrain import MatchingConfig, PretrainConfig
+from frugalvit.config.run import RunConfig
+from frugalvit.config.train import DrlocConfig, LocalizationConfig, TrainConfig
+
+
+class ResolvedRunConfig(RunConfig):
+    """What all training commands share."""
+
+    img_size: int | tuple[int, int] = option()
+    batch: int = option()
+    lr: float = option()
+
+    def length(self) -> float:
+        """Return the length in epochs; 0 if --steps sets the length."""
+        return 0.0 if self.epochs == "auto" else self.epochs
+
+
+class ResolvedLocalizationConfig(LocalizationConfig):
+    weight: float = option()
+
+    def head_settings(self) -> DrlocConfig:
+        """Return the settings of one head. They are the paper's if the loss is off, so that nothing is resolved."""
+        return DrlocConfig(
+            weight=self.weight,
+            variant="l1" if self.variant in ("auto", "dense") else self.variant,
+            form=self.form,
+            pairs=self.pairs,
+            hidden=self.hidden,
+            grid_size=7 if self.grid_size == "auto" else self.grid_size,
+        )
+
+
+class ResolvedTrainConfig(TrainConfig, ResolvedRunConfig):
+    img_size: int | tuple[int, int] = option()
+    batch: int = option()
+    lr: float = option()
+    ema: float = option()
+    evaluate_every: int = option()
+    localization: ResolvedLocalizationConfig = option()
+
+
+class ResolvedMatchingConfig(MatchingConfig):
+    prototypes: int = option()
+    hidden: int = option()
+    teacher_temp: float = option()
+    momentum: float = option()
+
+
+class ResolvedPretrainConfig(PretrainConfig, ResolvedRunConfig):
+    img_size: int | tuple[int, int] = option()
+    batch: int = option()
+    lr: float = option()
+    matching: ResolvedMatchingConfig = option()
+
+
+class ResolvedTransferConfig(TransferConfig, ResolvedRunConfig):
+    """What detection and segmentation share."""
+
+    img_size: int = option()
+    batch: int = option()
+    lr: float = option()
+    evaluate_every: int = option()
+
+
+class ResolvedDetectorConfig(DetectorConfig):
+    channels: int = option()
+    hidden: int = option()
+    anchors: float = option()
+    octaves: int = option()
+
+
+class ResolvedDetectConfig(DetectConfig, ResolvedTransferConfig):
+    img_size: int = option()
+    batch: int = option()
+    lr: float = option()
+    evaluate_every: int = option()
+    masks: bool = option()
+    detector: ResolvedDetectorConfig = option()
+
+
+class ResolvedDecoderConfig(DecoderConfig):
+    channels: int = option()
+
+
+class ResolvedSegmentConfig(SegmentConfig, ResolvedTransferConfig):
+    img_size: int = option()
+    batch: int = option()
+    lr: float = option()
+    evaluate_every: int = option()
+    decoder: ResolvedDecoderConfig = option()

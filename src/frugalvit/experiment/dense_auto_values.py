@@ -1,0 +1,145 @@
+"""The rules for "auto" in detection and segmentation, each with its reason."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+from frugalvit.config.dense import DetectConfig, SegmentConfig, TransferConfig
+from frugalvit.config.resolved import ResolvedDetectConfig, ResolvedSegmentConfig
+from frugalvit.engine.step import steps_per_epoch, total_steps
+from frugalvit.experiment.auto_values import (
+    SMALL_NETWORK,
+    AutoValues,
+    Facts,
+    default_backbone,
+    describe_interval,
+    resolve_batch_size,
+)
+
+D = TypeVar("D", bound=TransferConfig)
+
+_STEPS_ON_CPU = 200
+
+
+def resolve_dense_input(config: D, facts: Facts, auto: AutoValues) -> D:
+    """Resolve backbone and input size."""
+    auto.choose("backbone", config.backbone, *default_backbone(facts.device))
+    _choose_side(config, facts, auto)
+    return auto.apply(config, type(config))
+
+
+def _choose_side(config: TransferConfig, facts: Facts, auto: AutoValues) -> int:
+    """Resolve the input size: the short side (detection), or the side of a crop (segmentation)."""
+    on_cpu = facts.device == "cpu"
+    if isinstance(config, DetectConfig):
+        limit, wanted, rule = (128 if on_cpu else 800), 5 / 3 * facts.side, "the papers enlarge 480 px to 800"
+    else:
+        limit, wanted, rule = (128 if on_cpu else 512), float(facts.side), "crops as high as the images"
+    size = max(32, min(limit, round(wanted / 32) * 32))
+    reason = f"short sides are about {facts.side} px, {rule}; at most {limit} px here"
+    return auto.choose("img_size", config.img_size, size, reason)
+
+
+def resolve_detection(
+    config: DetectConfig, facts: Facts, strides: list[float], masks: tuple[bool, str], auto: AutoValues
+) -> ResolvedDetectConfig:
+    """Resolve what a detector needs: length, learning rate, heads, anchors, evaluation.
+
+    strides: of all levels of the pyramid, the top level included
+    masks:   whether to predict masks, and the reason
+    """
+    side = _choose_side(config, facts, auto)
+    batch, length = _resolve_length(config, facts, auto, detecting=True)
+    auto.choose("masks", config.masks, *masks)
+    options, reason = config.detector, f"a third of the backbone's {facts.dim}, at most 256"
+    channels = auto.choose("detector.channels", options.channels, min(256, max(32, facts.dim // 3 // 32 * 32)), reason)
+    auto.choose("detector.hidden", options.hidden, 4 * channels, "four times the pyramid's channels (1,024 at 256)")
+    _resolve_anchors(config, side, strides, auto)
+    _resolve_interval(config, facts, batch, length, auto)
+    return auto.apply(config, ResolvedDetectConfig)
+
+
+def resolve_segmentation(config: SegmentConfig, facts: Facts, auto: AutoValues) -> ResolvedSegmentConfig:
+    """Resolve what a segmenter needs: length, learning rate, decoder, evaluation."""
+    _choose_side(config, facts, auto)
+    batch, length = _resolve_length(config, facts, auto, detecting=False)
+    channels = min(512, max(64, 2 * facts.dim // 3 // 32 * 32))
+    reason = f"two thirds of the backbone's {facts.dim}, at most 512"
+    auto.choose("decoder.channels", config.decoder.channels, channels, reason)
+    _resolve_interval(config, facts, batch, length, auto)
+    return auto.apply(config, ResolvedSegmentConfig)
+
+
+def _resolve_length(config: TransferConfig, facts: Facts, auto: AutoValues, *, detecting: bool) -> tuple[int, float]:
+    """Resolve batch size, epochs and learning rate; return batch size and epochs."""
+    most = 4 if facts.device == "cpu" else 16
+    batch = max(2, min(most, facts.images // 8))
+    reason = "the papers' 16" if batch == 16 else f"{facts.images:,} images, {facts.device}"
+    batch, epochs = resolve_batch_size(config, facts.images, (batch, reason), auto), 0.0
+    if config.steps is None:
+        epochs = auto.choose("epochs", config.epochs, *dense_epochs(facts, batch, detecting))
+    auto.choose("lr", config.lr, *dense_lr(batch, facts.parameters, detecting=detecting))
+    return batch, epochs
+
+
+def _resolve_interval(config: TransferConfig, facts: Facts, batch: int, epochs: float, auto: AutoValues) -> None:
+    """Resolve the steps between evaluations: an epoch, at most ten evaluations."""
+    steps, per_epoch = total_steps(config.steps, epochs, facts.images, batch), steps_per_epoch(facts.images, batch)
+    every = max(per_epoch, -(-steps // 10))
+    auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
+
+
+def _resolve_anchors(config: DetectConfig, side: int, strides: list[float], auto: AutoValues) -> None:
+    """Resolve anchors that reach from small objects to large ones, for any strides.
+
+    The standard is strides of 4 to 64 px with anchors of 8 strides at 800 px: 4 % to 64 % of the short side. A coarser
+    first stride gets fewer strides per anchor, so that small objects stay in reach. Anchors below two strides miss most
+    objects, which are between two of them, and three stages end too early: then every level has several sizes. Coarser
+    levels with one size each would have only a few cells in a small image.
+    """
+    options = config.detector
+    if options.anchors != "auto":
+        auto.choose("detector.octaves", options.octaves, 1, "--detector.anchors is set")
+        return
+    finest, *_, coarsest = strides
+    anchors = round(min(8.0, max(2.0, 8 * side / 800)) * min(1.0, 4 / finest), 1)
+    reason = f"8 strides at 800 px, proportionally less at {side}; at least 2"
+    reason += f" of 4 px, and the finest has {finest:g}" if finest > 4 else ""
+    auto.choose("detector.anchors", options.anchors, anchors, reason)
+    largest = min(16 * anchors * finest, side)
+    more = math.ceil(max(0.0, math.log2(2 / anchors), math.log2(largest / (anchors * coarsest))))
+    reach = round(anchors * coarsest * 2**more)
+    reason = f"strides of {finest:g} to {coarsest:g} px: anchors of {anchors * finest:.0f} to {reach} px"
+    auto.choose("detector.octaves", options.octaves, 1 + more, reason)
+
+
+def dense_lr(batch: int, parameters: int, *, detecting: bool) -> tuple[float, str]:
+    """Return the papers' 1e-4 (detection) or 6e-5 (segmentation) at batch 16, scaled with the root of the batch.
+
+    A small network needs more. ``swin_nano`` at 96 px, batch 4, one seed, from random weights:
+
+    | rate, times the papers' | 1 | 4 | 10 | 20 or 33 |
+    | --- | --- | --- | --- | --- |
+    | box AP, 160 images of coloured squares, 200 steps | 0.02 | 0.15 | 0.33 | 0.46 |
+    | mIoU, 160 images of shapes, 600 steps | 0.38 | 0.51 | 0.63 | 0.77 |
+    | mIoU, CamVid, 400 steps | 0.16 | 0.19 | 0.22 | 0.21 |
+    | box AP after EsViT, 60 images | 0.04 | | 0.35 | |
+    | mIoU after EsViT, CamVid | 0.17 | | 0.22 | |
+    """
+    small = 0 < parameters < SMALL_NETWORK
+    anchor = (1e-4 if detecting else 6e-5) * (10 if small else 1)
+    source = "ten times the papers', for a small network" if small else "the papers'"
+    lr = float(f"{anchor * math.sqrt(batch / 16):.2g}")
+    return lr, f"{anchor:g} at batch 16 ({source}), scaled with the square root to batch {batch}"
+
+
+def dense_epochs(facts: Facts, batch: int, detecting: bool) -> tuple[float, str]:
+    """Return the papers' 12 (detection) or 127 (segmentation) epochs, more if these are few steps."""
+    per_epoch = steps_per_epoch(facts.images, batch)
+    if facts.device == "cpu":
+        epochs = max(1, round(_STEPS_ON_CPU / per_epoch))
+        return epochs, f"about {epochs * per_epoch} steps: what a CPU does in reasonable time"
+    published, least = (12, 3_000) if detecting else (127, 4_000)
+    epochs = max(published, min(200, math.ceil(least / per_epoch)))
+    return epochs, f"{per_epoch} steps per epoch: at least {least:,} steps or 200 epochs, never fewer than {published}"

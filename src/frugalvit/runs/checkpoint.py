@@ -1,0 +1,83 @@
+"""Checkpoints of a run: save atomically, verify, load. Nothing in a file is executed."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from frugalvit.errors import UserError
+from frugalvit.runs.layout import BEST, CHECKPOINTS, LAST, PREVIOUS
+from frugalvit.utils import console
+from frugalvit.utils.console import shell_quote
+from frugalvit.utils.files import write_atomically
+
+
+def save_state(folder: Path, state: dict[str, Any], *, best: bool = False) -> None:
+    """Write ``last.pt`` (and move the one before to ``previous.pt``) or ``best.pt``, atomically."""
+    target = folder / CHECKPOINTS / (BEST if best else LAST)
+    previous = None if best else folder / CHECKPOINTS / PREVIOUS
+    write_atomically(target, lambda handle: torch.save(state, handle), keep=previous)
+
+
+def load_newest_state(folder: Path, *, set_aside: bool) -> dict[str, Any] | None:
+    """Load ``last.pt``, or ``previous.pt`` if that is damaged; None if a run has no checkpoint.
+
+    set_aside: rename a damaged file, so that the next save does not move it over the good one
+    """
+    damaged: list[str] = []
+    for name in (LAST, PREVIOUS):
+        path = folder / CHECKPOINTS / name
+        if not path.exists():
+            continue
+        state, fault = read_state(path)
+        if state is not None:
+            if damaged:
+                console.warning(f"going back to {path}, step {state['step']}")
+            return state
+        damaged.append(name)
+        console.warning(f"{path} is damaged ({fault})")
+        if set_aside:
+            path.replace(path.with_suffix(".damaged"))
+    if damaged:
+        best = folder / CHECKPOINTS / BEST
+        restart = "start again with another --out"
+        advice = f"start from its best weights with --init {shell_quote(best)}" if best.exists() else restart
+        raise UserError(f"No checkpoint of {folder} is intact ({' and '.join(damaged)} are damaged); {advice}.")
+    return None
+
+
+def load_best_state(folder: Path) -> dict[str, Any] | None:
+    """Load ``best.pt``; None if missing, or damaged (with a warning)."""
+    path = folder / CHECKPOINTS / BEST
+    if not path.exists():
+        return None
+    state, fault = read_state(path)
+    if state is None:
+        console.warning(f"{path} is damaged ({fault}); using the last weights instead of the best")
+    return state
+
+
+def read_state(path: Path) -> tuple[dict[str, Any] | None, str]:
+    """Return the state in a checkpoint file, or None and what is wrong with it."""
+    fault = find_damage(path)
+    if fault is not None:
+        return None, fault
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # any byte may be damaged, so any error may come
+        return None, " ".join(str(error).split())[:100]
+    complete = isinstance(state, dict) and "step" in state and "task" in state
+    return (state, "") if complete else (None, "it does not hold the state of a run")
+
+
+def find_damage(path: Path) -> str | None:
+    """Return what is wrong with a checkpoint file, or None. Torch's format is a zip with checksums."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            bad = archive.testzip()
+    except Exception as error:  # zipfile raises many kinds, depending on the damaged byte
+        return " ".join(str(error).split()) or type(error).__name__
+    return f"checksum of {bad} does not match" if bad else None

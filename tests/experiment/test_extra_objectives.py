@@ -1,0 +1,125 @@
+"""--objectives adds losses from the registry; --plugin imports the file that registers one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import TrainConfig
+from frugalvit.errors import UserError
+from frugalvit.experiment.extra_objectives import load_plugins
+from frugalvit.tasks.classification.train import train
+from frugalvit.tasks.pretraining.train import pretrain
+from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_images
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_objective.py"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_images(tmp_path_factory.mktemp("objectives") / "photos")
+
+
+def run(command: str, photos: Path, out: Path, **values: Any) -> dict[str, Any]:
+    """The last checkpoint of a tiny run with these options."""
+    common = {"data": str(photos), "out": str(out), "steps": 4, "report": False, "device": "cpu"} | values
+    if command == "train":
+        train(TrainConfig.parse(TRAIN | common))
+    else:
+        pretrain(PretrainConfig.parse(PRETRAIN | common))
+    return torch.load(out / "checkpoints" / "last.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("command", ["train", "pretrain"])
+def test_example_plugs_in_without_touching_the_package(command: str, photos: Path, tmp_path: Path) -> None:
+    options = {"variance_covariance": {"weight": 0.5, "gamma": 2.0}}
+    run(command, photos, tmp_path / "run", plugin=[str(EXAMPLE)], objectives=options)
+    line = next(line for line in read_metrics(tmp_path / "run") if line["split"] == "train")
+    assert line["variance_covariance"] > 0
+    plain = run(command, photos, tmp_path / "plain")
+    assert not any(name.startswith("objectives.") for name in plain["task"])
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 4
+
+
+def test_weight_zero_changes_no_weights(photos: Path, tmp_path: Path) -> None:
+    plain = run("train", photos, tmp_path / "plain")
+    zero = run("train", photos, tmp_path / "zero", plugin=[str(EXAMPLE)], objectives={"variance_covariance": 0})
+    assert all(torch.equal(zero["task"][name], value) for name, value in plain["task"].items())
+
+
+def test_a_resumed_run_needs_its_plugin_again(photos: Path, tmp_path: Path) -> None:
+    """A stored file must never decide which code runs."""
+    run("train", photos, tmp_path / "run", plugin=[str(EXAMPLE)], objectives={"variance_covariance": 0.1})
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(UserError, match="--plugin"):
+        train(TrainConfig.parse({"resume": str(tmp_path / "run"), "device": "cpu"}))
+    train(TrainConfig.parse({"resume": str(tmp_path / "run"), "device": "cpu", "plugin": [str(EXAMPLE)]}))
+
+
+HEAD = """
+import torch
+from frugalvit.objectives import Objective, register_objective
+
+@register_objective("head")
+class Head(Objective):
+    def __init__(self, dim, width=4):
+        super().__init__(dim)
+        self.layer = torch.nn.Linear(dim, width)
+
+    def forward(self, features, context):
+        assert (context.teacher is None) == (context.labels is not None)
+        return self.layer(features.grid.mean((2, 3))).square().mean() * (1 + context.step)
+"""
+
+
+@pytest.mark.parametrize("command", ["train", "pretrain"])
+def test_parameters_are_trained_and_resumed(command: str, photos: Path, tmp_path: Path) -> None:
+    """An interrupted run ends with the same weights as one that was not."""
+    (tmp_path / "head.py").write_text(HEAD)
+    options = {"plugin": [str(tmp_path / "head.py")], "objectives": {"head": {"weight": 0.5, "width": 3}}}
+    straight = run(command, photos, tmp_path / "straight", **options)
+    name = "objectives.head.layer.weight"
+    assert straight["task"][name].shape[0] == 3
+    run(command, photos, tmp_path / "cut", save_every=2, **options)
+    checkpoints = tmp_path / "cut" / "checkpoints"
+    (checkpoints / "previous.pt").replace(checkpoints / "last.pt")
+    (tmp_path / "cut" / "summary.json").unlink()
+    values = {"resume": str(tmp_path / "cut"), "device": "cpu", "plugin": options["plugin"]}
+    if command == "train":
+        train(TrainConfig.parse(values))
+    else:
+        pretrain(PretrainConfig.parse(values))
+    resumed = torch.load(checkpoints / "last.pt", weights_only=True)
+    assert all(torch.equal(resumed["task"][name], value) for name, value in straight["task"].items())
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({"objectives": {"nothing": 0.1}}, "nothing"),
+        ({"plugin": [str(EXAMPLE)], "objectives": {"variance_covariance": {"wings": 2}}}, "wings"),
+        ({"objectives": {"localization": 0.1}}, "--objectives localization"),
+        ({"plugin": ["nowhere.py"]}, "--plugin nowhere.py"),
+        ({"plugin": ["no_such_module"]}, "--plugin no_such_module"),
+    ],
+)
+def test_mistakes_are_one_line(values: dict[str, Any], match: str, photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=match):
+        run("train", photos, tmp_path / "run", **values)
+
+
+def test_weights_must_be_numbers() -> None:
+    for weight in (-1, "heavy", True):
+        with pytest.raises(UserError, match="objectives"):
+            TrainConfig.parse({"data": "x", "objectives": {"variance_covariance": weight}})
+
+
+def test_code_of_a_plugin_that_fails_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise ValueError('no')\n")
+    with pytest.raises(UserError, match=r"broken\.py failed: ValueError: no"):
+        load_plugins([str(tmp_path / "broken.py")])
