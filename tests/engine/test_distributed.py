@@ -105,9 +105,7 @@ def test_resume_auto_needs_the_run_on_all_ranks() -> None:
         resume.check_ranks_agree(TrainConfig(out="run").model_copy(update={"resume": run}), fabric)
 
     errors = gather(2, check)
-    assert all(
-        isinstance(e, UserError) and "Some processes see a run in run" in str(e) for e in errors
-    )
+    assert all(isinstance(e, UserError) and "Some processes see a run in run" in str(e) for e in errors)
 
 
 # -- a command with several processes
