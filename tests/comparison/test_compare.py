@@ -144,7 +144,7 @@ def test_another_comparison_is_not_written_over(tmp_path: Path) -> None:
 def test_a_comparison_asked_for_by_name_is_not_written_over_either(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "comparison.json").write_text('{"settings": {"b": {}}}')
-    with pytest.raises(UserError, match="holds a comparison with b.* --out"):
+    with pytest.raises(UserError, match=r"holds a comparison with b.* --out"):
         compare(config(photos, tmp_path / "c"))
     assert compare(config(photos, tmp_path / "c", redraw=True, seeds=1)).data["settings"].keys() == {"with", "without"}
 

@@ -80,7 +80,9 @@ def last_lr_of_pretraining(value: float) -> float:
 def last_weight_decay(value: float) -> float:
     from frugalvit.tasks.pretraining.train import make_plan
 
-    return make_plan(resolve(made(PretrainConfig, "weight_decay_end", value)), images=64, world=1).weight_decay.at(STEPS)
+    return make_plan(resolve(made(PretrainConfig, "weight_decay_end", value)), images=64, world=1).weight_decay.at(
+        STEPS
+    )
 
 
 def second_temperature(value: float) -> float:

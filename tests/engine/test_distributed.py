@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -23,12 +23,13 @@ from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, StreamingDa
 from frugalvit.engine import distributed
 from frugalvit.engine.trainer import RunInterrupted
 from frugalvit.errors import LostRankError, UserError
-from frugalvit.experiment import builders, experiment, resume
+from frugalvit.experiment import builders, resume
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.dense import experiment as running
 from frugalvit.tasks.dense import loader
+from frugalvit.tasks.detection.commands import DetectExperiment
 from frugalvit.utils import system
 from frugalvit.utils.tables import CommandResult
 from helpers.fake_distributed import gather
@@ -51,8 +52,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 # -- the folder of the run
 
 
-@pytest.mark.parametrize("command", ["train", "segment"])
-def test_all_ranks_score_rank_zeros_best_weights(command: str, tmp_path: Path) -> None:
+def test_all_ranks_score_rank_zeros_best_weights(tmp_path: Path) -> None:
     """The second rank does not see the file: another node, or a slow network disk."""
 
     def finish(fabric: Any) -> list[Any]:
@@ -60,23 +60,13 @@ def test_all_ranks_score_rank_zeros_best_weights(command: str, tmp_path: Path) -
         run = RunFolder(tmp_path / str(fabric.global_rank))
         if fabric.global_rank == 0:
             run.save_checkpoint({"step": 3, "task": {"weight": torch.ones(2)}}, best=True)
-        taken: list[Any] = []
-
-        def score(*_: Any) -> None:
-            raise StopTest
-
-        task: Any = SimpleNamespace(load_state_dict=taken.append, score=score, scores=score, backbone=None)
-        config, data = TrainConfig(), SimpleNamespace(classes=("a", "b"))
-        job, decisions, outcome = SimpleNamespace(score=score), AutoValues(), {"steps": 9}
-        arguments = {
-            "train": (config, data, run, fabric, task, outcome, None, None, decisions),
-            "segment": (config, job, data, run, fabric, task, outcome, None, "val", decisions),
-        }
-        end: Any = {"train": train._finish, "segment": running._finish}[command]
-        with pytest.raises(StopTest):
-            end(*arguments[command])
+        loaded: list[Any] = []
+        experiment = train.ClassificationExperiment(TrainConfig())
+        experiment.fabric, experiment.run_folder = fabric, run
+        experiment.task = SimpleNamespace(load_state_dict=loaded.append)  # type: ignore[assignment]
+        assert experiment.load_best({"steps": 9}) and not experiment.load_best({"steps": 3})
         run.close()
-        return [state["weight"].tolist() for state in taken]
+        return [state["weight"].tolist() for state in loaded]
 
     assert gather(2, finish) == [[[1.0, 1.0]]] * 2
 
@@ -105,9 +95,7 @@ def test_resume_auto_needs_the_run_on_all_ranks() -> None:
         resume.check_ranks_agree(TrainConfig(out="run").model_copy(update={"resume": run}), fabric)
 
     errors = gather(2, check)
-    assert all(
-        isinstance(e, UserError) and "Some processes see a run in run" in str(e) for e in errors
-    )
+    assert all(isinstance(e, UserError) and "Some processes see a run in run" in str(e) for e in errors)
 
 
 # -- a command with several processes
@@ -120,7 +108,10 @@ def live(monkeypatch: pytest.MonkeyPatch, out: Path, open_source: Any, body: Any
     def command(fabric: Any) -> Any:
         peers.own = fabric
         config = TrainConfig(data="photos", out=str(out))
-        return experiment.run_experiment(config, "train", open_source, body, CommandResult)
+        experiment = train.ClassificationExperiment(config)
+        experiment.open_data = lambda _: open_source(config, fabric)  # type: ignore[method-assign]
+        experiment._train = body  # type: ignore[method-assign]
+        return experiment.run()
 
     return gather(2, command)
 
@@ -249,8 +240,7 @@ def test_same_number_of_readers_on_every_node(monkeypatch: pytest.MonkeyPatch) -
         cores.here = 16 if fabric.global_rank < 2 else 8
         config = TrainConfig()
         shards = StreamingDataset([f"{i}.tar" for i in range(100)], ShardSurvey(None, 9, None, []), None, None, sample)
-        builders.decide_reading(config, shards, fabric, AutoValues())
-        return config.workers
+        return builders.resolve_readers(config, shards, fabric, AutoValues()).workers
 
     assert gather(4, decide) == [4, 4, 4, 4]
 
@@ -271,7 +261,7 @@ def test_all_ranks_cache_the_same_images(lengths: tuple[int, int], error: str, m
 
     def keep(fabric: Any) -> int:
         ranks.own = fabric.global_rank
-        return builders._build(examples, (8, 8), TrainConfig(), fabric.device, fabric).readable
+        return builders._build_store(examples, (8, 8), TrainConfig(), fabric.device, fabric).readable
 
     found = gather(2, keep)
     assert places == ["off", "off"]
@@ -286,14 +276,20 @@ def test_detection_ranks_use_the_same_images(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(running, "readable", lambda items, *_: (items[ranks.own :], None))
     bad = SimpleNamespace(find_bad=lambda *_: range(ranks.own))
     monkeypatch.setattr(running, "open_pictures", lambda *_: bad)
-    for made in (running._scored, running._learned):
 
-        def open_them(fabric: Any, made: Any = made) -> None:
-            ranks.own = fabric.global_rank
-            made(Mock(), [1, 2, 3], None, DetectConfig(), None, fabric)
+    def open_set(fabric: Any, training: bool) -> None:
+        ranks.own = fabric.global_rank
+        experiment: Any = DetectExperiment(DetectConfig())
+        experiment.config, experiment.fabric, experiment.items = experiment.options, fabric, [1, 2, 3]
+        if training:
+            experiment._open_training_set()
+        else:
+            experiment._open_eval_set([1, 2, 3])
 
-        found = gather(2, open_them)
-        assert [str(one).partition("(")[2].partition(")")[0] for one in found] == ["this one 3 of 3", "this one 2 of 3"]
+    for training in (True, False):
+        errors = gather(2, partial(open_set, training=training))
+        texts = [str(error).partition("(")[2].partition(")")[0] for error in errors]
+        assert texts == ["this one 3 of 3", "this one 2 of 3"]
 
 
 def test_timeout_counts_only_in_steps(waits: list[float]) -> None:

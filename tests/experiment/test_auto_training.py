@@ -277,7 +277,9 @@ def test_the_paper_s_grid_is_a_decision_too() -> None:
 )
 def test_a_batch_in_equal_parts(world: int, accumulate: int, together: int, images: int, batch: int) -> None:
     values = {"data": "photos", "batch": 50, "lr": 0.1, "epochs": 3, "accumulate": accumulate}
-    config = TrainConfig.parse(values | {"img_size": 32, "ema": 0.0, "evaluate_every": 1, "localization": {"weight": 0}})
+    config = TrainConfig.parse(
+        values | {"img_size": 32, "ema": 0.0, "evaluate_every": 1, "localization": {"weight": 0}}
+    )
     config = config.with_options({}, ResolvedTrainConfig)
     plan = TrainPlan.from_config(config, images, world, group=together, lines=20)
     assert plan.images_per_step == batch and plan.steps_per_epoch == max(1, images // batch)

@@ -66,7 +66,9 @@ def test_segmentation(images: int, side: int, size: int, epochs: int) -> None:
     assert config.decoder.channels == 512
 
 
-@pytest.mark.parametrize(("kind", "rules", "published"), [(DetectConfig, detector, 1e-4), (SegmentConfig, segmenter, 6e-5)])
+@pytest.mark.parametrize(
+    ("kind", "rules", "published"), [(DetectConfig, detector, 1e-4), (SegmentConfig, segmenter, 6e-5)]
+)
 @pytest.mark.parametrize(("parameters", "factor"), [(900_000, 10), (28_000_000, 1)])
 def test_small_networks_learn_faster(kind: Any, rules: Any, published: float, parameters: int, factor: int) -> None:
     auto = AutoValues()

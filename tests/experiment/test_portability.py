@@ -205,5 +205,5 @@ def test_a_device_with_its_number(wanted: str | torch.device) -> None:
 
 @pytest.mark.parametrize("wanted", ["cpu:1", "cpu:x", "auto:0", "gpu"])
 def test_a_device_that_is_not_there(wanted: str) -> None:
-    with pytest.raises(UserError, match="no device|unknown|--device"):
+    with pytest.raises(UserError, match="no device"):
         numbered_device(wanted)

@@ -18,7 +18,6 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.engine.step import TrainStep
-from frugalvit.errors import UserError
 from frugalvit.experiment.init_weights import build_run_network
 from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.train import pretrain
@@ -86,23 +85,6 @@ def test_whatever_would_be_chosen_now(
         network = json.loads((tmp_path / name / "model/config.json").read_text())["frugalvit"]["keywords"]
         assert {key: network[key] for key in CHOSEN} == CHOSEN and "mlp_ratio" not in network
         assert read_yaml(tmp_path / name / "config.yaml")["backbone_args"] == values["backbone_args"]
-
-
-def test_a_run_that_did_not_write_it_down_goes_on_as_new_ones_begin(
-    images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = TRAIN | {"data": images, "device": "cpu"}
-    train(TrainConfig.parse(values | {"out": str(tmp_path / "whole")}))
-    cut_off(train, TrainConfig.parse(values | {"out": str(tmp_path / "cut")}))
-    facts = json.loads((tmp_path / "cut/data.json").read_text())
-    assert facts.pop("network") == TRAIN["backbone_args"] | CHOSEN | {"keep_patch_size": True}
-    (tmp_path / "cut/data.json").write_text(json.dumps(facts))
-    with pytest.MonkeyPatch.context() as patched:
-        choose_otherwise(patched)
-        with pytest.raises(UserError, match="does not fit the network"):
-            train(TrainConfig.parse({"resume": str(tmp_path / "cut"), "device": "cpu"}))
-    train(TrainConfig.parse({"resume": str(tmp_path / "cut"), "device": "cpu"}))
-    assert differences(tmp_path / "whole", tmp_path / "cut") == []
 
 
 def test_init_replay_and_continue(

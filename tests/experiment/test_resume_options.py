@@ -169,7 +169,7 @@ def test_long_runs_are_not_looked_through_at_every_line(monkeypatch: pytest.Monk
 
 
 def test_layers_are_spared_in_training_only(images: str) -> None:
-    with pytest.raises(UserError, match="layer_decay"):
+    with pytest.raises(UserError, match=r"layer_decay"):
         PretrainConfig.parse(PRETRAIN | {"data": images, "optimizer": {"layer_decay": 0.7}})
 
 

@@ -135,7 +135,7 @@ def test_a_hanging_peer_is_given_up(nursery: Nursery) -> None:
     children[0].wait_for(out / "checkpoints" / "last.pt")
     children[1].send(signal.SIGSTOP)
     assert children[0].wait() == 2, children[0].said()
-    assert "has not answered for 2 s" in children[0].said()
+    assert "did not answer for 2 s" in children[0].said()
     children[1].send(signal.SIGKILL)
     children[1].wait()
 

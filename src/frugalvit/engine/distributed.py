@@ -151,9 +151,7 @@ def check_shared_filesystem(fabric: Fabric, folder: Path) -> None:
     if fabric.global_rank == 0:
         note.unlink(missing_ok=True)
     if not everywhere:
-        raise UserError(
-            f"Not all ranks can read {folder} of rank 0. It must be on a file system that all nodes share."
-        )
+        raise UserError(f"Not all ranks can read {folder} of rank 0. It must be on a file system that all nodes share.")
 
 
 def _write_note(note: Path, word: str) -> None:

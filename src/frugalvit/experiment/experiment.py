@@ -30,6 +30,7 @@ from frugalvit.experiment.auto_values import AutoValues, Facts, record_recipe, r
 from frugalvit.experiment.extra_objectives import load_plugins
 from frugalvit.experiment.init_weights import adopt_init_architecture
 from frugalvit.experiment.summary import decisions_table, summary_table
+from frugalvit.report.page import write_report
 from frugalvit.runs import layout
 from frugalvit.runs.layout import missing_parents, remove_empty_run
 from frugalvit.runs.run_folder import RunFolder, finished_summary
@@ -240,8 +241,6 @@ class Experiment(ABC, Generic[C, R]):
     def report(self) -> None:
         """Write report.html."""
         if self.config.report:
-            from frugalvit.report.page import write_report
-
             run = self.run_folder
             write_report([run.folder], run.path(layout.REPORT), **self.report_inputs())
 

@@ -96,7 +96,7 @@ def test_a_report_compiles_nothing(photos: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         nn.Module, "compile", lambda module, **_: setattr(module, "_compiled_call_impl", module.forward)
     )
-    monkeypatch.setattr("frugalvit.report.page.write_report", lambda *_, model, **__: seen.append(model))
+    monkeypatch.setattr("frugalvit.experiment.experiment.write_report", lambda *_, model, **__: seen.append(model))
     pretrain(config(photos, tmp_path / "run", steps=2, report=True, compile=True))
     assert [backbone._compiled_call_impl for backbone in seen] == [None]
 
@@ -186,7 +186,7 @@ def test_a_run_without_its_regions_says_so(
 
 
 def test_regions_alone_do_not_wait(photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--matching.view-weight 0"):
+    with pytest.raises(UserError, match=r"--matching\.view-weight 0"):
         pretrain(config(photos, tmp_path / "run", matching={"view_weight": 0.0, "regions_from": 1.0}))
 
 

@@ -30,7 +30,19 @@ from frugalvit.utils import console
 _LEVELS = {"views": "view level", "regions": "region level"}
 _NEVER_INHERITED = (
     *("data", "out", "init", "resume", "continue_from", "steps", "epochs", "backbone_args"),
-    *("device", "devices", "nodes", "peer_timeout", "precision", "compile", "workers", "stream", "track", "report", "plugin"),
+    *(
+        "device",
+        "devices",
+        "nodes",
+        "peer_timeout",
+        "precision",
+        "compile",
+        "workers",
+        "stream",
+        "track",
+        "report",
+        "plugin",
+    ),
 )
 """Start, length and machine belong to each run."""
 

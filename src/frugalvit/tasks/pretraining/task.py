@@ -17,7 +17,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 
 from frugalvit.backbones import Backbone
-from frugalvit.backbones.architectures.vil import SparseAttention
 from frugalvit.backbones.factory import from_spec
 from frugalvit.data.loader import Batch, BatchSource
 from frugalvit.engine.ema import EMA
@@ -272,7 +271,6 @@ def make_teacher(backbone: Backbone) -> Backbone:
     """Make the EMA teacher: the student's network and weights without dropout or stochastic depth.
 
     The teacher runs in training mode, so that batch norms use the batch's statistics; dropout would act there too.
-    A ViL student attends to one random neighbour window per step; its teacher attends to all, as in evaluation.
     """
     drops = any(isinstance(module, DropPath) for module in backbone.modules())
     teacher = from_spec(backbone.spec(), **({"drop_path": 0.0} if drops else {}))
@@ -282,6 +280,4 @@ def make_teacher(backbone: Backbone) -> Backbone:
             module.p = 0.0
         if hasattr(module, "drop_rate"):  # timm's convolutional networks call F.dropout
             cast(Any, module).drop_rate = 0.0
-        if isinstance(module, SparseAttention):
-            module.neighbours = "all"
     return teacher
