@@ -93,7 +93,7 @@ MISTAKES = [
     ("train --resume run --epochs 3", "Cannot change --epochs on resume (run started without it)"),
     ("train --resume run --init pre", "Cannot change --init on resume"),
     ("train --resume run --localization.weight 3", "Cannot change --localization.weight on resume"),
-    ("train --resume run --out other", "stays in its folder, run: leave out --out other"),
+    ("train --resume run --out other", "Drop --out other"),
     ("train photos --resume auto", "--resume auto needs --out"),
     ("train photos --resume auto --out run --steps 9", "Cannot change --steps on resume"),
     ("train photos --resume auto --out pre", "pre is a run of 'frugalvit pretrain'"),

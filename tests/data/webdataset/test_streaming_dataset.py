@@ -160,6 +160,7 @@ def test_continued_pretraining_validates_on_nothing_it_trained_on(
 ) -> None:
     where = write_shards(tmp_path / "s", shards=10)
     (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "config.yaml").write_text(PretrainConfig(data=where, stream=True, steps=8).to_yaml())
     (tmp_path / "before" / "data.json").write_text(json.dumps({} if survey is None else {"survey": survey}))
     config = PretrainConfig(data=where, stream=True, continue_from=str(tmp_path / "before"))
     source = pretrain.PretrainExperiment(config).open_data(None)
