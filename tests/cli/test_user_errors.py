@@ -100,7 +100,7 @@ MISTAKES = [
     ("train --resume auto --out new", "There is no data to train on"),
     ("compare photos --resume auto --out new", "the same --out"),
     ("pretrain --resume pre --continue pre", "Cannot change --continue on resume"),
-    ("pretrain --resume pre --steps 1234567", "or go on for longer in a new run with --continue pre --steps 1234567."),
+    ("pretrain --resume pre --steps 1234567", "new run with --continue pre --steps 1234567."),
     ("compare photos --with lr=1 --without lr=1", "'with' and 'without' are the same setting"),
     # runs of another kind
     ("train --resume pre", "pre is a run of 'frugalvit pretrain': resume it with 'frugalvit pretrain --resume pre'"),
@@ -241,7 +241,7 @@ def test_what_a_run_lowered_by_itself_may_be_said_again(
 @pytest.mark.parametrize("name", FREE_ON_RESUME)
 def test_what_no_score_follows_from_may_be_another_on_a_resume(tmp_path: Path, name: str) -> None:
     values = {"log_every": 3, "save_every": 7, "workers": 2, "devices": 2, "nodes": 2, "peer_timeout": 9.0}
-    values |= {"report": False, "track": ["mlflow"], "device": "cuda"}
+    values |= {"report": False, "track": ["mlflow"], "device": "cuda", "plugin": "own_objective.py"}
     values |= {"cache.where": "off", "cache.folder": "kept", "cache.max_bad": 0.5}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": "photos", "cache": {"size": 64}}), encoding="utf-8")
     given: dict[str, object] = {"resume": str(tmp_path)}

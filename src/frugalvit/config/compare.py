@@ -29,6 +29,12 @@ class Compared(RunConfig):
     resume: str | None = option(None, hidden=True)
     redraw: bool = option(False, "overwrite a comparison of other settings; used by 'reproduce'", hidden=True)
 
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _resolve_auto_resume(cls, values: Any) -> Any:
+        """Leave ``--resume auto`` as it is: a comparison refuses every --resume."""
+        return values
+
     @pydantic.field_validator("resume")
     @classmethod
     def _check_resume(cls, value: str | None) -> str | None:
