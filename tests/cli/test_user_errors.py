@@ -120,9 +120,9 @@ MISTAKES = [
     ('detect train coco --backbone-args {"img_size":32}', "'img_size' cannot be set here: use --img-size"),
     ('train photos --backbone-args {"in_chans":4}', "in_chans must be 3"),
     ('segment train scenes --backbone-args {"in_chans":2}', "in_chans must be 3"),
-    ("probe knn nothere photos", "There is no folder, file or network 'nothere'. Give a run's folder"),
+    ("probe knn nothere photos", "nothere"),
     ("probe knn swin_tiny photos", "Did you mean 'swin_tiny_w7'"),
-    ("probe knn empty photos", "empty holds no model (no config.json): give a run's folder"),
+    ("probe knn empty photos", "empty holds no model"),
     ("export nothere", "There is no folder, file or network 'nothere'"),
     ("predict run empty", "empty holds no images"),
     ("predict bare.safetensors photos", "bare.safetensors is a bare weight file"),
@@ -241,7 +241,7 @@ def test_what_a_run_lowered_by_itself_may_be_said_again(
 @pytest.mark.parametrize("name", FREE_ON_RESUME)
 def test_what_no_score_follows_from_may_be_another_on_a_resume(tmp_path: Path, name: str) -> None:
     values = {"log_every": 3, "save_every": 7, "workers": 2, "devices": 2, "nodes": 2, "peer_timeout": 9.0}
-    values |= {"report": False, "track": ["mlflow"], "device": "cuda", "plugin": "own_objective.py"}
+    values |= {"report": False, "track": ["mlflow"], "device": "cuda", "plugin": ["own_objective.py"]}
     values |= {"cache.where": "off", "cache.folder": "kept", "cache.max_bad": 0.5}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": "photos", "cache": {"size": 64}}), encoding="utf-8")
     given: dict[str, object] = {"resume": str(tmp_path)}
