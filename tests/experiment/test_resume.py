@@ -156,7 +156,7 @@ def test_a_signal_saves_and_leaves(bench: Bench, verb: str, number: signal.Signa
     out = bench.folder / f"{verb}_{number.name}"
     status, said = bench.while_saving(2, verb, out, number)
     assert status == 3, said
-    assert f"{number.name}: saved; continue with 'frugalvit {verb} --resume {out}'" in said
+    assert f"{number.name}: saved; resume with 'frugalvit {verb} --resume {out}'" in said
     step = torch.load(out / "checkpoints" / "last.pt", weights_only=True)["step"]
     assert step == 7 and f"at step {step} of 10" in bench.finish(verb, out)
     bench.check(verb, out)
@@ -169,7 +169,7 @@ def test_a_signal_at_the_end_of_a_run_stops_what_it_is_a_part_of(bench: Bench) -
     words = ["compare", "images", "--config", "train.yaml", *settings, "--out", str(out)]
     last = out / "with" / "seed_0" / "checkpoints" / ".last.pt"
     status, said = bench.nursery.run(*words, kill_at=0, inside=last, signals=[signal.SIGINT])
-    assert status == 3 and "stopped; the same command goes on." in said, said
+    assert status == 3 and "stopped; the same command continues." in said, said
     assert (out / "with" / "seed_0" / "summary.json").exists() and not (out / "without").exists()
     assert bench.nursery.run(*words)[0] == 0 and (out / "comparison.md").exists()
 
@@ -216,7 +216,7 @@ def test_a_warning_before_the_end_is_no_second_signal(bench: Bench) -> None:
     child.wait_for(out / "metrics.jsonl")
     for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
         child.send(number)
-    assert child.wait() == 3 and ": saved; continue with" in child.said(), child.said()
+    assert child.wait() == 3 and ": saved; resume with" in child.said(), child.said()
 
 
 def test_a_closed_terminal_that_is_ignored_stays_so() -> None:

@@ -106,7 +106,7 @@ def test_a_signal_to_one_process_stops_all_and_two_resume(nursery: Nursery) -> N
     children[0].wait_for(out / "metrics.jsonl")
     children[1].send(signal.SIGTERM)
     assert [child.wait() for child in children] == [3, 0], "\n".join(child.said() for child in children)
-    assert "saved; continue" in children[0].said()
+    assert "saved; resume" in children[0].said()
     said = finish(start(nursery, torchrun_variables(2), "train", "--resume", str(out)))
     assert "resuming" in said[0] and "resuming" not in said[1]
     assert [line["step"] for line in read_metrics(out) if line["split"] == "train"][-1] == 30
