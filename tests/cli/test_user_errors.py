@@ -18,7 +18,7 @@ from frugalvit.config.base import set_dotted
 from frugalvit.config.run import FREE_ON_RESUME
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
-from frugalvit.experiment.resume import check_resume, load_resumed_config
+from frugalvit.experiment.resume import load_resumed_config
 from helpers import dense_samples
 
 TINY = ["--backbone", "swin_nano", "--backbone-args", "{embed_dim: 8, depths: [1, 1], num_heads: [1, 2]}"]
@@ -235,7 +235,7 @@ def test_what_a_run_lowered_by_itself_may_be_said_again(
     (tmp_path / "data.json").write_text(json.dumps({"images": images}), encoding="utf-8")
     again = TrainConfig.parse({"data": "photos", "resume": str(tmp_path), name: given})
     with pytest.raises(UserError, match="Cannot change") if refused else nullcontext():
-        check_resume(again)
+        load_resumed_config(again)
 
 
 @pytest.mark.parametrize("name", FREE_ON_RESUME)
@@ -247,7 +247,6 @@ def test_what_no_score_follows_from_may_be_another_on_a_resume(tmp_path: Path, n
     given: dict[str, object] = {"resume": str(tmp_path)}
     set_dotted(given, name, values[name])
     again = TrainConfig.parse(given)
-    check_resume(again)
     found = load_resumed_config(again)
     assert attrgetter(name)(found) == values[name], "what is given now counts"
     assert (found.data, found.cache.size, found.resume) == ("photos", 64, str(tmp_path))

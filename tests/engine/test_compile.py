@@ -239,7 +239,9 @@ def test_training_with_graphs_gives_the_same_losses(kind: str, backbone: str, mo
         config = BenchStepConfig.parse(values | ({"prototypes": 64} if kind == "pretrain" else {}))
         fabric = Fabric(accelerator="cuda", devices=1, precision="bf16-mixed")
         store, classes, _ = train_step._store(config, fabric.device)
-        stepper = train_step._stepper(config, train_step._batches(config, store, classes), classes, fabric, False)
+        stepper = train_step._make_train_step(
+            config, train_step._batches(config, store, classes), classes, fabric, False
+        )
         stepper.task.compile_with(graphs)
         losses = []
         for step in range(12):

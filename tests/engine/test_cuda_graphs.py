@@ -92,7 +92,7 @@ def stepper_of(kind: str, recorded: bool, localization: float) -> TrainStep:
     config = BenchStepConfig.parse(values | {"device": "cpu", "precision": "32"})
     fabric = Fabric(accelerator="cpu", devices=1)
     store, classes, _ = train_step._store(config, fabric.device)
-    stepper = train_step._stepper(config, train_step._batches(config, store, classes), classes, fabric, False)
+    stepper = train_step._make_train_step(config, train_step._batches(config, store, classes), classes, fabric, False)
     stepper.plan.lr = Cosine(1e-3, 1e-4, 12)
     stepper.task.use_cuda_graphs = recorded
     if kind == "pretrain":

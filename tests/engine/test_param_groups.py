@@ -231,15 +231,3 @@ def test_teacher_has_no_stochastic_depth() -> None:
     images = torch.randn(2, 3, 32, 32)
     twin = make_teacher(student).train()
     torch.testing.assert_close(twin(images).pooled, twin(images).pooled, rtol=0, atol=0)
-
-
-def test_teacher_of_vil_attends_to_all_neighbours() -> None:
-    """The student of a ViL draws one of them."""
-    shape = SMALL["vil_tiny_w7"] | {"window_size": 3, "sparse_stages": 2, "neighbours": "random"}
-    student = create_backbone("vil_tiny_w7", img_size=64, num_classes=0, patch_size=2, **shape).train()
-    twin = make_teacher(student).train()
-    images = torch.randn(2, 3, 64, 64)
-    seen = {network: [network(images).grid for _ in range(4)] for network in (student, twin)}
-    assert not all(torch.equal(grid, seen[student][0]) for grid in seen[student])
-    assert all(torch.equal(grid, seen[twin][0]) for grid in seen[twin])
-    torch.testing.assert_close(seen[twin][0], student.eval()(images).grid)

@@ -105,7 +105,7 @@ def _check_objectives(value: Any) -> Any:
 
 
 Objectives = Annotated[dict[str, dict[str, Any]], BeforeValidator(_check_objectives)]
-OBJECTIVES = "extra losses from the registry, e.g. '{NAME: {weight: 0.1, OPTION: VALUE}}'"
+OBJECTIVES = "extra losses from the registry, e.g. '{NAME: {weight: 0.1, OPTION: …}}'"
 
 
 class DataViewConfig(Config):

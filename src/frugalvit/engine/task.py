@@ -16,7 +16,7 @@ class Task(nn.Module, ABC):
 
     best_metric: str  # the metric that marks the best checkpoint: the highest value wins, the later of two equals
     eval_split: str  # the split that evaluate() scores; only "val" may choose the best checkpoint
-    batches: Any = None  # the BatchSource of batch_at()
+    batches: Any = None  # the BatchSource of batch_at(); dense tasks have a StepLoader instead
     nonfinite_outputs = False  # True if the last evaluate() saw non-finite outputs
     export_last = False  # True if the last weights are exported, even if earlier ones scored better
     use_cuda_graphs = False  # True if CUDA graphs replay the gradients; needs step_inputs() and compute_losses()

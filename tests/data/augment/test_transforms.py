@@ -279,8 +279,8 @@ def test_tensors_and_arrays_give_the_same_input(tensor: str) -> None:
 @pytest.mark.parametrize(
     ("picture", "message"),
     [
-        (torch.zeros(2, 3, 8, 8), "several images are a list of them"),
-        (np.zeros((2, 8, 8, 3), np.uint8), "Several images are a list of them"),
+        (torch.zeros(2, 3, 8, 8), "several images as a list"),
+        (np.zeros((2, 8, 8, 3), np.uint8), "several images as a list"),
         (torch.zeros(8, 8, 3), "Give .H, W., .1, H, W. or .3, H, W."),
         (torch.zeros(3, 8, 8) - 1, "from 0 to 1"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,7 +162,7 @@ def test_continued_pretraining_validates_on_nothing_it_trained_on(
     (tmp_path / "before").mkdir()
     (tmp_path / "before" / "data.json").write_text(json.dumps({} if survey is None else {"survey": survey}))
     config = PretrainConfig(data=where, stream=True, continue_from=str(tmp_path / "before"))
-    source = pretrain._open(config, SimpleNamespace(world_size=1))  # type: ignore[arg-type]
+    source = pretrain.PretrainExperiment(config).open_data(None)
     assert len(source.splits["train"]) == images and ("val" in source.splits) == (images < 40)
 
 
@@ -171,7 +170,7 @@ def test_continued_pretraining_validates_on_nothing_it_trained_on(
 def test_pretraining_on_all_images_holds_nothing_out(tmp_path: Path, options: dict[str, Any]) -> None:
     where = write_shards(tmp_path / "s", shards=10)
     config = PretrainConfig(data=where, stream=True, **options)
-    train = pretrain._images(pretrain._open(config, SimpleNamespace(world_size=1)), config.images)  # type: ignore[arg-type]
+    train = pretrain._choose_images(pretrain.PretrainExperiment(config).open_data(None), config.images)
     assert len(train) == (40 if options else 36)
 
 
