@@ -1,4 +1,4 @@
-"""The picture of a comparison: its legend hides nothing, whatever the curves and the names."""
+"""The chart of a comparison: legend, labels and dots stay visible."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def drawn(names: list[str]) -> Figure:
 
 
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-def test_the_legend_lies_outside_of_the_charts_and_inside_of_the_picture(names: list[str]) -> None:
+def test_the_legend_is_outside_the_axes(names: list[str]) -> None:
     figure = drawn(names)
     (legend,) = figure.legends
     place = legend.get_window_extent()
@@ -52,7 +52,7 @@ def test_the_legend_lies_outside_of_the_charts_and_inside_of_the_picture(names: 
 
 
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-def test_every_mean_is_named_at_its_foot(names: list[str]) -> None:
+def test_every_mean_has_a_tick_label(names: list[str]) -> None:
     """By its name, or by the number it has in the legend; no two run into each other."""
     figure = drawn(names)
     feet = figure.axes[1].get_xticklabels()
@@ -65,23 +65,23 @@ def test_every_mean_is_named_at_its_foot(names: list[str]) -> None:
 
 
 @pytest.mark.parametrize("names", [["a", "b"], NAMES["many"]])
-def test_without_curves_there_is_a_legend_only_for_numbers(names: list[str]) -> None:
+def test_no_legend_without_curves(names: list[str]) -> None:
     figure = comparison_figure({name: [1.0] for name in names}, {name: [[]] for name in names}, "miou")
     assert len(figure.legends) == (len(names) > 2)
 
 
-def test_more_settings_than_colours_are_told_apart() -> None:
+def test_more_settings_than_colors_differ() -> None:
     (legend,) = drawn([f"setting_{n}" for n in range(20)]).legends
     styles = {(line.get_color(), str(line._unscaled_dash_pattern)) for line in legend.get_lines()}
     assert len(styles) == 20
 
 
-def test_a_curve_of_one_point_is_seen() -> None:
+def test_a_curve_of_one_point_has_a_marker() -> None:
     figure = comparison_figure({"a": [1.0], "b": [2.0]}, {"a": [[(5.0, 1.0)]], "b": [[(5.0, 2.0)]]}, "miou")
     assert [line.get_marker() for line in figure.axes[0].get_lines()] == ["o", "o"]
 
 
-def test_both_charts_say_what_they_are() -> None:
+def test_axis_labels() -> None:
     values, curves = made(["a", "b"])
     for labels, told in ((None, ["top1", "final top1"]), (("on val", "on test"), ["on val", "on test"])):
         assert [axes.get_ylabel() for axes in comparison_figure(values, curves, "top1", labels).axes] == told
@@ -89,14 +89,14 @@ def test_both_charts_say_what_they_are() -> None:
 
 @pytest.mark.parametrize("values", [[100.0] * 4, [99.0, 100.0], [0.0, 0.5]])
 @pytest.mark.parametrize(("metric", "ends"), [("top1", True), ("seconds", False)])
-def test_a_percentage_ends_at_a_hundred(values: list[float], metric: str, ends: bool) -> None:
+def test_percentages_end_at_100(values: list[float], metric: str, ends: bool) -> None:
     figure = comparison_figure({"a": values, "b": values}, {"a": [[*enumerate(values)]], "b": [[]]}, metric)
     inside = [axes.get_ylim()[0] >= 0 and axes.get_ylim()[1] <= 100 for axes in figure.axes]
     assert inside == [ends, ends]
 
 
 @pytest.mark.parametrize("values", [[50.0] * 2, [50.0] * 9, [50.0, 50.001, 70.0], [50.0, 60.0, 70.0]])
-def test_equal_dots_are_all_seen(values: list[float]) -> None:
+def test_equal_values_are_drawn_side_by_side(values: list[float]) -> None:
     aside = sideways(values, reach=0.5)
     assert max(map(abs, aside)) <= 0.3 and sum(aside) == pytest.approx(0)
     for (one, first), (two, second) in itertools.combinations(zip(values, aside, strict=True), 2):
@@ -104,7 +104,7 @@ def test_equal_dots_are_all_seen(values: list[float]) -> None:
     assert all(where == 0 for value, where in zip(values, aside, strict=True) if value > 50.5)
 
 
-def test_a_name_with_dollar_signs_is_a_name(tmp_path: Path) -> None:
+def test_dollar_signs_are_not_math(tmp_path: Path) -> None:
     values, curves = made(["$\\no$", "b$"])
     comparison_chart(values, curves, "top1", tmp_path / "chart.png")
     with Image.open(tmp_path / "chart.png") as picture:

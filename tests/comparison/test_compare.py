@@ -1,4 +1,4 @@
-"""Comparisons: four outputs, only what is left is run."""
+"""Comparisons: outputs, settings, and runs that are finished or resumed."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def config(photos: Path, out: Path, **values: object) -> CompareConfig:
         ("seconds", (50, 50), None),
     ],
 )
-def test_an_image_more_is_a_step_of_what_counts_images(
+def test_resolution_of_metrics(
     metric: str, counts: tuple[int | None, ...], step: float | None
 ) -> None:
     """How many images were watched is not told, and runs of earlier versions tell nothing."""
     assert module._resolution(metric, [{"scored_images": count} for count in counts]) == step
 
 
-def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_outputs_and_finished_runs_are_kept(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     real = module.run_once
 
@@ -87,7 +87,7 @@ def test_four_outputs_and_only_what_is_left(photos: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("report", [True, False])
-def test_a_page_only_where_one_is_wanted(report: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_option(report: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def done(run: TrainConfig, _: object) -> dict[str, Any]:
         return {"run": str(run.out), "seed": run.seed, "top1": 50.0, "seconds": 1.0, "seconds_per_step": 0.1}
 
@@ -107,14 +107,14 @@ def test_a_page_only_where_one_is_wanted(report: bool, tmp_path: Path, monkeypat
         ({"val"}, {}, ("", "final")),
     ],
 )
-def test_the_chart_says_which_images_and_weights(
+def test_chart_labels_name_split_and_weights(
     splits: set[str], summary: dict[str, Any], told: tuple[str, str]
 ) -> None:
     labels = module._labels("top1", splits, [summary])
     assert tuple(label.replace("top1", "").strip() for label in labels) == told
 
 
-def test_another_comparison_is_not_written_over(tmp_path: Path) -> None:
+def test_default_folder_avoids_other_comparisons(tmp_path: Path) -> None:
     usual = tmp_path / "compare_photos"
 
     def place(*settings: str, lr: float = 0.1) -> Path:
@@ -141,7 +141,7 @@ def test_another_comparison_is_not_written_over(tmp_path: Path) -> None:
     assert module._other_settings(usual, ["a", "c"]) == ["b"]
 
 
-def test_a_comparison_asked_for_by_name_is_not_written_over_either(photos: Path, tmp_path: Path) -> None:
+def test_out_with_another_comparison_is_refused(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "comparison.json").write_text('{"settings": {"b": {}}}')
     with pytest.raises(UserError, match=r"holds a comparison with b.* --out"):
@@ -149,7 +149,7 @@ def test_a_comparison_asked_for_by_name_is_not_written_over_either(photos: Path,
     assert compare(config(photos, tmp_path / "c", redraw=True, seeds=1)).data["settings"].keys() == {"with", "without"}
 
 
-def test_a_run_goes_on_where_it_is_told_to(photos: Path, tmp_path: Path) -> None:
+def test_a_started_run_is_resumed(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("")
     asked = []
@@ -158,7 +158,7 @@ def test_a_run_goes_on_where_it_is_told_to(photos: Path, tmp_path: Path) -> None
     assert (asked[0].resume, asked[0].devices, asked[0].nodes) == (str(tmp_path / "run"), 4, 2)
 
 
-def test_a_comparison_goes_on_with_other_values_of_what_no_score_follows_from(photos: Path, tmp_path: Path) -> None:
+def test_free_options_may_change_on_resume(photos: Path, tmp_path: Path) -> None:
     values = TRAIN | {"data": str(photos), "out": str(tmp_path / "run")}
     other = {"log_every": 5, "save_every": 7, "devices": 2, "workers": 3, "cache": {"where": "off", "folder": "kept"}}
     with pytest.raises(KeyboardInterrupt):
@@ -175,7 +175,7 @@ def test_a_comparison_goes_on_with_other_values_of_what_no_score_follows_from(ph
 
 
 @pytest.mark.parametrize("name", ["data", "init"])
-def test_one_place_may_be_written_in_several_ways(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_path_may_be_written_in_several_ways(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     values = TRAIN | {"data": "photos", "recipe": "scratch", "out": "run"}
     with pytest.raises(KeyboardInterrupt):
@@ -191,7 +191,7 @@ def interrupt(_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def test_a_comparison_is_named_after_its_data_by_whatever_way(
+def test_default_folder_is_named_after_the_data(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -225,18 +225,18 @@ def test_settings_hold_several_values(photos: Path, tmp_path: Path) -> None:
         ("backbone_args={window_size: 4", "backbone_args = .*a group"),
     ],
 )
-def test_several_values_amiss_are_one_line(setting: str, message: str) -> None:
+def test_wrong_values_in_settings_are_one_line(setting: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         TrainConfig.parse(parse_assignments([setting]))
 
 
-def test_a_metric_that_no_run_has_is_said_before_the_first(photos: Path, tmp_path: Path) -> None:
+def test_unknown_metric_fails_before_the_first_run(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--metric val_top2 .* Did you mean 'val_top1'\?"):
         compare(config(photos, tmp_path / "c", metric="val_top2"))
     assert not (tmp_path / "c").exists()
 
 
-def test_a_metric_that_these_runs_do_not_have_is_said_after_the_first(photos: Path, tmp_path: Path) -> None:
+def test_missing_metric_fails_after_the_first_run(photos: Path, tmp_path: Path) -> None:
     settings = {"with_settings": ["lr=0.001"], "without_settings": ["lr=0.002"], "localization": {"weight": 0}}
     with pytest.raises(UserError, match="no number 'localization_error' to compare"):
         compare(config(photos, tmp_path / "c", metric="localization_error", **settings))
@@ -274,7 +274,7 @@ def test_mistakes(photos: Path, tmp_path: Path, values: dict[str, object], messa
     assert not list(tmp_path.rglob("config.yaml"))
 
 
-def test_by_itself_the_loss_is_compared() -> None:
+def test_default_settings_compare_drloc() -> None:
     config = CompareConfig.parse({"data": "x", "localization": {"pairs": 32}})
     first, second = (
         TrainConfig.parse(config.run_values(values, 0, "out")) for values in config.named_settings().values()
@@ -298,7 +298,7 @@ def test_a_stored_run_counts_only_if_its_options_are_the_same(
 
 
 @pytest.mark.parametrize("text", ['{"data": ', "[]"])
-def test_a_damaged_question_is_one_line(tmp_path: Path, text: str) -> None:
+def test_a_damaged_request_file_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "asked.json").write_text(text)
     with pytest.raises(UserError, match=r"asked\.json .*fix or remove it"):
         find_difference(tmp_path, TrainConfig.parse({"data": "x"}))

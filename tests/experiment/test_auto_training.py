@@ -85,7 +85,7 @@ def test_batch_and_length(images: int, device: str, batch: int, epochs: int) -> 
         ("swin", SWIN_T, {"localization": {"variant": "dense", "grid_size": 7}}, "dense", 7),
     ],
 )
-def test_form_of_drloc(family: str, parameters: int, values: dict[str, Any], variant: str, grid_size: int) -> None:
+def test_drloc_variant(family: str, parameters: int, values: dict[str, Any], variant: str, grid_size: int) -> None:
     """The strong form where it measured best: large Swins from random weights; what is asked for stays."""
     config, decisions = TrainConfig.parse({"data": "photos"} | values), AutoValues()
     config = resolve_training(config, Facts(2040, 102, 224, "cuda", family, parameters), decisions)
@@ -115,7 +115,7 @@ def test_form_of_drloc(family: str, parameters: int, values: dict[str, Any], var
         ({"epochs": 100, "recipe": "scratch"}, 0.0),
     ],
 )
-def test_how_often_images_are_mixed(values: dict[str, Any], prob: float | str) -> None:
+def test_mixing_probability(values: dict[str, Any], prob: float | str) -> None:
     config, decisions = TrainConfig.parse({"data": "x", "batch": 128} | values), AutoValues()
     config = resolve_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert config.mixing.prob == prob
@@ -127,7 +127,7 @@ def test_how_often_images_are_mixed(values: dict[str, Any], prob: float | str) -
     ("setting", "prob", "operations"),
     [("lr=1", 0.0, 0), ("mixing.mixup=0.4", 0.5, 0), ("augment.magnitude=5", 0.0, 2)],
 )
-def test_a_run_of_a_comparison_decides_as_any_run(setting: str, prob: float, operations: int) -> None:
+def test_runs_of_a_comparison_resolve_the_same_values(setting: str, prob: float, operations: int) -> None:
     """It is given all values, not only those that somebody has thought of."""
     compared = CompareConfig.parse({"data": "x", "epochs": 100, "batch": 128, "settings": ["a: lr=1", "b: lr=2"]})
     config = TrainConfig.parse(compared.run_values(parse_assignments([setting]), 0, "out"))
@@ -150,7 +150,7 @@ def test_a_run_of_a_comparison_decides_as_any_run(setting: str, prob: float, ope
         (NANO, {"recipe": "drloc-paper"}, 2),
     ],
 )
-def test_how_strongly_images_are_varied(parameters: int, values: dict[str, Any], operations: int) -> None:
+def test_augment_operations(parameters: int, values: dict[str, Any], operations: int) -> None:
     config = TrainConfig.parse({"data": "x", "batch": 128} | values)
     config = resolve_training(config, Facts(2040, 102, 224, "cpu", "swin", parameters), AutoValues())
     assert config.augment.operations == operations
@@ -167,7 +167,7 @@ def test_how_strongly_images_are_varied(parameters: int, values: dict[str, Any],
         (1_000, 32, 0.99),
     ],
 )
-def test_how_slowly_a_teacher_follows(steps: int, side: int, momentum: float) -> None:
+def test_teacher_momentum(steps: int, side: int, momentum: float) -> None:
     assert teacher_momentum(steps, side)[0] == momentum
 
 
@@ -183,11 +183,11 @@ def test_how_slowly_a_teacher_follows(steps: int, side: int, momentum: float) ->
         (1_000, 10, 32, 0, 20),
     ],
 )
-def test_how_often_a_run_is_evaluated(steps: int, per_epoch: int, batch: int, watched: int, interval: int) -> None:
+def test_evaluation_interval(steps: int, per_epoch: int, batch: int, watched: int, interval: int) -> None:
     assert evaluation_interval(steps, per_epoch, batch, watched) == interval
 
 
-def test_without_drloc_nothing_is_decided_about_it() -> None:
+def test_a_loss_that_is_off_is_not_resolved() -> None:
     config, decisions = TrainConfig.parse({"data": "photos", "localization": {"weight": 0}}), AutoValues()
     config = resolve_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert not any(each.name.startswith("localization") for each in decisions)
@@ -202,7 +202,7 @@ def test_without_drloc_nothing_is_decided_about_it() -> None:
         (768, {"localization": {"weight": 0}}, {}),
     ],
 )
-def test_the_width_of_drlocs_head_is_written_down(dim: int, values: dict[str, Any], decided: dict[str, int]) -> None:
+def test_drloc_head_width(dim: int, values: dict[str, Any], decided: dict[str, int]) -> None:
     config, decisions = TrainConfig.parse({"data": "photos"} | values), AutoValues()
     config = resolve_training(config, Facts(500, 10, 64, "cpu", dim=dim), decisions)
     assert {each.name: each.value for each in decisions if each.name == "localization.hidden"} == decided
@@ -211,7 +211,7 @@ def test_the_width_of_drlocs_head_is_written_down(dim: int, values: dict[str, An
 
 
 @pytest.mark.parametrize(("dim", "width"), [(96, 384), (768, 2048)])
-def test_the_width_of_the_matching_heads_is_written_down(dim: int, width: int) -> None:
+def test_matching_head_width(dim: int, width: int) -> None:
     config, decisions = PretrainConfig.parse({"data": "photos"}), AutoValues()
     config = resolve_pretraining(config, Facts(500, 10, 64, "cpu", dim=dim), decisions)
     assert [each.value for each in decisions if each.name == "matching.hidden"] == [width]
@@ -219,7 +219,7 @@ def test_the_width_of_the_matching_heads_is_written_down(dim: int, width: int) -
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, PretrainConfig])
-def test_no_batch_is_larger_than_the_data(kind: type[RunConfig]) -> None:
+def test_batch_is_at_most_the_number_of_images(kind: type[RunConfig]) -> None:
     rules: Any = resolve_training if kind is TrainConfig else resolve_pretraining
     config, decisions = kind.parse({"data": "photos", "img_size": 32, "batch": 64}), AutoValues()
     config = rules(config, Facts(10, 2, 32, "cpu"), decisions)
@@ -232,7 +232,7 @@ def test_no_batch_is_larger_than_the_data(kind: type[RunConfig]) -> None:
      (3, 1, 64, {"train": 36, "other": 39}), (3, 1, "auto", {"train": 6, "other": 6}), (1, 1, 7, {"train": 7})],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [TrainConfig, PretrainConfig, DetectConfig])
-def test_what_follows_from_the_batch_follows_from_the_one_that_is_used(
+def test_other_values_follow_the_shared_batch(
     kind: type[RunConfig], devices: int, accumulate: int, asked: int | str, used: dict[str, int]
 ) -> None:
     """Processes and parts of a step share it equally, in pairs where images are mixed: what else is decided knows."""
@@ -257,7 +257,7 @@ def test_a_resumed_run_keeps_its_batch(tmp_path: Path) -> None:
     assert config.batch == 7
 
 
-def test_the_paper_s_grid_is_a_decision_too() -> None:
+def test_grid_size_of_drloc() -> None:
     config, decisions = TrainConfig.parse({"data": "photos"}), AutoValues()
     config = resolve_training(config, Facts(2040, 102, 224, "cuda", "swin", SWIN_T), decisions)
     assert ("localization.grid_size", 7) in [(each.name, each.value) for each in decisions]
@@ -275,7 +275,7 @@ def test_the_paper_s_grid_is_a_decision_too() -> None:
         (8, 8, 1, 30, 64),  # at least one image a part
     ],
 )
-def test_a_batch_in_equal_parts(world: int, accumulate: int, together: int, images: int, batch: int) -> None:
+def test_batch_in_equal_parts(world: int, accumulate: int, together: int, images: int, batch: int) -> None:
     values = {"data": "photos", "batch": 50, "lr": 0.1, "epochs": 3, "accumulate": accumulate}
     config = TrainConfig.parse(
         values | {"img_size": 32, "ema": 0.0, "evaluate_every": 1, "localization": {"weight": 0}}
@@ -286,7 +286,7 @@ def test_a_batch_in_equal_parts(world: int, accumulate: int, together: int, imag
     assert plan.steps == 3 * plan.steps_per_epoch and plan.log_every == max(1, min(10, plan.steps // 20))
 
 
-def test_groups_that_learn_alike_are_one() -> None:
+def test_merge_param_groups() -> None:
     """Every parameter keeps its decay and its share of the learning rate."""
     names = [(f"p{number}", nn.Parameter(torch.zeros(2, 2))) for number in range(6)]
     groups = [
@@ -306,7 +306,7 @@ def test_groups_that_learn_alike_are_one() -> None:
     assert learning(found) == before == learning(groups)
 
 
-def test_what_a_backbone_adds() -> None:
+def test_facts_of_the_backbone() -> None:
     facts = Facts(500, 10, 64, "cpu").with_backbone(create_backbone("swin_nano", img_size=32, num_classes=10))
     assert facts.family == "swin" and 300_000 < facts.parameters < 500_000 and facts.images == 500
 
@@ -335,21 +335,21 @@ def test_small_inputs_have_milder_views(side: Any, temperature: float, views: Vi
         (45_000, "cuda", "auto", 177),
     ],
 )
-def test_how_long_to_learn_without_labels(images: int, device: str, img_size: Any, epochs: int) -> None:
+def test_pretraining_epochs(images: int, device: str, img_size: Any, epochs: int) -> None:
     config = PretrainConfig.parse({"data": "x", "img_size": img_size})
     config = resolve_pretraining(config, Facts(images, 0, 32, device), AutoValues())
     assert config.epochs == epochs
 
 
 @pytest.mark.parametrize(("side", "crop"), [(32, "padded"), (33, "resized")])
-def test_how_images_are_cut_is_a_decision(side: int, crop: str) -> None:
+def test_crop(side: int, crop: str) -> None:
     config = TrainConfig.parse({"data": "x", "img_size": side})
     config = resolve_training(config, Facts(500, 10, 64, "cpu"), AutoValues())
     assert config.augment.crop == crop == TrainAugment(AugmentConfig(), side).crop
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, PretrainConfig])
-def test_who_gives_both_lengths_is_told_which_counts(kind: Any) -> None:
+def test_steps_override_epochs(kind: Any) -> None:
     decisions = AutoValues()
     config = kind.parse({"data": "x", "img_size": 32, "steps": 3, "epochs": 7})
     (resolve_training if kind is TrainConfig else resolve_pretraining)(config, Facts(500, 10, 64, "cpu"), decisions)

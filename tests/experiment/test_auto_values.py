@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[Facts, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_label_free_run(kind: str) -> None:
+def test_pretraining_values(kind: str) -> None:
     facts, expected = KINDS[kind]
     config = PretrainConfig.parse({"data": "x", "img_size": min(facts.side, 224)})
     config = resolve_pretraining(config, facts, AutoValues())
@@ -59,12 +59,12 @@ def test_a_label_free_run(kind: str) -> None:
 @pytest.mark.parametrize(
     ("epochs", "side", "temperature"), [(50, 224, 0.07), (49.9, 224, 0.04), (300, 33, 0.07), (300, 32, 0.04)]
 )
-def test_how_sharp_a_teacher_ends(epochs: float, side: int, temperature: float) -> None:
+def test_teacher_temperature(epochs: float, side: int, temperature: float) -> None:
     assert teacher_temperature(epochs, side)[0] == temperature
 
 
 @pytest.mark.parametrize(("steps", "rate"), [(10, 0.9), (200, 0.9), (2_976, 0.99328), (10_000, 0.998), (10**6, 0.9998)])
-def test_the_average_is_over_a_twentieth_of_the_run(steps: int, rate: float) -> None:
+def test_ema_rate(steps: int, rate: float) -> None:
     config = TrainConfig.parse({"data": "x", "steps": steps})
     config = resolve_training(config, Facts(2_040, 102, 224, "cuda", "swin", 28_000_000), AutoValues())
     assert config.ema == rate
@@ -80,7 +80,7 @@ def test_the_average_is_over_a_twentieth_of_the_run(steps: int, rate: float) -> 
         ({"steps": 7, "epochs": 3}, 100, 7),
     ],
 )
-def test_how_long_a_run_is(given: dict[str, float], images: int, steps: int) -> None:
+def test_total_steps(given: dict[str, float], images: int, steps: int) -> None:
     assert total_steps(given.get("steps"), given.get("epochs", 0.0), images, 10) == steps
 
 
@@ -91,7 +91,7 @@ def test_how_long_a_run_is(given: dict[str, float], images: int, steps: int) -> 
         (500, "cuda", 224), (50, "cpu", 50), (95, "cpu", 64), (500, "cpu", 64), (200, "mps", 192),
     ],
 )  # fmt: skip
-def test_the_size_of_inputs(side: int, device: str, size: int) -> None:
+def test_input_size(side: int, device: str, size: int) -> None:
     """Small images stay, others come down to a multiple of 32: nothing is enlarged."""
     assert input_size(side, device) == size
 
@@ -99,5 +99,5 @@ def test_the_size_of_inputs(side: int, device: str, size: int) -> None:
 @pytest.mark.parametrize(
     ("family", "weight"), [("swin", 0.5), ("t2t", 0.1), ("cvt", 0.1), ("vit", 0.01), ("resnet", 0.1), ("", 0.1)]
 )
-def test_the_weight_of_drloc(family: str, weight: float) -> None:
+def test_drloc_weight(family: str, weight: float) -> None:
     assert localization_weight(family)[0] == weight

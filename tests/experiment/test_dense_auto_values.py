@@ -1,4 +1,4 @@
-"""What "auto" answers at several sizes, and that it says why."""
+"""The values that "auto" resolves to in detection and segmentation."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_user_values_stay() -> None:
         (SegmentConfig, "segment takes one number: the side of"),
     ],
 )
-def test_height_and_width_are_one_number_here(kind: type[TransferConfig], words: str) -> None:
+def test_dense_img_size_is_one_number(kind: type[TransferConfig], words: str) -> None:
     for pair in ((480, 640), "480,640"):
         with pytest.raises(UserError, match=rf"^img_size = .*480.*640.*: {words}"):
             kind.parse({"data": "x", "img_size": pair})
@@ -104,7 +104,7 @@ def test_height_and_width_are_one_number_here(kind: type[TransferConfig], words:
     assert f"--img-size N|auto {words.partition(': the ')[2]}" in shown
 
 
-def test_a_cpu_gets_a_few_hundred_steps() -> None:
+def test_epochs_on_a_cpu() -> None:
     for images in (10, 100, 1000):
         epochs, reason = dense_epochs(Facts(images, 2, 64, "cpu"), 4, True)
         assert 100 <= epochs * max(1, images // 4) <= 300 and "CPU" in reason

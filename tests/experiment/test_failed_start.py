@@ -1,4 +1,4 @@
-"""A run that fails before its first step: the corrected command takes its place, and nothing lies about."""
+"""A run that fails before its first step leaves nothing, and its folder can be used again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(*words: str) -> int:
     return cli.main([verb, "images", "--config", "train.yaml", "--device", "cpu", *rest])
 
 
-def test_the_corrected_command_may_have_the_same_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_corrected_command_can_use_the_same_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "runs/lab").mkdir(parents=True)
     assert run("train", "--freeze", "99", "--out", "runs/lab") == 2
     said = capsys.readouterr().err
@@ -48,21 +48,21 @@ WRONG = [("--backbone", "swin_nanoo"), ("--freeze", "99")]
 
 @pytest.mark.parametrize("wrong", WRONG, ids=" ".join)
 @pytest.mark.parametrize("out", [(), ("--out", "runs/deep/lab")], ids=["unnamed", "named"])
-def test_a_folder_that_the_command_has_made_goes_away(
+def test_a_failed_start_removes_its_new_folder(
     wrong: tuple[str, ...], out: tuple[str, ...], place: Path
 ) -> None:
     assert run("train", *wrong, *out) == 2
     assert not list(place.glob("runs/*"))
 
 
-def test_of_what_others_have_put_there_nothing_goes(place: Path) -> None:
+def test_a_failed_start_keeps_the_users_files(place: Path) -> None:
     (place / "lab").mkdir()
     (place / "lab" / "data.json").write_text("mine")
     assert run("train", "--backbone", "swin_nanoo", "--out", "lab") == 2
     assert (place / "lab" / "data.json").read_text() == "mine"
 
 
-def test_a_mistake_that_comes_after_the_words_of_the_run(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_after_config_yaml_is_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is: what the run wrote before its first step goes, unless the line says how to go on with it."""
     for line, kept in (("too dark.", False), ("The disk is full: then --resume lab.", True)):
 
@@ -74,14 +74,14 @@ def test_a_mistake_that_comes_after_the_words_of_the_run(place: Path, monkeypatc
         assert (place / "lab" / "config.yaml").exists() == (place / "lab").exists() == kept
 
 
-def test_a_comparison_can_be_corrected_too(place: Path) -> None:
+def test_a_failed_comparison_can_be_corrected(place: Path) -> None:
     settings = ("--with", "lr=0.001", "--without", "lr=0.002", "--seeds", "1", "--out", "deep/both")
     assert run("compare", *settings, "--freeze", "99") == 2
     assert not (place / "deep").exists()
     assert run("compare", *settings, "--freeze", "1") == 0
 
 
-def test_a_comparison_of_nothing_leaves_nothing(place: Path) -> None:
+def test_a_comparison_without_data_leaves_nothing(place: Path) -> None:
     (place / "nothing").mkdir()
     words = ["--with", "lr=0.001", "--without", "lr=0.002", "--out", "both", "--config", "train.yaml"]
     assert cli.main(["compare", "nothing", *words]) == 2
@@ -96,7 +96,7 @@ def test_a_comparison_of_nothing_leaves_nothing(place: Path) -> None:
         ("given", "--split auto"),
     ],
 )
-def test_nothing_to_score_on(split: str, words: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_without_images_to_score_on(split: str, words: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_images(place / "singles", train=1, val=0)
     write_config(place / "train.yaml", TRAIN | {"data": "singles"}, steps=1)
     assert cli.main(["train", "--config", "train.yaml", "--split", split, "--out", "lab"]) == 2
@@ -116,7 +116,7 @@ def test_too_few_images_for_the_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints/best.pt", "checkpoints/last.damaged"])
-def test_what_a_run_has_come_to_is_kept(name: str, tmp_path: Path) -> None:
+def test_a_run_with_results_is_never_removed(name: str, tmp_path: Path) -> None:
     opened = RunFolder(tmp_path)
     for start in ("config.yaml", "data.json", "decisions.json"):
         (tmp_path / start).write_text("{}")
@@ -128,7 +128,7 @@ def test_what_a_run_has_come_to_is_kept(name: str, tmp_path: Path) -> None:
     assert (tmp_path / name).exists()
 
 
-def test_a_folder_in_which_another_works_is_kept(tmp_path: Path) -> None:
+def test_a_locked_folder_is_never_removed(tmp_path: Path) -> None:
     """Two processes were asked for one run, and the second was refused."""
     folder = tmp_path / "run"
     opened = RunFolder(folder)

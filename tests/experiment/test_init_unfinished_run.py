@@ -1,4 +1,4 @@
-"""``--init`` of a run that was stopped: the weights it would have handed out, in the network it trains."""
+"""--init from a stopped run: the weights that it would export now."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("begun", "file", "network"), [("train", "best.pt", "average"), ("pretrain", "last.pt", "teacher")]
 )
-def test_a_stopped_run_gives_its_weights(
+def test_init_from_a_stopped_run(
     begun: str, file: str, network: str, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = place / begun
@@ -54,7 +54,7 @@ def test_a_stopped_run_gives_its_weights(
     torch.testing.assert_close(ours[name], theirs[name.replace("backbone.", f"{network}.")])
 
 
-def test_a_run_without_a_whole_checkpoint_is_refused(place: Path, tmp_path: Path) -> None:
+def test_init_from_a_run_without_intact_checkpoint(place: Path, tmp_path: Path) -> None:
     run = shutil.copytree(place / "train", tmp_path / "run")
     (run / "checkpoints/best.pt").write_bytes(b"PK")
     source, _, classes = best_run_weights(run)
@@ -64,7 +64,7 @@ def test_a_run_without_a_whole_checkpoint_is_refused(place: Path, tmp_path: Path
         best_run_weights(run)
 
 
-def test_the_backbone_inside_a_detector_is_found() -> None:
+def test_backbone_tensors_inside_a_detector() -> None:
     backbone = create_backbone("swin_nano", 32, **NETWORK)
     tensors = {f"net.features.pyramid.backbone.{name}": value for name, value in backbone.state_dict().items()}
     found = _backbone_in(tensors | {"net.heads.weight": torch.zeros(2)})
@@ -74,7 +74,7 @@ def test_the_backbone_inside_a_detector_is_found() -> None:
 
 
 @pytest.mark.parametrize("verb", ["train", "pretrain"])
-def test_where_a_model_is_wanted_the_way_to_it_is_said(verb: str, place: Path) -> None:
+def test_loading_an_unfinished_run_says_how_to_resume(verb: str, place: Path) -> None:
     run = place / verb
     with pytest.raises(UserError, match=f"not finished: .*'frugalvit {verb} --resume {run}'"):
         load_model(str(run), device="cpu")

@@ -1,4 +1,4 @@
-"""Weights that are there already: what a folder or a file brings along, what did not fit, what is refused."""
+"""--init and load_model: what a folder or file provides, what does not fit, what is refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"init": "bare.pth"}, ("a", "b", "d"), True, "its classifier is loaded; the file does not name"),
     ],
 )
-def test_init_brings_its_network_and_says_what_did_not_fit(
+def test_init_loads_network_and_classifier(
     folder: Path, given: dict, classes: tuple[str, ...], taken: bool, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stored = load_file(folder / "model.safetensors")
@@ -70,7 +70,7 @@ def test_init_brings_its_network_and_says_what_did_not_fit(
         ({"backbone": "swin_tiny_w7"}, {"mean", "std"}),
     ],
 )
-def test_what_a_folder_brings_along(given: dict[str, Any], brought: set[str], tmp_path: Path) -> None:
+def test_init_adopts_the_architecture(given: dict[str, Any], brought: set[str], tmp_path: Path) -> None:
     """All that shapes its network where that is wanted, its pixels' statistics in any case; the user's word is last."""
     made = create_backbone("swin_nano", 32, 3, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), **NARROW)
     save_model_folder(made, tmp_path)
@@ -82,7 +82,7 @@ def test_what_a_folder_brings_along(given: dict[str, Any], brought: set[str], tm
     assert (run.img_size == (32, 32)) == (run.backbone == "swin_nano")
 
 
-def test_a_grey_network_stays_grey(tmp_path: Path) -> None:
+def test_init_from_a_grayscale_network(tmp_path: Path) -> None:
     save_model_folder(create_backbone("swin_nano", 32, 3, in_chans=1, mean=(0.3,), std=(0.2,), **NARROW), tmp_path)
     run = TrainConfig.parse({"data": "x", "init": str(tmp_path)})
     run = adopt_init_architecture(run, AutoValues())
@@ -96,14 +96,14 @@ def test_a_grey_network_stays_grey(tmp_path: Path) -> None:
     assert make_backbone(coloured, ("a", "b", "c")).in_chans == 3
 
 
-def test_a_run_that_goes_on_has_brought_its_network_along_already(tmp_path: Path) -> None:
+def test_resume_does_not_adopt_init_again(tmp_path: Path) -> None:
     save_model_folder(create_backbone("swin_nano", 32, 3, **NARROW), tmp_path)
     run = TrainConfig.parse({"data": "x", "init": str(tmp_path), "resume": "runs/begun", "backbone": "swin_nano"})
     run = adopt_init_architecture(run, AutoValues())
     assert run.backbone_args == {} and run.img_size == "auto"
 
 
-def test_a_folder_of_somebody_else_needs_the_networks_name(tmp_path: Path) -> None:
+def test_init_from_another_librarys_folder(tmp_path: Path) -> None:
     save_model_folder(create_backbone("swin_nano", 32, 3, **NARROW), tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["SwinModel"]}')
     values = {"data": "x", "init": str(tmp_path), "img_size": 32}
@@ -125,7 +125,7 @@ def test_a_folder_of_somebody_else_needs_the_networks_name(tmp_path: Path) -> No
         ("fine.pth", {"architecture": "swin_nano", "img_size": 96}, "patch_size=4"),
     ],
 )
-def test_what_a_model_is_made_of_is_said(
+def test_load_model_logs_how_the_network_is_built(
     folder: Path, where: str, more: dict, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.manual_seed(0)
@@ -150,7 +150,7 @@ def test_what_a_model_is_made_of_is_said(
         ("half.pth", "swin_nano", r"lacks \d+ tensors of 'swin_nano' "),
     ],
 )
-def test_models_without_their_weights_are_refused(
+def test_models_without_weights_are_refused(
     tmp_path: Path, where: str, architecture: str | None, words: str
 ) -> None:
     if architecture:
@@ -161,7 +161,7 @@ def test_models_without_their_weights_are_refused(
         load_model(where, architecture=architecture)
 
 
-def test_a_file_of_a_run_leads_to_its_folder(folder: Path, tmp_path: Path) -> None:
+def test_a_weights_file_uses_the_config_beside_it(folder: Path, tmp_path: Path) -> None:
     """A model folder's weights are the model; a checkpoint does not name its network, but its run does."""
     run = tmp_path / "run"
     shutil.copytree(folder, run / "model")

@@ -1,4 +1,4 @@
-"""A run's checkpoints as MODEL: the run says what network and classes they are of."""
+"""Checkpoints of a run as the MODEL argument."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("file", ["run/checkpoints/best.pt", "pre/checkpoints/last.pt", "run/model/model.safetensors"])
-def test_the_weights_that_were_exported_give_the_runs_model(runs: Path, file: str) -> None:
+def test_exported_checkpoint_is_the_runs_model(runs: Path, file: str) -> None:
     whole, model = load_model(str(runs / file.split("/")[0])), load_model(str(runs / file))
     assert same(model.backbone, whole.backbone) and model.classes == whole.classes
     assert model.backbone.img_size == (16, 16)
 
 
-def test_the_last_weights_are_those_of_their_average(runs: Path) -> None:
+def test_last_checkpoint_loads_the_ema(runs: Path) -> None:
     state = torch.load(runs / "run/checkpoints/last.pt", weights_only=True)["task"]
     model, classes = load_classifier(str(runs / "run/checkpoints/last.pt"), "cpu")
     assert classes == ("cat", "dog") and model.name == "run-last"
@@ -55,7 +55,7 @@ def test_the_last_weights_are_those_of_their_average(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["checkpoints/last.pt", "model/model.safetensors"])
-def test_commands_take_them(runs: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_accept_checkpoints(runs: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
     model, photos = str(runs / "run" / file), str(runs / "photos")
     assert cli.main(["predict", model, f"{photos}/val/cat", "--device", "cpu"]) == 0
     assert cli.main(["eval", model, photos, "--device", "cpu", "--json"]) == 0
@@ -77,7 +77,7 @@ def no_model(file: Path) -> None:
     ("spoil", "said"),
     [(damaged, "is damaged"), (no_model, "a bare checkpoint, .* --backbone NAME")],
 )
-def test_what_cannot_be_read_is_said(runs: Path, tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
+def test_unreadable_checkpoints_are_one_line(runs: Path, tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
     for name in ("checkpoints/last.pt", "model/config.json", "model/model.safetensors"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((runs / "run" / name).read_bytes())
@@ -86,12 +86,12 @@ def test_what_cannot_be_read_is_said(runs: Path, tmp_path: Path, spoil: Callable
         load_model(str(tmp_path / "checkpoints/last.pt"))
 
 
-def test_another_network_is_refused(runs: Path) -> None:
+def test_checkpoint_with_another_backbone_is_refused(runs: Path) -> None:
     with pytest.raises(UserError, match="Drop --backbone"):
         load_model(str(runs / "run/checkpoints/last.pt"), architecture="resnet18")
 
 
-def test_another_programs_weights_beside_them_are_no_checkpoint_of_the_run(runs: Path, tmp_path: Path) -> None:
+def test_other_files_in_checkpoints_are_bare_weights(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "run", tmp_path / "run")
     backbone = load_model(str(runs / "run")).backbone
     torch.save({"model": backbone.model.state_dict()}, tmp_path / "run/checkpoints/epoch3.pth")
@@ -99,7 +99,7 @@ def test_another_programs_weights_beside_them_are_no_checkpoint_of_the_run(runs:
     assert torch.equal(found.backbone.model.state_dict()["norm.weight"], backbone.model.state_dict()["norm.weight"])
 
 
-def test_an_export_of_a_checkpoint_lies_beside_the_run_and_has_no_scores_of_others(
+def test_export_of_a_checkpoint_has_no_scores(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

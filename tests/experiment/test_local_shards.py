@@ -1,4 +1,4 @@
-"""Training from WebDataset shards through the command: resumable by position, damaged shards left out by name."""
+"""Training from local WebDataset shards: resume, and damaged shards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_killed_and_resumed_from_shards(nursery: Nursery, verb: str, where: str)
     assert differences(whole, broken) == []
 
 
-def test_a_damaged_shard_is_left_out_by_name(nursery: Nursery) -> None:
+def test_a_damaged_shard_is_skipped_by_name(nursery: Nursery) -> None:
     shards = shard_images(nursery.folder / "damaged", nursery.folder / "images")
     whole = (shards / "002.tar").read_bytes()
     (shards / "002.tar").write_bytes(whole[: len(whole) // 2])
@@ -53,7 +53,7 @@ def test_packed_shards_train_like_the_folder(nursery: Nursery) -> None:
     assert len(list((nursery.folder / "packed").glob("train-*.tar"))) > 1
 
 
-def test_no_readable_shard_is_said(nursery: Nursery) -> None:
+def test_no_readable_shard_is_one_line(nursery: Nursery) -> None:
     folder = nursery.folder / "empty"
     folder.mkdir()
     (folder / "000.tar").write_bytes(b"this is no tar file" * 100)

@@ -1,4 +1,4 @@
-"""Weights that give no numbers: never the best, never a result, and said in one line wherever they are used."""
+"""Weights with non-finite outputs are never the best, never exported, and reported in one line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def strict(text: str) -> Any:
 
 
 @pytest.mark.parametrize(("verb", "settings"), [("train", TRAIN | {"ema": 0.0}), ("pretrain", PRETRAIN)])
-def test_a_run_that_ends_without_numbers_is_no_success(
+def test_a_run_with_nonfinite_outputs_fails(
     tmp_path: Path, images: Path, verb: str, settings: dict, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wild = {name: value for name, value in WILD.items() if verb == "train" or name != "evaluate_every"}
@@ -73,7 +73,7 @@ class Judged(ToyTask):
         return {"top1": math.nan if self.nonfinite_outputs else 1.0}
 
 
-def test_the_best_weights_are_handed_out_where_there_are_some(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_best_weights_are_exported_after_nonfinite_ones(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     outcome = run_toy(tmp_path / "run", Judged(since=15), evaluate_every=5)
     assert outcome["best_step"] == 10 and outcome["best"] == 1.0 and outcome["broken"]
     assert "step 15: non-finite outputs" in capsys.readouterr().err
@@ -81,14 +81,14 @@ def test_the_best_weights_are_handed_out_where_there_are_some(tmp_path: Path, ca
 
 
 @pytest.mark.parametrize("kind", [{"eval_split": "test"}, {"export_last": True}], ids=["no val", "the last ones count"])
-def test_the_last_weights_must_give_numbers_where_they_are_the_result(tmp_path: Path, kind: dict[str, Any]) -> None:
+def test_last_weights_must_be_finite_if_exported(tmp_path: Path, kind: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"non-finite outputs.*the checkpoint before is intact"):
         run_toy(tmp_path / "run", Judged(since=20, **kind), evaluate_every=5)
     state = torch.load(tmp_path / "run" / "checkpoints" / "last.pt", weights_only=True)
     assert state["step"] == 18, "the broken weights are not saved over those before"
 
 
-def test_broken_weights_that_recover_are_scored_again(tmp_path: Path) -> None:
+def test_weights_that_recover_are_scored_again(tmp_path: Path) -> None:
     class Passing(Judged):
         def evaluate(self, step: int) -> dict[str, float]:
             self.nonfinite_outputs = step == 10
@@ -99,7 +99,7 @@ def test_broken_weights_that_recover_are_scored_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("odd", "broken"), [(None, False), (math.nan, True), (math.inf, True)])
-def test_answers_that_are_no_numbers_are_counted(odd: float | None, broken: bool) -> None:
+def test_nonfinite_outputs_are_detected(odd: float | None, broken: bool) -> None:
     scores = ClassificationScores(3, torch.device("cpu"))
     logits = torch.randn(4, 3)
     scores.add(logits, torch.tensor([0, 1, 2, 0]))
@@ -110,13 +110,13 @@ def test_answers_that_are_no_numbers_are_counted(odd: float | None, broken: bool
 
 
 @pytest.mark.parametrize(("skipped", "words"), [(0, None), (2, "2 of 30 steps")])
-def test_skipped_steps_are_said(tmp_path: Path, skipped: int, words: str | None) -> None:
+def test_skipped_steps_are_reported(tmp_path: Path, skipped: int, words: str | None) -> None:
     summary = {"run": str(tmp_path), "skipped_steps": skipped, "steps": 30}
     notes = "\n".join(run_result(summary, Table(["a"], [[1]]), []).notes)
     assert (words in notes) if words else ("of 30 steps" not in notes)
 
 
-def test_an_error_that_is_no_number_is_not_remembered() -> None:
+def test_nonfinite_localization_error_is_ignored() -> None:
     task: Any = SimpleNamespace(last_error=None)
     for error in (2.5, math.nan, math.inf):
         ClassificationTask.on_metrics(task, 1, {"localization_error": error})
@@ -126,7 +126,7 @@ def test_an_error_that_is_no_number_is_not_remembered() -> None:
     assert _note_localization({"localization_error": 0.9, "constant_answer_error": 1.0})
 
 
-def test_json_has_no_word_for_what_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_null_for_nonfinite_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     value = {"a": math.nan, "b": [1.5, -math.inf, (math.inf,)], "c": {"d": True, "e": None, "f": "NaN", "ü": 2}}
     plain = {"a": None, "b": [1.5, None, [None]], "c": {"d": True, "e": None, "f": "NaN", "ü": 2}}
     console.print_json(value)
@@ -157,7 +157,7 @@ def broken(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("words", [["predict", "{model}", "{image}"], ["export", "{model}", "--out", "{out}"]])
-def test_a_broken_model_is_said_in_one_line(
+def test_a_nonfinite_model_is_one_line(
     words: list[str], broken: Path, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = {"model": broken, "image": images / "val" / "cat" / "0.png", "out": tmp_path / "out"}
@@ -167,6 +167,6 @@ def test_a_broken_model_is_said_in_one_line(
     assert not said.out and not (tmp_path / "out").exists()
 
 
-def test_a_broken_model_predicts_nothing_in_python(broken: Path, images: Path) -> None:
+def test_a_nonfinite_model_raises_in_python(broken: Path, images: Path) -> None:
     with pytest.raises(UserError, match="outputs of broken are non-finite"):
         fv.load(broken).predict(images / "val" / "cat" / "0.png")

@@ -1,4 +1,4 @@
-"""Other machines: Apple's GPU (a stand-in), the spawn start method, Windows's names and locks."""
+"""Other machines: Apple's GPU (a fake), the spawn start method, names and locks of Windows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SOURCE = Path(frugalvit.__file__).parent
     ("cuda", "mps", "expected", "precision"),
     [(True, True, "cuda", "bf16-mixed"), (False, True, "mps", "32-true"), (False, False, "cpu", "32-true")],
 )
-def test_the_best_device(monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, expected: str, precision: str) -> None:
+def test_device_auto(monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool, expected: str, precision: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
@@ -53,7 +53,7 @@ def test_one_process_on_apples_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         builders.make_fabric(TrainConfig(device="mps", devices=2))
 
 
-def test_the_stand_in_refuses_what_mps_refuses() -> None:
+def test_fake_mps_refuses_float64() -> None:
     with AppleGpu():
         there = torch.ones(3).to(MPS)
         assert there.device.type == "mps" and (there * 2).device.type == "mps" and there.cpu().device.type == "cpu"
@@ -63,7 +63,7 @@ def test_the_stand_in_refuses_what_mps_refuses() -> None:
             there + torch.ones(3)
 
 
-def test_scores_and_signs_need_no_doubles_there() -> None:
+def test_metrics_need_no_float64() -> None:
     torch.manual_seed(0)
     features, labels = torch.randn(20, 6), torch.arange(20) % 3
     expected = (effective_rank(features), feature_deviation(features))
@@ -78,7 +78,7 @@ def test_scores_and_signs_need_no_doubles_there() -> None:
 
 
 @pytest.mark.parametrize("kind", ["train", pytest.param("crops", marks=pytest.mark.slow), "eval"])
-def test_augmentation_needs_no_doubles_there(kind: str) -> None:
+def test_augmentation_needs_no_float64(kind: str) -> None:
     """Parameters are drawn as doubles on the CPU; what reaches the device are floats."""
     images = torch.randint(0, 255, (6, 3, 24, 30), dtype=torch.uint8)
     sizes = torch.tensor([[24, 30]] * 6)
@@ -110,7 +110,7 @@ def test_augmentation_needs_no_doubles_there(kind: str) -> None:
             torch.testing.assert_close(view.cpu(), wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_cubic_sampling_there() -> None:
+def test_bicubic_sampling_on_mps() -> None:
     """It has no bicubic sampling of its own; what stands in for it differs by half a per cent on pure noise."""
     images, fill = torch.rand(6, 3, 24, 30), torch.full((3,), 0.5)
     maps = affine.rotation(torch.linspace(-30, 30, 6))
@@ -120,7 +120,7 @@ def test_cubic_sampling_there() -> None:
         torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0.02)
 
 
-def test_mixing_needs_no_doubles_there() -> None:
+def test_mixing_needs_no_float64() -> None:
     config = TrainConfig()
     mixing = Mixing(config.mixing, 3)
     blend = mixing.draw((16, 16), generator_for(0, "mixing", 1))
@@ -132,7 +132,7 @@ def test_mixing_needs_no_doubles_there() -> None:
             torch.testing.assert_close(one.cpu(), other)
 
 
-def test_doubles_are_shipped_as_floats() -> None:
+def test_float64_is_copied_as_float32() -> None:
     with AppleGpu():
         shipped = to_device_packed([torch.rand(3, dtype=torch.float64), torch.arange(3)], MPS)
     assert [tensor.dtype for tensor in shipped] == [torch.float32, torch.int64]
@@ -142,7 +142,7 @@ def test_doubles_are_shipped_as_floats() -> None:
 
 
 @pytest.mark.slow
-def test_spawned_workers_decode_what_this_process_does(tmp_path: Path) -> None:
+def test_spawned_workers_decode_the_same(tmp_path: Path) -> None:
     """Workers are spawned on every system; what they give is what decoding here gives, to the bit of the end."""
     nursery = Nursery(tmp_path)
     write_images(tmp_path / "images")
@@ -168,7 +168,7 @@ def test_nothing_forks() -> None:
 
 
 @pytest.mark.parametrize("word", ["hf:org/data", "C:\\photos", "https://far/{0..3}.tar?x=1", 'a<b>|"c"*', "x" * 400])
-def test_run_folders_have_names_that_every_system_takes(
+def test_run_folder_names_are_portable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -183,7 +183,7 @@ _POSIX_CALLS = re.compile(
 )
 
 
-def test_what_only_posix_has_is_guarded() -> None:
+def test_posix_calls_are_guarded() -> None:
     """Modules of POSIX are imported inside functions, and its calls stand behind a question."""
     for path in SOURCE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
@@ -199,11 +199,11 @@ def test_what_only_posix_has_is_guarded() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)])
-def test_a_device_with_its_number(wanted: str | torch.device) -> None:
+def test_device_with_index(wanted: str | torch.device) -> None:
     assert numbered_device(wanted) == ("cpu", 0)
 
 
 @pytest.mark.parametrize("wanted", ["cpu:1", "cpu:x", "auto:0", "gpu"])
-def test_a_device_that_is_not_there(wanted: str) -> None:
+def test_missing_device(wanted: str) -> None:
     with pytest.raises(UserError, match="no device"):
         numbered_device(wanted)

@@ -75,7 +75,7 @@ def test_shards_with_an_index(nursery: Nursery, web: str) -> None:
 
 
 @pytest.mark.slow
-def test_reader_processes_are_resumed_too(nursery: Nursery) -> None:
+def test_reader_processes_resume(nursery: Nursery) -> None:
     """A reader process reads the same as this one, and no reader outlives a kill."""
     whole, broken = nursery.folder / "readers_whole", nursery.folder / "readers_broken"
     status, said = nursery.run(*words("train", "packed", whole, "--stream", "true"))
@@ -99,7 +99,7 @@ def test_two_processes_share_the_shards(nursery: Nursery, web: str) -> None:
     assert read_metrics(out)[-1]["step"] == 4
 
 
-def test_as_many_processes_go_on_as_began(nursery: Nursery) -> None:
+def test_resume_needs_the_same_number_of_processes(nursery: Nursery) -> None:
     """Another number would share the shards out otherwise: some images twice in an epoch, others never."""
     out = nursery.folder / "alone"
     status, said = nursery.run(*words("train", "packed", out, "--stream", "true"), kill_at=30, inside=out)
@@ -148,7 +148,7 @@ def test_fsspec_and_pipes(nursery: Nursery) -> None:
     assert status == 2 and "ended with status" in said and "Traceback" not in said
 
 
-def test_what_streams_cannot_do_is_said(nursery: Nursery, web: str) -> None:
+def test_options_that_streams_cannot_do(nursery: Nursery, web: str) -> None:
     where = web + "/shards/{000..005}.tar"
     for more, expected in (
         (["--labels", "0.5"], "--stream false"),

@@ -1,4 +1,4 @@
-"""A run that is killed and resumed ends with the same bits as one that was left alone."""
+"""A run that is killed and resumed ends with the same bits as one that was not."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_killed_while_writing(bench: Bench, verb: str, number: int) -> None:
     assert kill_at_write(bench, verb, number), "the run has fewer file operations than that"
 
 
-def test_killed_while_trying_whether_it_may_write(bench: Bench) -> None:
+def test_killed_while_checking_write_access(bench: Bench) -> None:
     """What was tried with lies in the folder of checkpoints, where it is no checkpoint of anybody's."""
     out = bench.folder / "tried"
     inside = out / "checkpoints" / ".writable"
@@ -150,31 +150,31 @@ def test_killed_at_every_file_operation(bench: Bench, verb: str) -> None:
         pytest.param("pretrain", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_saves_and_leaves(bench: Bench, verb: str, number: signal.Signals) -> None:
+def test_a_signal_saves_and_stops(bench: Bench, verb: str, number: signal.Signals) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:
         pytest.skip(f"{number.name} is ignored here (nohup), and so it is by a run")
     out = bench.folder / f"{verb}_{number.name}"
     status, said = bench.while_saving(2, verb, out, number)
     assert status == 3, said
-    assert f"{number.name}: saved; continue with 'frugalvit {verb} --resume {out}'" in said
+    assert f"{number.name}: saved; resume with 'frugalvit {verb} --resume {out}'" in said
     step = torch.load(out / "checkpoints" / "last.pt", weights_only=True)["step"]
     assert step == 7 and f"at step {step} of 10" in bench.finish(verb, out)
     bench.check(verb, out)
 
 
-def test_a_signal_at_the_end_of_a_run_stops_what_it_is_a_part_of(bench: Bench) -> None:
+def test_a_signal_in_the_last_step_stops_the_comparison(bench: Bench) -> None:
     """The run has nothing left to stop, but a comparison has: its next run is not begun."""
     out = bench.folder / "compared"
     settings = ["--with", "lr=0.001", "--without", "lr=0.002", "--seeds", "1", "--steps", "1"]
     words = ["compare", "images", "--config", "train.yaml", *settings, "--out", str(out)]
     last = out / "with" / "seed_0" / "checkpoints" / ".last.pt"
     status, said = bench.nursery.run(*words, kill_at=0, inside=last, signals=[signal.SIGINT])
-    assert status == 3 and "stopped; the same command goes on." in said, said
+    assert status == 3 and "stopped; the same command continues." in said, said
     assert (out / "with" / "seed_0" / "summary.json").exists() and not (out / "without").exists()
     assert bench.nursery.run(*words)[0] == 0 and (out / "comparison.md").exists()
 
 
-def test_the_second_signal_leaves_at_once(bench: Bench) -> None:
+def test_a_second_signal_stops_at_once(bench: Bench) -> None:
     out = bench.folder / "twice"
     child = bench.nursery.start(*bench.words("train", out), "--steps", "100000")
     child.wait_for(out / "metrics.jsonl")
@@ -184,7 +184,7 @@ def test_the_second_signal_leaves_at_once(bench: Bench) -> None:
     assert child.wait() == 130 and "stopped." in child.said() and "Traceback" not in child.said()
 
 
-def test_the_second_signal_waits_for_a_whole_checkpoint(bench: Bench) -> None:
+def test_a_second_signal_waits_for_the_checkpoint(bench: Bench) -> None:
     """An exception from the midst of torch.save was swallowed there, or ended the run as a fault of the disk."""
     out = bench.folder / "twice_while_saving"
     both = {"kill_at": 0, "inside": out / "checkpoints" / ".last.pt", "signals": [signal.SIGINT, signal.SIGTERM]}
@@ -195,7 +195,7 @@ def test_the_second_signal_waits_for_a_whole_checkpoint(bench: Bench) -> None:
     bench.check("train", out)
 
 
-def test_a_third_signal_is_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_third_signal_is_not_a_disk_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch's writer, left half-way, raises an error of its own on top of the signal's."""
 
     def left_half_way(state: object, handle: object) -> None:
@@ -209,17 +209,17 @@ def test_a_third_signal_is_no_fault_of_the_disk(tmp_path: Path, monkeypatch: pyt
         RunFolder(tmp_path / "run").save_checkpoint({"step": 1})
 
 
-def test_a_warning_before_the_end_is_no_second_signal(bench: Bench) -> None:
+def test_sigusr1_before_sigterm_is_one_stop(bench: Bench) -> None:
     """SLURM sends SIGUSR1 and then SIGTERM; a session that ends sends SIGTERM and SIGHUP at once."""
     out = bench.folder / "warned"
     child = bench.nursery.start(*bench.words("train", out), "--steps", "100000")
     child.wait_for(out / "metrics.jsonl")
     for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
         child.send(number)
-    assert child.wait() == 3 and ": saved; continue with" in child.said(), child.said()
+    assert child.wait() == 3 and ": saved; resume with" in child.said(), child.said()
 
 
-def test_a_closed_terminal_that_is_ignored_stays_so() -> None:
+def test_an_ignored_sighup_stays_ignored() -> None:
     """nohup: the run outlives its terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
@@ -231,7 +231,7 @@ def test_a_closed_terminal_that_is_ignored_stays_so() -> None:
 
 
 @pytest.mark.parametrize("verb", ["train", pytest.param("pretrain", marks=pytest.mark.slow)])
-def test_the_same_words_begin_go_on_and_end(bench: Bench, verb: str) -> None:
+def test_resume_auto_starts_resumes_and_shows(bench: Bench, verb: str) -> None:
     """What a queue needs: one command, whatever has become of the run."""
     out = bench.folder / f"{verb}_auto"
     words = [*bench.words(verb, out), "--resume", "auto"]
@@ -272,7 +272,7 @@ def test_a_damaged_checkpoint_falls_back(bench: Bench, fault: str) -> None:
     bench.check("train", out)
 
 
-def test_no_whole_checkpoint_is_said(bench: Bench) -> None:
+def test_no_intact_checkpoint_is_one_line(bench: Bench) -> None:
     out = bench.folder / "hopeless"
     assert bench.while_saving(3, "train", out, signal.SIGKILL)[0] == -signal.SIGKILL
     for name in ("last.pt", "previous.pt"):
@@ -283,7 +283,7 @@ def test_no_whole_checkpoint_is_said(bench: Bench) -> None:
     assert (out / "metrics.jsonl").read_bytes() == metrics, "what was earned must stay"
 
 
-def test_a_finished_run_only_says_so(bench: Bench) -> None:
+def test_a_finished_run_is_shown(bench: Bench) -> None:
     out = bench.reference("train")
     before = (out / "summary.json").read_bytes()
     assert "is finished: this is its result" in bench.finish("train", out)
@@ -301,7 +301,7 @@ def test_init_is_not_needed_twice(bench: Bench) -> None:
     assert "resuming" in bench.finish("train", out)
 
 
-def test_changed_data_is_said(bench: Bench) -> None:
+def test_changed_data_is_warned(bench: Bench) -> None:
     out = bench.folder / "changed"
     images = write_images(bench.folder / "changing")
     words = ["train", "changing", "--config", "train.yaml", "--out", str(out)]

@@ -1,4 +1,4 @@
-"""On a GPU too a run that is cut off and resumed ends with the same bits, kernels, compiling and graphs included."""
+"""Exact resume on a GPU, with kernels, torch.compile and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_cut_off_and_resumed(kind: str, compiled: bool | str, tmp_path: Path, mo
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_fp16(kind: str, tmp_path: Path) -> None:
+def test_cut_off_and_resumed_in_fp16(kind: str, tmp_path: Path) -> None:
     """What GPUs without bf16 do by themselves: the fused optimiser, and a scale that is looked for."""
     command, config, values = KINDS[kind]
     values = values | {"data": str(write_images(tmp_path / "images")), "device": "cuda", "precision": "fp16"}

@@ -1,4 +1,4 @@
-"""A run goes on with the network it was begun with, whatever would be chosen for its images now."""
+"""A resumed run keeps its network, even if the rules would choose another one now."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def choose_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("at", [0, 7], ids=["before-a-checkpoint", "after-one"])
 @pytest.mark.parametrize("verb", list(COMMANDS))
-def test_whatever_would_be_chosen_now(
+def test_resume_keeps_the_network(
     verb: str,
     at: int,
     images: str,
@@ -87,7 +87,7 @@ def test_whatever_would_be_chosen_now(
         assert read_yaml(tmp_path / name / "config.yaml")["backbone_args"] == values["backbone_args"]
 
 
-def test_init_replay_and_continue(
+def test_init_replay_and_continue_keep_the_network(
     images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever takes weights of a run takes its network too, whatever would be chosen now."""
@@ -114,7 +114,7 @@ def test_init_replay_and_continue(
     assert build_run_network(tmp_path / "longer").model.patch_embed.patch_size == CHOSEN["patch_size"]
 
 
-def test_the_statistics_of_published_weights(images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_keeps_the_statistics_of_pretrained_weights(images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed run fetches no weights any more; its images are normalised as before."""
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **more: create(name, **more))
@@ -130,7 +130,7 @@ def test_the_statistics_of_published_weights(images: str, tmp_path: Path, monkey
         assert stored["mean"] == stored["std"] == [0.5, 0.5, 0.5]
 
 
-def test_what_is_tried_leaves_the_weights_alone() -> None:
+def test_choosing_the_shape_does_not_change_the_weights() -> None:
     """Chosen by trying, or given: from one seed come the same weights. Some are tried with weights of their own."""
     torch.manual_seed(0)
     tried = factory.create_backbone("test_byobnet", 32)

@@ -1,4 +1,4 @@
-"""A run goes on as it was begun: in its precision, with its batch, without its recipe, after its last checkpoint."""
+"""A resumed run keeps its options."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cut_off(config: Any, monkeypatch: pytest.MonkeyPatch, at: int = 7) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_in_its_precision(precision: str, images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_keeps_the_precision(precision: str, images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command that resumes says nothing of it; single precision would be the default here."""
     values = TRAIN | {"data": images, "precision": precision, "device": "cpu"}
     train(TrainConfig.parse(values | {"out": str(tmp_path / "whole")}))
@@ -60,7 +60,7 @@ def test_in_its_precision(precision: str, images: str, tmp_path: Path, monkeypat
     assert differences(tmp_path / "whole", tmp_path / "cut") == []
 
 
-def test_without_its_recipe(images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_without_the_recipe_file(images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tmp_path / "mine.yaml"
     words = dict.fromkeys(("summary", "command", "hardware", "cost", "expect"), "mine")
     recipe.write_text(yaml.safe_dump(words | {"task": "train", "values": {"lr": 0.002}}))
@@ -81,7 +81,7 @@ def shared(config: TrainConfig, run: RunFolder, world: int) -> int:
     return plan.steps
 
 
-def test_with_its_batch(tmp_path: Path) -> None:
+def test_resume_keeps_the_batch_size(tmp_path: Path) -> None:
     """Two processes made 4 of a batch of 6 images; one process goes on with 4, and as many steps; three cannot."""
     run = RunFolder(tmp_path / "run")
     config = TrainConfig.parse({"data": "x", "batch": 6, "epochs": 4.0, "ema": 0.0, "devices": 2})
@@ -99,7 +99,7 @@ def test_with_its_batch(tmp_path: Path) -> None:
     run.close()
 
 
-def test_after_its_last_checkpoint(images: str, tmp_path: Path) -> None:
+def test_resume_after_the_last_checkpoint(images: str, tmp_path: Path) -> None:
     """Killed while its model was written: nothing is left to train, and it still knows how fast it was."""
     values = TRAIN | {"data": images, "steps": 4, "seeds": 1, "out": str(tmp_path / "compared")}
     values |= {"settings": ["with: localization.weight=0.5", "without: localization.weight=0"]}
@@ -110,7 +110,7 @@ def test_after_its_last_checkpoint(images: str, tmp_path: Path) -> None:
     assert set(first.data) == set(again.data)
 
 
-def test_words_of_the_beginning_do_again(tmp_path: Path) -> None:
+def test_the_first_command_also_resumes(tmp_path: Path) -> None:
     """Whatever became of the batch: raised to be shared, or lowered to the images there are and then shared."""
     for asked, became, images in ((8, 16, 100), (64, 6, 10), (64, 10, 10)):
         folder = tmp_path / f"{asked}_{became}"
@@ -123,7 +123,7 @@ def test_words_of_the_beginning_do_again(tmp_path: Path) -> None:
             resume.load_resumed_config(TrainConfig.parse({"resume": str(folder), "batch": 5}))
 
 
-def test_a_resumed_run_may_be_told_its_places_in_other_words(tmp_path: Path) -> None:
+def test_paths_may_be_written_differently_on_resume(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.save_config(TrainConfig.parse({"data": "x", "init": f"{tmp_path}/weights/", "recipe": "scratch"}))
     run.close()
@@ -134,7 +134,7 @@ def test_a_resumed_run_may_be_told_its_places_in_other_words(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("command", [train, pretrain])
-def test_more_parts_than_auto_gives_images(command: Any, images: str, tmp_path: Path) -> None:
+def test_accumulate_above_the_default_batch(command: Any, images: str, tmp_path: Path) -> None:
     kind, values = (TrainConfig, TRAIN) if command is train else (PretrainConfig, PRETRAIN)
     values = values | {"data": images, "steps": 2, "batch": "auto", "accumulate": 16, "out": str(tmp_path / "run")}
     assert command(kind.parse(values)).data["steps"] == 2
@@ -144,7 +144,7 @@ def test_more_parts_than_auto_gives_images(command: Any, images: str, tmp_path: 
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
-def test_a_loss_that_is_added_is_no_divergence(share: float) -> None:
+def test_adding_a_loss_is_not_divergence(share: float) -> None:
     """L_R begins late, within the steps of a line; both losses only fall."""
     health = Health(1024, steps=400, settled=40)
     said = []
@@ -157,7 +157,7 @@ def test_a_loss_that_is_added_is_no_divergence(share: float) -> None:
     assert said == []
 
 
-def test_long_runs_are_not_looked_through_at_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_of_long_runs_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     from frugalvit.tasks.pretraining import health as module
 
     looked, swing = [], module._swing
@@ -168,12 +168,12 @@ def test_long_runs_are_not_looked_through_at_every_line(monkeypatch: pytest.Monk
     assert len(looked) < 400 and watch.verdict() == "stagnation"
 
 
-def test_layers_are_spared_in_training_only(images: str) -> None:
+def test_layer_decay_is_for_train_only(images: str) -> None:
     with pytest.raises(UserError, match=r"layer_decay"):
         PretrainConfig.parse(PRETRAIN | {"data": images, "optimizer": {"layer_decay": 0.7}})
 
 
-def test_a_collapse_that_an_evaluation_finds_is_saved(
+def test_a_collapse_in_an_evaluation_is_saved(
     images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from frugalvit.tasks.pretraining.task import PretrainingTask

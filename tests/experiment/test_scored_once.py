@@ -1,4 +1,4 @@
-"""Weights that were scored at the last step are not scored on the same images again."""
+"""Weights that were just evaluated are not scored again on the same images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images are decoded once for a run, once for all runs of a comparison, and kept no longer."""
+"""Images are decoded once per run or comparison, and freed afterwards."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def left(built: list[Any]) -> int:
 
 
 @pytest.mark.parametrize(("kind", "run", "common"), [(TrainConfig, train, TRAIN), (PretrainConfig, pretrain, PRETRAIN)])
-def test_a_run_decodes_a_split_once_and_leaves_nothing(
+def test_a_run_decodes_each_split_once(
     kind: Any, run: Any, common: dict[str, Any], photos: Path, tmp_path: Path, built: list[Any]
 ) -> None:
     run(kind.parse(common | {"steps": 2, "data": str(photos), "out": str(tmp_path / "run")}))
     assert len(built) == 2 and left(built) == 0
 
 
-def test_a_comparison_decodes_a_split_once_and_leaves_nothing(photos: Path, tmp_path: Path, built: list[Any]) -> None:
+def test_a_comparison_decodes_each_split_once(photos: Path, tmp_path: Path, built: list[Any]) -> None:
     values = {"steps": 2, "seeds": 2, "data": str(photos), "out": str(tmp_path / "c")}
     compare(CompareConfig.parse(TRAIN | values | {"settings": ["a: lr=1e-3", "b: lr=2e-3"]}))
     assert len(built) == 2 and left(built) == 0
 
 
-def test_a_run_that_fails_leaves_nothing(
+def test_a_failed_run_frees_its_images(
     photos: Path, tmp_path: Path, built: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Two processes with half the batch each are one process with the whole; a lost one ends the run with a clear line."""
+"""Two ranks with half the batch equal one rank; a lost rank ends the run with one line."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["train", "pretrain"])
-def test_two_halves_equal_the_whole(nursery: Nursery, verb: str) -> None:
+def test_two_ranks_equal_one(nursery: Nursery, verb: str) -> None:
     words = [verb, "images", "--config", f"{verb}.yaml", "--json"]
     status, said = nursery.run(*words, "--out", f"{verb}_1")
     assert status == 0, said
@@ -69,14 +69,14 @@ def test_two_halves_equal_the_whole(nursery: Nursery, verb: str) -> None:
     assert_same_run(nursery.folder / f"{verb}_1", nursery.folder / f"{verb}_2")
 
 
-def test_slurm_starts_the_processes_itself(nursery: Nursery) -> None:
+def test_under_slurm(nursery: Nursery) -> None:
     words = ["train", "images", "--config", "train.yaml", "--steps", "2", "--out", "slurm"]
     said = finish(start(nursery, slurm_variables(2), *words))
     assert (nursery.folder / "slurm" / "summary.json").exists()
     assert "waiting for 2 processes at 127.0.0.1:" in said[0] and "waiting for" not in said[1]
 
 
-def test_a_batch_script_without_srun_runs_alone(nursery: Nursery) -> None:
+def test_slurm_without_srun_is_one_process(nursery: Nursery) -> None:
     """It has the job's number of tasks in its environment, and a task's number; nobody else will come."""
     own = slurm_variables(2)[0]
     own = {name: value for name, value in own.items() if "STEP" not in name}
@@ -87,7 +87,7 @@ def test_a_batch_script_without_srun_runs_alone(nursery: Nursery) -> None:
     assert "this job has 2 tasks" in said
 
 
-def test_the_same_words_begin_and_go_on(nursery: Nursery) -> None:
+def test_resume_auto_with_two_ranks(nursery: Nursery) -> None:
     """``--resume auto``: the job that a queue starts again."""
     out = nursery.folder / "queued"
     words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "30", "--resume", "auto"]
@@ -99,21 +99,21 @@ def test_the_same_words_begin_and_go_on(nursery: Nursery) -> None:
     assert "is finished: this is its result" in finish(start(nursery, torchrun_variables(2), *words))[0]
 
 
-def test_a_signal_to_one_process_stops_all_and_two_resume(nursery: Nursery) -> None:
+def test_a_signal_to_one_rank_stops_all(nursery: Nursery) -> None:
     out = nursery.folder / "stopped"
     words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "30", "--save-every", "0"]
     children = start(nursery, torchrun_variables(2), *words)
     children[0].wait_for(out / "metrics.jsonl")
     children[1].send(signal.SIGTERM)
     assert [child.wait() for child in children] == [3, 0], "\n".join(child.said() for child in children)
-    assert "saved; continue" in children[0].said()
+    assert "saved; resume" in children[0].said()
     said = finish(start(nursery, torchrun_variables(2), "train", "--resume", str(out)))
     assert "resuming" in said[0] and "resuming" not in said[1]
     assert [line["step"] for line in read_metrics(out) if line["split"] == "train"][-1] == 30
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_dead_peer_ends_the_run(nursery: Nursery, lost: int) -> None:
+def test_a_lost_rank_ends_the_run(nursery: Nursery, lost: int) -> None:
     out = nursery.folder / f"dead_{lost}"
     words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "100000"]
     children = start(nursery, torchrun_variables(2), *words)
@@ -128,7 +128,7 @@ def test_a_dead_peer_ends_the_run(nursery: Nursery, lost: int) -> None:
     assert "Traceback" not in other.said()
 
 
-def test_a_hanging_peer_is_given_up(nursery: Nursery) -> None:
+def test_a_hanging_rank_ends_the_run(nursery: Nursery) -> None:
     out = nursery.folder / "hanging"
     words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "100000", "--peer-timeout", "2"]
     children = start(nursery, torchrun_variables(2), *words)
@@ -140,7 +140,7 @@ def test_a_hanging_peer_is_given_up(nursery: Nursery) -> None:
     children[1].wait()
 
 
-def test_a_mistake_of_the_first_process_is_everybodys(nursery: Nursery) -> None:
+def test_an_error_on_rank_zero_ends_all_ranks(nursery: Nursery) -> None:
     out = nursery.folder / "taken"
     out.mkdir()
     (out / "config.yaml").write_text("{}")
@@ -149,7 +149,7 @@ def test_a_mistake_of_the_first_process_is_everybodys(nursery: Nursery) -> None:
     assert ["already holds a run" in child.said() for child in children] == [True, False], "the first says it for all"
 
 
-def test_the_command_starts_its_own_processes(nursery: Nursery, tmp_path: Path) -> None:
+def test_devices_2_starts_two_processes(nursery: Nursery, tmp_path: Path) -> None:
     """Through the installed script, whose processes lightning starts by running the same words again."""
     script = Path(sys.executable).with_name("frugalvit")
     if not script.exists():
@@ -175,7 +175,7 @@ def test_the_command_starts_its_own_processes(nursery: Nursery, tmp_path: Path) 
         ),
     ],
 )
-def test_what_is_wrong_is_said_once(data: str, expected: str, tmp_path: Path) -> None:
+def test_an_error_is_printed_once(data: str, expected: str, tmp_path: Path) -> None:
     """Data that is not there before any process is started, and what only opening it or the run tells by the first."""
     script = Path(sys.executable).with_name("frugalvit")
     if not script.exists():

@@ -1,4 +1,4 @@
-"""A dataset with an image that cannot be read: the same weights wherever decoded images are kept, to the bit."""
+"""A dataset with an unreadable image gives the same weights with every cache location."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def finished(kind: str, where: str, folder: Path, **more: Any) -> Path:
     [("train", {}), ("train", {"labels": 0.5, "seed": 1}), ("train", {"balance": True}), ("pretrain", {})],
     ids=["train", "labels", "balance", "pretrain"],
 )
-def test_the_same_weights_wherever_images_are_kept(kind: str, more: dict[str, Any], tmp_path: Path) -> None:
+def test_same_weights_with_every_cache_location(kind: str, more: dict[str, Any], tmp_path: Path) -> None:
     images = photos(tmp_path / "photos")
     runs = {where: finished(kind, where, tmp_path, data=str(images), **more) for where in ("ram", "disk", "off")}
     assert [differences(runs["ram"], run) for run in runs.values()] == [[]] * 3
@@ -62,7 +62,7 @@ def test_the_same_weights_wherever_images_are_kept(kind: str, more: dict[str, An
         assert all(record["used"]["train"] == 34 for record in records)
 
 
-def test_a_run_goes_on_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_with_less_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What "auto" comes to is no part of the result: begun in RAM, resumed with the images decoded while training."""
     images = photos(tmp_path / "photos")
     whole = finished("train", "auto", tmp_path, data=str(images))
@@ -88,7 +88,7 @@ def test_a_run_goes_on_where_memory_is_short(tmp_path: Path, monkeypatch: pytest
     assert sorted(map(str, one["left_out"]["files"])) == sorted(map(str, other["left_out"]["files"]))
 
 
-def test_what_was_left_out_before_a_resume_is_not_forgotten(tmp_path: Path) -> None:
+def test_skipped_files_survive_a_resume(tmp_path: Path) -> None:
     """Images that are decoded while training are met in their turn, which may have been before the run was cut off."""
     examples = ArrayExamples(np.zeros((9, 8, 8, 3), np.uint8), None, "images")
     lazy = OnDemandStore(examples, (8, 8), torch.device("cpu"), workers=0, limit=9)

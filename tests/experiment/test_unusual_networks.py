@@ -1,4 +1,4 @@
-"""What is unlike a Swin in single precision: padded, without stochastic depth, with batch norms, in fp16."""
+"""Networks unlike Swin: padded, without stochastic depth, with batch norms, in fp16."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from frugalvit.tasks.pretraining.train import _check_crops
 from helpers.tiny_runs import PRETRAIN, write_config, write_images
 
 
-def test_sizes_are_learned_before_anything_is_compiled() -> None:
+def test_grid_sizes_are_computed_before_compiling() -> None:
     """A compiled network cannot try out how local crops of 56 pixels are padded for patches of 16."""
     student = create_backbone("vit_tiny_patch16_224", img_size=128, keep_patch_size=True, depth=1)
     config = PretrainConfig.parse({"data": "x", "matching": {"region_weight": 0.0}, "localization": {"weight": 0.0}})
@@ -34,12 +34,12 @@ def test_sizes_are_learned_before_anything_is_compiled() -> None:
 
 
 @pytest.mark.parametrize(("native", "name"), [(True, "bf16-mixed"), (False, "16-mixed")])
-def test_bf16_only_where_the_hardware_has_it(monkeypatch: pytest.MonkeyPatch, native: bool, name: str) -> None:
+def test_bf16_needs_hardware_support(monkeypatch: pytest.MonkeyPatch, native: bool, name: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or native)
     assert precision_name("auto", "cuda") == name
 
 
-def test_a_run_goes_on_in_fp16(tmp_path: Path) -> None:
+def test_resume_in_fp16(tmp_path: Path) -> None:
     """A checkpoint of a run in single precision holds no scale of gradients."""
     write_images(tmp_path / "images")
     command = ["pretrain", str(tmp_path / "images"), "--device", "cpu", "--quiet"]
@@ -48,7 +48,7 @@ def test_a_run_goes_on_in_fp16(tmp_path: Path) -> None:
         assert cli.main([*command, "--config", str(config), "--out", str(tmp_path / name), *more]) == 0
 
 
-def test_a_look_leaves_batch_norms_alone() -> None:
+def test_evaluation_keeps_batch_norm_statistics() -> None:
     backbone = create_backbone("test_resnet", img_size=32)
     before = {name: value.clone() for name, value in backbone.named_buffers()}
     dims = backbone.block_dims()
@@ -56,7 +56,7 @@ def test_a_look_leaves_batch_norms_alone() -> None:
     assert all(torch.equal(before[name], value) for name, value in backbone.named_buffers())
 
 
-def test_a_teacher_of_a_network_without_stochastic_depth() -> None:
+def test_teacher_without_stochastic_depth() -> None:
     student = create_backbone("densenet121", img_size=32, growth_rate=4, block_config=(1, 1, 1, 1))
     twin = make_teacher(student)
     assert all(torch.equal(one, other) for one, other in zip(student.parameters(), twin.parameters(), strict=True))
@@ -82,7 +82,7 @@ def test_a_teacher_drops_nothing(name: str, dropping: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("view_weight", [0.0, 0.5])
-def test_what_only_views_use_may_rest(monkeypatch: pytest.MonkeyPatch, view_weight: float) -> None:
+def test_unused_pooling_layers_need_no_gradient(monkeypatch: pytest.MonkeyPatch, view_weight: float) -> None:
     """Several processes wait for gradients of every parameter, unless they are told that some get none."""
     made: dict[str, Any] = {}
     monkeypatch.setattr(builders, "Fabric", lambda **keywords: made.update(keywords) or SimpleNamespace())
@@ -108,7 +108,7 @@ def test_what_only_views_use_may_rest(monkeypatch: pytest.MonkeyPatch, view_weig
         "temperature",
     ],
 )
-def test_tables_and_tokens_are_not_decayed(name: str) -> None:
+def test_tables_and_tokens_have_no_weight_decay(name: str) -> None:
     parameters = {
         f"model.block.{name}": nn.Parameter(torch.ones(3, 3)),
         "model.fc.weight": nn.Parameter(torch.ones(3, 3)),

@@ -1,4 +1,4 @@
-"""Commands that are not for a run are told so in one line, with the one that is."""
+"""A command that does not fit a run names the right one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_comparison_is_not_resumed(verb: str, capsys: pytest.CaptureFixture[st
         (None, "it gives features only"),
     ],
 )
-def test_a_model_without_classifier_says_what_it_is_for(
+def test_predict_without_classifier_names_the_command(
     task: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     backbone = create_backbone("swin_nano", 32, **TRAIN["backbone_args"])  # type: ignore[arg-type]
@@ -55,13 +55,13 @@ def test_a_model_without_classifier_says_what_it_is_for(
     assert words.format(run=tmp_path / "run") in capsys.readouterr().err
 
 
-def test_the_name_of_a_network_is_no_run_to_begin_from(capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_with_an_architecture_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["predict", "swin_nano", "image.png", "--device", "cpu"]) == 2
     said = capsys.readouterr().err
     assert "'frugalvit train LABELLED_IMAGES/ --backbone swin_nano' trains one" in said and "--init" not in said
 
 
-def test_commands_to_copy_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_in_messages_are_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with a space in its name is one word to a shell, in every line that names a command."""
     monkeypatch.chdir(tmp_path)
     run = Path("my run")

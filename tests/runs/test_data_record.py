@@ -1,4 +1,4 @@
-"""What a run left out of its data is written down: by name up to a number, and never more than the file can hold."""
+"""data.json records the files that a run skipped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from frugalvit.tasks.classification.train import train
 from helpers.tiny_runs import TRAIN, write_images
 
 
-def test_many_bad_files_are_counted_and_the_first_named(tmp_path: Path) -> None:
+def test_many_unreadable_files_are_counted(tmp_path: Path) -> None:
     """A store that decodes while training finds bad files only then: what is noted last counts."""
     kept = CachedStore.from_arrays(np.zeros((5, 3, 8, 8), np.uint8))
     examples = ArrayExamples(np.zeros((300, 8, 8, 3), np.uint8), None, "images")
@@ -49,7 +49,7 @@ def test_many_bad_files_are_counted_and_the_first_named(tmp_path: Path) -> None:
     ],
     ids=["one class left", "two left", "two gone", "no val", "all there"],
 )
-def test_classes_that_nothing_is_known_of_are_said(
+def test_absent_classes_are_noted(
     gone: tuple[str, ...], said: list[str], warned: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the terminal, and in data.json, which the report is made from."""

@@ -1,4 +1,4 @@
-"""What somebody has put into the folder of ``--out`` is never written over."""
+"""Files of the user in --out are never overwritten."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", [*RUN_FILES[1:], "model/model.safetensors", "checkpoints/last.pt"])
-def test_a_file_of_that_name_is_kept(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_file_is_never_overwritten(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = place / "lab" / name
     path.parent.mkdir(parents=True)
     path.write_text("mine")
@@ -43,7 +43,7 @@ def test_a_file_of_that_name_is_kept(name: str, place: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("name", [*COMPARISON_FILES, "tensorboard/events.mine"])
-def test_a_comparison_keeps_it_too(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_never_overwrites_a_users_file(name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = place / "lab" / name
     path.parent.mkdir(parents=True)
     path.write_text('{"mine": 1}')
@@ -52,7 +52,7 @@ def test_a_comparison_keeps_it_too(name: str, place: Path, capsys: pytest.Captur
     assert files(place / "lab") == {str(path): b'{"mine": 1}'}
 
 
-def test_among_other_files_there_is_room(place: Path) -> None:
+def test_a_run_may_be_beside_other_files(place: Path) -> None:
     (place / "lab").mkdir()
     (place / "lab" / "notes.txt").write_text("mine")
     (place / "lab" / "model").mkdir()
@@ -64,7 +64,7 @@ def test_among_other_files_there_is_room(place: Path) -> None:
 
 
 @pytest.mark.parametrize("more", [(), ("config.yaml",)])
-def test_a_run_that_ended_before_its_first_step_goes_for_nothing(more: tuple[str, ...], place: Path) -> None:
+def test_files_of_a_failed_start_may_be_overwritten(more: tuple[str, ...], place: Path) -> None:
     """Killed before it had written its configuration, or while a later one began: the job queued again begins anew."""
     for name in (".lock", "decisions.json", "data.json", "trackers.json", *more, "checkpoints/.writable.1.part"):
         (place / "lab" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def test_a_run_that_ended_before_its_first_step_goes_for_nothing(more: tuple[str
     assert not list((place / "lab").rglob(".*.part"))
 
 
-def test_a_comparison_goes_on_among_its_own_files(place: Path) -> None:
+def test_a_comparison_continues_in_its_folder(place: Path) -> None:
     words = ("compare", *SETTINGS, "--out", "lab")
     assert run(*words) == 0
     assert {path.name for path in (place / "lab").iterdir()} <= {*COMPARISON_FILES, "with", "without"}
@@ -82,6 +82,6 @@ def test_a_comparison_goes_on_among_its_own_files(place: Path) -> None:
     assert run("train", "--out", "lab") == 2  # its report is no run's
 
 
-def test_a_run_without_labels_writes_no_other_names(place: Path) -> None:
+def test_pretraining_writes_only_run_files(place: Path) -> None:
     assert run("pretrain", "--out", "lab", "--report") == 0
     assert {path.name for path in (place / "lab").iterdir()} <= {*RUN_FILES, ".lock"}

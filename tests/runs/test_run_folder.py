@@ -51,7 +51,7 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("old", ["images", "a long name " * 20 + "end", "with\na line's end", "'quoted': #1"])
 @pytest.mark.parametrize("new", ["elsewhere", "another \\1 long name " * 20 + "ünd"])
-def test_only_the_place_of_the_data_changes(old: str, new: str, tmp_path: Path) -> None:
+def test_update_data_path_changes_only_data(old: str, new: str, tmp_path: Path) -> None:
     run, config = RunFolder(tmp_path), TrainConfig.parse({"data": old, "seed": 3})
     run.save_config(config)
     stored = (tmp_path / "config.yaml").read_bytes()
@@ -64,7 +64,7 @@ def test_only_the_place_of_the_data_changes(old: str, new: str, tmp_path: Path) 
     assert (tmp_path / "config.yaml").read_bytes().endswith(rest)
 
 
-def test_metrics_after_a_step_are_forgotten(tmp_path: Path) -> None:
+def test_metrics_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for step in (1, 2, 3):
         run.log(step, split="train", loss=float(step))
@@ -99,7 +99,7 @@ def test_last_and_previous(tmp_path: Path) -> None:
     run.close()
 
 
-def test_a_damaged_checkpoint_never_takes_the_good_ones_place(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_never_replaces_a_good_one(tmp_path: Path) -> None:
     """After falling back, the next save must keep the good state as the previous one, not the damaged file."""
     run = RunFolder(tmp_path)
     for step in (1, 2):
@@ -112,7 +112,7 @@ def test_a_damaged_checkpoint_never_takes_the_good_ones_place(tmp_path: Path) ->
     run.close()
 
 
-def test_a_damaged_best_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_best_checkpoint_is_warned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunFolder(tmp_path)
     assert run.load_best() is None
     (run.checkpoints / "best.pt").write_bytes(b"damaged")
@@ -152,7 +152,7 @@ def test_no_content_of_a_checkpoint_is_a_traceback(
     assert found is None and fault and "\n" not in fault
 
 
-def test_other_checkpoints_are_no_state_of_a_run(tmp_path: Path) -> None:
+def test_other_torch_files_are_not_checkpoints(tmp_path: Path) -> None:
     torch.save({"model": torch.zeros(2)}, tmp_path / "other.pt")
     assert read_state(tmp_path / "other.pt") == (None, "it does not hold the state of a run")
 
@@ -179,7 +179,7 @@ def test_a_damaged_file_of_a_run_is_one_line(tmp_path: Path, text: str | None) -
     run.close()
 
 
-def test_what_a_command_says_of_its_run(tmp_path: Path) -> None:
+def test_run_result(tmp_path: Path) -> None:
     """Where everything lies, what should be known, what to do next; long lists stay in the file."""
     (tmp_path / "report.html").touch()
     summary = {"run": str(tmp_path), "top1": 50.0, "weights": "the best", "auto": [1], "classes": ["a"]}
@@ -195,7 +195,7 @@ def test_what_a_command_says_of_its_run(tmp_path: Path) -> None:
     assert set(result.data) == {"run", "top1", "weights"}
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_write_keeps_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_text(path, "old")
 
@@ -218,7 +218,7 @@ def test_keep_when_both_names_are_the_same_file(tmp_path: Path) -> None:
     assert sorted(child.name for child in tmp_path.iterdir()) == ["last", "previous"]
 
 
-def test_parts_of_killed_writers_are_removed(tmp_path: Path) -> None:
+def test_partial_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / ".last.pt.123.part").write_bytes(b"half")
     (tmp_path / "model" / ".model.safetensors.123.part").write_bytes(b"half")
@@ -227,14 +227,14 @@ def test_parts_of_killed_writers_are_removed(tmp_path: Path) -> None:
     assert sorted(child.name for child in tmp_path.rglob("*")) == ["last.pt", "model"]
 
 
-def test_make_folder_says_why_not(tmp_path: Path) -> None:
+def test_make_folder_errors(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="Cannot write to"):
         make_folder(tmp_path / "file" / "folder")
 
 
 @pytest.mark.parametrize(("begun", "way"), [(True, "Make it writable, or copy the run"), (False, "with --out")])
-def test_a_run_that_is_resumed_takes_no_other_folder(
+def test_unwritable_resumed_run_does_not_suggest_out(
     begun: bool, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("config.yaml", "metrics.jsonl") if begun else ():
@@ -255,7 +255,7 @@ def test_a_run_that_is_resumed_takes_no_other_folder(
         RunFolder(tmp_path)
 
 
-def test_a_lock_is_freed_by_its_holder(tmp_path: Path) -> None:
+def test_only_the_holder_frees_a_lock(tmp_path: Path) -> None:
     with FolderLock(tmp_path), pytest.raises(UserError, match="Another process"), FolderLock(tmp_path):
         pass
     with FolderLock(tmp_path):

@@ -1,4 +1,4 @@
-"""Trackers get numbers, pictures and tables: TensorBoard files are read back, the services are played by stand-ins."""
+"""Trackers get numbers, pictures and tables; fakes play the services."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def picture_of(board: Any, name: str) -> tuple[int, np.ndarray]:
         return event.step, np.asarray(picture)
 
 
-def test_tensorboard_holds_numbers_pictures_and_tables_of_a_training(photos: Path, tmp_path: Path) -> None:
+def test_tensorboard_of_a_training(photos: Path, tmp_path: Path) -> None:
     train(TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run")}))
     board = read_board(tmp_path / "run" / "tensorboard")
     losses = {event.step: event.value for event in board.Scalars("train/loss")}
@@ -77,7 +77,7 @@ def test_tensorboard_holds_numbers_pictures_and_tables_of_a_training(photos: Pat
     assert "localization" not in table and "top1" in text_of(board, "summary")[1]
 
 
-def test_tensorboard_holds_the_health_of_a_pretraining(photos: Path, tmp_path: Path) -> None:
+def test_tensorboard_of_a_pretraining(photos: Path, tmp_path: Path) -> None:
     pretrain(PretrainConfig.parse(PRETRAIN | {"data": str(photos), "out": str(tmp_path / "run")}))
     board = read_board(tmp_path / "run" / "tensorboard")
     table = text_of(board, "health")[1].replace("\\_", "_")
@@ -86,7 +86,7 @@ def test_tensorboard_holds_the_health_of_a_pretraining(photos: Path, tmp_path: P
     assert picture_of(board, "augmentations")[1].shape[2] == 3
 
 
-def test_a_comparison_is_a_table_and_a_chart(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_of_a_comparison(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = Recorder()
     monkeypatch.setattr(tracking, "_library", lambda name, load=True: library)
     values = TRAIN | {"data": str(photos), "out": str(tmp_path / "both"), "steps": 2, "seeds": 1, "track": ["wandb"]}
@@ -102,7 +102,7 @@ def test_a_comparison_is_a_table_and_a_chart(photos: Path, tmp_path: Path, monke
     assert ["setting", "seed", "top1", "run"] in tables and any(columns[0] == "class" for columns in tables)
 
 
-def test_a_resumed_run_purges_and_goes_on(tmp_path: Path) -> None:
+def test_a_resumed_run_purges_later_events(tmp_path: Path) -> None:
     from frugalvit.runs.run_folder import RunFolder
 
     for after in (None, 4):
@@ -121,7 +121,7 @@ def test_a_resumed_run_purges_and_goes_on(tmp_path: Path) -> None:
 # -- tables and pictures
 
 
-def test_tables_say_what_was_counted() -> None:
+def test_per_class_table() -> None:
     confusion = torch.tensor([[3, 1, 0], [0, 0, 0], [2, 3, 0]])
     table = per_class_table(confusion, ("cat", "none here", EVIL))
     assert table.rows == [[EVIL, 5, 0, 0.0, "none here", 3], ["cat", 4, 3, 75.0, "none here", 1]]
@@ -137,7 +137,7 @@ def test_tables_say_what_was_counted() -> None:
     ]
 
 
-def test_mistakes_are_drawn(tmp_path: Path) -> None:
+def test_mistake_sheet(tmp_path: Path) -> None:
     import base64
     import io
 
@@ -150,7 +150,7 @@ def test_mistakes_are_drawn(tmp_path: Path) -> None:
         assert np.asarray(sheet)[48, 60, 0] > 200 > 100 > np.asarray(sheet)[48, 60, 1]
 
 
-def test_the_table_of_mistakes_names_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_table_has_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, shown = RunFolder(tmp_path), []
     monkeypatch.setattr(opened, "table", lambda name, table: shown.append(table))
     monkeypatch.setattr(opened, "picture", lambda *_: None)
@@ -187,7 +187,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("name", list(tracking.TRACKERS))
-def test_services_get_numbers_pictures_and_tables(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_get_numbers_pictures_and_tables(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = Recorder()
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda module: ModuleType(module))
     monkeypatch.setattr(tracking.importlib, "import_module", lambda module: library)
@@ -215,7 +215,7 @@ def test_services_get_numbers_pictures_and_tables(name: str, tmp_path: Path, mon
         assert cells == [["cat", 50.0], ["dog", None]]
 
 
-def test_runs_of_one_name_stay_apart(tmp_path: Path) -> None:
+def test_trackio_runs_of_one_name_differ(tmp_path: Path) -> None:
     """Trackio knows runs by their names alone, and every comparison has a run called seed_0."""
     asked: list[dict[str, Any]] = []
     library = SimpleNamespace(init=lambda **keywords: asked.append(keywords))
@@ -244,7 +244,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(capsys: pytest.CaptureFixture
     assert len(said) == 1 and "wandb is dropped for the rest of this run (no route to host)" in said[0]
 
 
-def test_a_service_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Closed:
         def MlflowClient(self) -> None:
             raise RuntimeError("unsupported\nURI")
@@ -254,7 +254,7 @@ def test_a_service_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: 
         tracking.make_trackers(["mlflow"], tmp_path, {})
 
 
-def test_damaged_identities_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_trackers_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "_library", lambda name: Recorder())
     (tmp_path / "trackers.json").write_text('{"wandb": ')
     with pytest.raises(UserError, match=r"trackers\.json is not readable JSON"):

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-import torch
 from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone
@@ -94,7 +93,7 @@ class Experiment(ABC, Generic[C, R]):
 
     @abstractmethod
     def build_backbone(self, options: C) -> Backbone:
-        """Build the backbone with its initial weights."""
+        """Seed the random numbers, and build the backbone with its initial weights."""
 
     @abstractmethod
     def resolve_values(self, options: C, facts: Facts) -> R:
@@ -194,7 +193,6 @@ class Experiment(ABC, Generic[C, R]):
         record_recipe(self.options, self.auto_values)
         options = adopt_init_architecture(self.options, self.auto_values, with_size=self.init_sets_size)
         options = self.resolve_input(options, facts)
-        torch.manual_seed(options.seed)  # the initial weights depend on it
         self.backbone = self.build_backbone(options)
         self.config = self.resolve_values(options, facts.with_backbone(self.backbone))
         self.plan = self.build_plan()

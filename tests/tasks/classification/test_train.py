@@ -1,4 +1,4 @@
-"""Supervised training end to end on a handful of images: what it writes, what it refuses, that the loss learns."""
+"""``frugalvit train`` end to end on a few images."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def config(photos: Path, out: Path, **values: object) -> TrainConfig:
     return TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(out)} | values)
 
 
-def test_a_run_leaves_everything_behind(photos: Path, tmp_path: Path) -> None:
+def test_a_run_writes_all_files(photos: Path, tmp_path: Path) -> None:
     result = train(config(photos, tmp_path / "run", steps=30, report=True))
     assert {"run", "top1", "top5", "mean_per_class", "seconds"} <= set(result.data)
     files = ("config.yaml", "metrics.jsonl", "summary.json", "report.html", "checkpoints/last.pt", "model/config.json")
@@ -56,7 +56,7 @@ def test_a_run_leaves_everything_behind(photos: Path, tmp_path: Path) -> None:
     assert result.data["localization_error"] == errors[-1]
 
 
-def test_the_recipe_and_how_often_it_is_evaluated_are_decisions(
+def test_recipe_and_evaluation_interval_are_recorded(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(config(photos, tmp_path / "run", evaluate_every="auto", steps=6))
@@ -69,7 +69,7 @@ def test_the_recipe_and_how_often_it_is_evaluated_are_decisions(
     assert "auto: recipe" not in capsys.readouterr().err
 
 
-def test_images_that_are_not_kept_are_trained_on_and_shown(tmp_path: Path) -> None:
+def test_uncached_images_appear_in_the_report(tmp_path: Path) -> None:
     """With the cache off there are no pictures at hand of the images that were taken for others: they are read."""
     photos = write_images(tmp_path / "photos", classes=("cat", "dog", "cow", "hen"))  # more than can be told apart
     for where in ("ram", "off"):
@@ -83,7 +83,7 @@ def test_images_that_are_not_kept_are_trained_on_and_shown(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("where", "shown"), [("photos", "val/cat/1.png"), ("photos/t.csv", "val/cat/1.png")])
-def test_files_are_named_from_where_the_data_are(where: str, shown: str, tmp_path: Path) -> None:
+def test_file_names_are_relative_to_the_data(where: str, shown: str, tmp_path: Path) -> None:
     """A report may go to others, whom the folders above the data are no concern of."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "t.csv").write_text("")
@@ -91,7 +91,7 @@ def test_files_are_named_from_where_the_data_are(where: str, shown: str, tmp_pat
 
 
 @pytest.mark.parametrize(("prob", "passes"), [(0.0, 1), (1.0, 2)])
-def test_clean_images_cost_a_second_pass_where_others_were_mixed(
+def test_clean_images_need_a_second_forward(
     photos: Path, tmp_path: Path, prob: float, passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
@@ -123,7 +123,7 @@ class Brightness:
         return torch.stack([torch.zeros_like(pooled), 10 * (pooled - 0.5)], 1)
 
 
-def test_the_surest_mistakes_come_first_with_their_pictures() -> None:
+def test_worst_mistakes_are_sorted_by_confidence() -> None:
     levels, labels = torch.tensor([[20, 240, 150, 180, 250, 60, 5], [1, 1, 0, 0, 0, 0, 0]])
     store = CachedStore.from_arrays(levels.byte().view(7, 1, 1, 1).expand(7, 3, 8, 8), labels)
     dataset = EvalSet(store, EvalTransform(8, (0, 0, 0), (1, 1, 1)), batch=2)
@@ -139,7 +139,7 @@ def test_the_surest_mistakes_come_first_with_their_pictures() -> None:
 
 
 @pytest.mark.parametrize(("weight", "error", "told"), [(0.5, 0.9, True), (0.5, 0.6, False), (0.0, 0.9, False)])
-def test_a_task_that_was_hardly_learned_is_said(
+def test_a_hardly_learned_drloc_task_is_noted(
     photos: Path, tmp_path: Path, weight: float, error: float, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against the error of a constant answer; a run without the loss has nothing to say."""
@@ -155,7 +155,7 @@ def test_a_task_that_was_hardly_learned_is_said(
     assert ("constant_answer_error" in result.data) == (weight > 0)
 
 
-def test_the_last_weights_are_said_in_words_where_nothing_chose_the_best(
+def test_summary_describes_last_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Train and test alone: test images are only watched, so the last weights are kept and there is no best step."""
@@ -178,7 +178,7 @@ def test_the_last_weights_are_said_in_words_where_nothing_chose_the_best(
 
 
 @pytest.mark.parametrize("ema", [0.9, 0.0])
-def test_the_best_weights_are_scored_and_kept(
+def test_best_weights_are_scored_and_exported(
     ema: float, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a run that is best early on: those of that step, and not the last ones."""
@@ -192,12 +192,12 @@ def test_the_best_weights_are_scored_and_kept(
     assert not all(torch.equal(value, last[f"{whose}.{name}"]) for name, value in kept.items())
 
 
-def test_the_best_weights_are_said_in_words(photos: Path, tmp_path: Path) -> None:
+def test_summary_describes_best_weights(photos: Path, tmp_path: Path) -> None:
     data = train(config(photos, tmp_path / "run", steps=4)).data
     assert data["best_step"] == 4 and data["weights"] == "the best on val, step 4"
 
 
-def test_data_that_has_moved_is_named_at_the_resume(
+def test_resume_with_moved_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scratch disks change from job to job: the run ends with the same bits."""
@@ -228,7 +228,7 @@ def test_data_that_has_moved_is_named_at_the_resume(
     assert differences(tmp_path / "whole", tmp_path / "moved") == []
 
 
-def test_predict_goes_on_without_what_cannot_be_read(
+def test_predict_skips_unreadable_images(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And its CSV is read back as it was, whatever a file is called."""
@@ -242,7 +242,7 @@ def test_predict_goes_on_without_what_cannot_be_read(
     assert {row["image"] for row in rows} == {str(tmp_path / "in" / 'a "good", one.png')} and "bad.png" in told.err
 
 
-def test_timm_computes_what_predict_says(photos: Path, tmp_path: Path) -> None:
+def test_timm_predicts_the_same(photos: Path, tmp_path: Path) -> None:
     import timm
 
     train(config(photos, tmp_path / "run"))
@@ -280,12 +280,12 @@ def test_options_do_something_and_run(photos: Path, tmp_path: Path, values: dict
     assert base["run"] != other["run"]
 
 
-def test_same_seed_same_run_and_same_start_with_and_without(photos: Path, tmp_path: Path) -> None:
+def test_same_seed_same_run(photos: Path, tmp_path: Path) -> None:
     runs = [train(config(photos, tmp_path / name, steps=4)).data["run"] for name in ("a", "b")]
     assert read_metrics(Path(runs[0])) == read_metrics(Path(runs[1]))
 
 
-def test_a_run_of_another_network_is_not_gone_on_with(photos: Path, tmp_path: Path) -> None:
+def test_resume_with_another_network_is_refused(photos: Path, tmp_path: Path) -> None:
     train(config(photos, tmp_path / "run", steps=2))
     (tmp_path / "run" / "summary.json").unlink()
     stored = tmp_path / "run" / "config.yaml"
@@ -294,7 +294,7 @@ def test_a_run_of_another_network_is_not_gone_on_with(photos: Path, tmp_path: Pa
         train(TrainConfig.parse({"resume": str(tmp_path / "run")}))
 
 
-def test_init_takes_weights_and_three_images_work(tmp_path: Path, photos: Path) -> None:
+def test_init_with_three_images(tmp_path: Path, photos: Path) -> None:
     few = write_images(tmp_path / "few", train=2, val=1)
     first = train(config(photos, tmp_path / "first", steps=4)).data["run"]
     result = train(config(few, tmp_path / "second", init=first, steps=None, epochs=1, batch=128))
@@ -304,7 +304,7 @@ def test_init_takes_weights_and_three_images_work(tmp_path: Path, photos: Path) 
 @pytest.mark.parametrize(
     "where", ["run", "run/model", "run/checkpoints/last.pt", "exported", "exported/model.safetensors"]
 )
-def test_own_features_are_fine_tuned_at_the_full_rate(where: str, tmp_path: Path) -> None:
+def test_own_pretraining_uses_the_scratch_recipe(where: str, tmp_path: Path) -> None:
     (tmp_path / "run" / "model").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").write_text("matching: {}\n")
     (tmp_path / "exported").mkdir()
@@ -321,7 +321,7 @@ def test_own_features_are_fine_tuned_at_the_full_rate(where: str, tmp_path: Path
     assert TrainConfig.parse(asked).recipe == "finetune"
 
 
-def test_frozen_norms_keep_their_statistics(photos: Path, tmp_path: Path) -> None:
+def test_frozen_batch_norms_keep_their_statistics(photos: Path, tmp_path: Path) -> None:
     values = {"backbone": "resnet10t", "backbone_args": {}, "img_size": 32, "steps": 2, "freeze": 2, "ema": 0}
     train(config(photos, tmp_path / "run", **values))
     torch.manual_seed(0)
@@ -331,7 +331,7 @@ def test_frozen_norms_keep_their_statistics(photos: Path, tmp_path: Path) -> Non
     assert moved and not any(name.startswith(("conv1", "bn1", "layer1", "layer2")) for name in moved)
 
 
-def test_a_batch_that_cannot_be_shared_is_said(
+def test_a_batch_that_cannot_be_shared_is_reduced(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(config(photos, tmp_path / "run", steps=2, accumulate=3, lr="auto"))
@@ -341,7 +341,7 @@ def test_a_batch_that_cannot_be_shared_is_said(
     assert read_yaml(tmp_path / "run" / "config.yaml")["batch"] == 6
 
 
-def test_parts_of_a_step_are_asked_about_other_pairs(photos: Path, tmp_path: Path) -> None:
+def test_parts_of_a_step_draw_other_pairs(photos: Path, tmp_path: Path) -> None:
     asked: list[torch.Tensor] = []
 
     class Listening(ClassificationTask):

@@ -1,4 +1,4 @@
-"""Going on from another run with a new objective: nothing it had is lost, and what is new starts fresh."""
+"""--continue keeps everything of the other run, and new parts start from scratch."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_adding_regions_keeps_views(views_only: Path) -> None:
     assert next(line["step"] for line in read_metrics(folder / "both") if line["split"] == "train") > 4
 
 
-def test_memory_is_tried_out_for_a_run_that_continues(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_batch_with_continue(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["pretrain", "--continue", str(views_only / "views"), "--device", "cpu", "--no-report", "--steps", "5"]
     assert cli.main([*words, "--out", str(views_only / "tried"), "--auto-batch"]) == 0
     assert "auto-batch: batch stays 8" in capsys.readouterr().err
 
 
-def test_what_is_left_open_is_as_in_the_run_that_is_continued(
+def test_auto_values_are_inherited(
     views_only: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Network, input size and heads: "auto" would decide each of them otherwise."""
@@ -101,7 +101,7 @@ def test_what_is_left_open_is_as_in_the_run_that_is_continued(
     assert "has another shape" in capsys.readouterr().err
 
 
-def test_all_that_is_not_asked_for_is_as_in_the_run_that_is_continued(
+def test_unset_options_are_inherited(
     views_only: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Data, batch, crops, rates and losses; its length is doubled; and what is done otherwise is said."""
@@ -134,7 +134,7 @@ def test_all_that_is_not_asked_for_is_as_in_the_run_that_is_continued(
         inherited(refused)
 
 
-def test_data_that_is_gone_is_told_from_a_wrong_word(
+def test_continue_with_moved_data(
     views_only: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From another folder a relative place means another one: whose it is, and that DATA can be given, is said."""
@@ -152,7 +152,7 @@ def test_data_that_is_gone_is_told_from_a_wrong_word(
     assert "elsewhere now" not in capsys.readouterr().err
 
 
-def test_nothing_left_to_do_is_said(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_continue_must_be_longer(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status = run(views_only, "both.yaml", "short", "--continue", str(views_only / "views"), "--steps", "3")
     said = capsys.readouterr().err
     assert status == 2 and "is at step 4 and this run would end at 3" in said
@@ -168,7 +168,7 @@ def test_another_backbone_is_refused(views_only: Path, capsys: pytest.CaptureFix
     assert status == 2 and "another backbone" in capsys.readouterr().err
 
 
-def test_heads_come_along_with_init(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_loads_heads(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = views_only
     write_config(folder / "one.yaml", PRETRAIN, steps=1, lr=1e-12)
     words = ["pretrain", str(folder / "images"), "--config", str(folder / "one.yaml"), "--out", str(folder / "init")]
@@ -178,7 +178,7 @@ def test_heads_come_along_with_init(views_only: Path, capsys: pytest.CaptureFixt
     torch.testing.assert_close(new["views.student.last_layer.weight_v"], old["views.student.last_layer.weight_v"])
 
 
-def test_heads_of_the_checkpoint_before(views_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_loads_heads_of_the_previous_checkpoint(views_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run that has lost its last checkpoint still has heads; an exported folder never had any, which is said."""
     run = shutil.copytree(views_only / "views", tmp_path / "views")
     (run / "checkpoints" / "last.pt").replace(run / "checkpoints" / "previous.pt")
@@ -194,7 +194,7 @@ def test_heads_of_the_checkpoint_before(views_only: Path, tmp_path: Path, capsys
         start_from_heads(task, str(run))
 
 
-def test_heads_of_released_files(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_loads_heads_of_released_files(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file as EsViT writes it: heads and centre come along, heads of another size are refused with the right size."""
     folder = views_only
     task = state(folder, "views")["task"]
@@ -214,7 +214,7 @@ def test_heads_of_released_files(views_only: Path, capsys: pytest.CaptureFixture
     assert "--matching.prototypes 16" in capsys.readouterr().err
 
 
-def test_a_damaged_run_is_refused_by_name(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_continue_from_a_damaged_run(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = views_only
     broken = folder / "broken"
     (broken / "checkpoints").mkdir(parents=True)
@@ -224,7 +224,7 @@ def test_a_damaged_run_is_refused_by_name(views_only: Path, capsys: pytest.Captu
     assert "last.pt" in capsys.readouterr().err
 
 
-def test_moments_follow_their_names() -> None:
+def test_optimizer_state_is_mapped_by_name() -> None:
     old = {"state": {0: "a", 1: "b"}, "param_groups": [{"params": [0, 1], "param_names": ["x", "y"]}]}
     new = {"state": {}, "param_groups": [{"params": [0, 1, 2], "param_names": ["y", "new", "x"]}]}
     assert remap_optimizer_state(old, new)["state"] == {0: "b", 2: "a"}
@@ -255,7 +255,7 @@ def released_head(**changed: torch.Tensor | None) -> dict[str, torch.Tensor]:
         ),
     ],
 )
-def test_which_heads_were_taken_is_said(
+def test_loaded_heads_are_logged(
     checkpoint: dict, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "file.pth"
@@ -276,7 +276,7 @@ def test_which_heads_were_taken_is_said(
         (released_head(), torch.zeros(1, 5), "a center of 5 numbers and heads of 16 prototypes"),
     ],
 )
-def test_odd_heads_are_refused_in_one_line(head: dict, center: torch.Tensor | None, words: str, tmp_path: Path) -> None:
+def test_other_heads_are_refused_in_one_line(head: dict, center: torch.Tensor | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "file.pth"
     torch.save({"teacher": head} | ({} if center is None else {"dino_loss": {"center": center}}), path)
     with pytest.raises(UserError, match=words) as caught:

@@ -1,4 +1,4 @@
-"""Label-free training end to end on a handful of images: it learns, its health is told, collapse is called by name."""
+"""``frugalvit pretrain`` end to end on a few images: learning, health, collapse."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config(photos: Path, out: Path, **values: object) -> PretrainConfig:
     return PretrainConfig.parse(merged)
 
 
-def test_a_run_is_told_and_its_model_used(photos: Path, tmp_path: Path) -> None:
+def test_a_run_has_a_summary_and_a_model(photos: Path, tmp_path: Path) -> None:
     result = pretrain(config(photos, tmp_path / "run", steps=20, report=True))
     assert result.data["health"] and result.data["effective_rank"] >= 1 and result.data["knn"] is not None
     assert (tmp_path / "run" / "report.html").exists()
@@ -69,7 +69,7 @@ def test_a_run_is_told_and_its_model_used(photos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("every", "epochs", "steps"), [(1.0, 4, 10), (1.0, 200, 40), (0.5, 4, 5), (0.01, 4, 1)])
-def test_how_often_features_are_looked_at(every: float, epochs: int, steps: int) -> None:
+def test_health_interval(every: float, epochs: int, steps: int) -> None:
     """Fifty times at most."""
     settings = PretrainConfig.parse(
         {"data": "x", "epochs": epochs, "batch": 10, "lr": 1e-3, "health": {"every": every}}
@@ -77,7 +77,7 @@ def test_how_often_features_are_looked_at(every: float, epochs: int, steps: int)
     assert make_plan(resolve(settings, 100), images=100, world=1).evaluate_every == steps
 
 
-def test_a_beginning_is_no_collapse(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_steps_are_not_a_collapse(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs are flat at first in every run: for a fifth of it nothing is said of them."""
     settled: list[int] = []
 
@@ -90,7 +90,7 @@ def test_a_beginning_is_no_collapse(photos: Path, tmp_path: Path, monkeypatch: p
     assert settled == [4]
 
 
-def test_a_report_compiles_nothing(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_compiles_nothing(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled teacher would be compiled again for the report's few images on a CPU, which takes minutes."""
     seen: list[Backbone] = []
     monkeypatch.setattr(
@@ -104,7 +104,7 @@ def test_a_report_compiles_nothing(photos: Path, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("given", "rate"), [({}, 0.2), ({"drop_path": 0.4}, 0.4), ({"localization": {"grid": "raw"}}, 0.2)]
 )
-def test_a_run_that_begins_from_it_has_its_own_stochastic_depth(
+def test_init_keeps_the_runs_stochastic_depth(
     photos: Path, tmp_path: Path, given: dict[str, object], rate: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A teacher has none, and hands out its network without; the grid is the new run's choice too."""
@@ -125,7 +125,7 @@ def test_a_run_that_begins_from_it_has_its_own_stochastic_depth(
     assert backbone.model.embed_dim == 8
 
 
-def test_a_head_that_waits_is_not_worn_away(photos: Path, tmp_path: Path) -> None:
+def test_a_waiting_head_has_no_weight_decay(photos: Path, tmp_path: Path) -> None:
     """Until L_R begins, weight decay leaves its head alone."""
     heads = []
     for steps in (1, 4):
@@ -139,7 +139,7 @@ def test_a_head_that_waits_is_not_worn_away(photos: Path, tmp_path: Path) -> Non
     assert any(not torch.equal(value, heads[1][name]) for name, value in heads[0].items() if "views.student" in name)
 
 
-def test_the_teacher_keeps_its_own_statistics() -> None:
+def test_teacher_keeps_its_batch_norm_statistics() -> None:
     """Its parameters follow the student; what its BatchNorm saw is not what the student's saw."""
     teacher, student = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     rates = {"teacher_temp": Constant(0.04), "momentum": Constant(0.5)}
@@ -177,7 +177,7 @@ def test_every_combination_runs(photos: Path, tmp_path: Path, values: dict[str, 
         ({"regions_from": 0.0}, None),
     ],
 )
-def test_a_run_without_its_regions_says_so(
+def test_regions_that_never_start_are_warned(
     photos: Path, tmp_path: Path, matching: dict[str, float], said: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretrain(config(photos, tmp_path / "run", steps=1, matching=matching))
@@ -185,7 +185,7 @@ def test_a_run_without_its_regions_says_so(
     assert said in told if said else "L_R never starts" not in told
 
 
-def test_regions_alone_do_not_wait(photos: Path, tmp_path: Path) -> None:
+def test_regions_alone_cannot_start_late(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--matching\.view-weight 0"):
         pretrain(config(photos, tmp_path / "run", matching={"view_weight": 0.0, "regions_from": 1.0}))
 
@@ -200,7 +200,7 @@ def test_crops_in_parts_give_the_same_run(photos: Path, tmp_path: Path) -> None:
     assert first == pytest.approx(second, rel=1e-4)
 
 
-def test_accumulated_parts_move_the_centres_once(photos: Path, tmp_path: Path) -> None:
+def test_accumulation_updates_the_center_once(photos: Path, tmp_path: Path) -> None:
     """Two parts of four images end with the centre that one part of eight has (drawn apart, so only nearly)."""
     levels = {"regions_from": 0.0, "center_momentum": 0.5}
     for name, parts in (("one", 1), ("two", 2)):
@@ -221,7 +221,7 @@ COLLAPSES = {
 
 
 @pytest.mark.parametrize(("name", "seed"), [(name, 0) for name in COLLAPSES] + [("uniform collapse", 3)])
-def test_a_forced_collapse_is_called_by_its_name(name: str, seed: int, photos: Path, tmp_path: Path) -> None:
+def test_a_forced_collapse_is_named(name: str, seed: int, photos: Path, tmp_path: Path) -> None:
     """Also where the features stay as spread as they were by chance (seed 3)."""
     forced = COLLAPSES[name] | {"regions_from": 0.0, "region_weight": 0.0, "hold_last": 0.0}
     run = config(photos, tmp_path / "run", steps=60, log_every=2, lr=3e-3, matching=forced, seed=seed)
@@ -257,7 +257,7 @@ def test_views_only_continued_with_regions(photos: Path, tmp_path: Path) -> None
     )
 
 
-def test_a_run_begun_without_the_widths_of_its_heads_goes_on(photos: Path, tmp_path: Path) -> None:
+def test_resume_without_stored_head_widths(photos: Path, tmp_path: Path) -> None:
     """They are written down; where an earlier version has left them open, they are what they were."""
     matching = {"hidden": "auto", "prototypes": 16, "bottleneck": 4}
     values = {"steps": 3, "save_every": 1, "matching": matching, "localization": {"weight": 0.1}}
@@ -270,14 +270,14 @@ def test_a_run_begun_without_the_widths_of_its_heads_goes_on(photos: Path, tmp_p
     assert pretrain(PretrainConfig.parse({"resume": str(run)})).data["steps"] == 4
 
 
-def test_nothing_to_learn_is_said(photos: Path, tmp_path: Path) -> None:
+def test_zero_weights_are_refused(photos: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to learn"):
         pretrain(config(photos, tmp_path / "run", matching={"region_weight": 0.0, "view_weight": 0.0}))
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("labels", "learned", "watched"), [("auto", 27, True), ("ignore", 27, False)])
-def test_loose_images_are_learned_from(labels: str, learned: int, watched: bool, tmp_path: Path) -> None:
+def test_unlabelled_images_beside_classes_are_used(labels: str, learned: int, watched: bool, tmp_path: Path) -> None:
     """Beside class folders too, and what could not be read is kept by name."""
     folder = write_images(tmp_path / "photos")
     for number in range(3):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from lightning_fabric import Fabric
 from torch import nn
 
@@ -88,6 +89,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return builders.resolve_readers(options, self.images, self.fabric, self.auto_values)
 
     def build_backbone(self, options: TrainConfig) -> Backbone:
+        torch.manual_seed(options.seed)
         pretrained = options.pretrained and builders.needs_initial_weights(options)
         return make_network(options, self.classes, pretrained=pretrained)
 

@@ -89,6 +89,10 @@ class DenseExperiment(Experiment[C, R]):
         side = int(statistics.median(min(item.height, item.width) for item in self.items))
         return Facts(len(self.items), len(self.data.classes), side, self.fabric.device.type)
 
+    def resolve(self) -> None:
+        torch.manual_seed(self.options.seed)  # before --init builds a network, which draws random numbers too
+        super().resolve()
+
     def resolve_input(self, options: C, facts: Facts) -> C:
         return resolve_dense_input(options, facts, self.auto_values)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone
@@ -82,6 +83,7 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
         return builders.resolve_readers(options, self.images, self.fabric, self.auto_values)
 
     def build_backbone(self, options: PretrainConfig) -> Backbone:
+        torch.manual_seed(options.seed)
         stored = {} if self.source_run is None else self.source_run.network_keywords(options)
         return make_network(options, **stored)
 
