@@ -44,9 +44,7 @@ def config(photos: Path, out: Path, **values: object) -> CompareConfig:
         ("seconds", (50, 50), None),
     ],
 )
-def test_resolution_of_metrics(
-    metric: str, counts: tuple[int | None, ...], step: float | None
-) -> None:
+def test_resolution_of_metrics(metric: str, counts: tuple[int | None, ...], step: float | None) -> None:
     """How many images were watched is not told, and runs of earlier versions tell nothing."""
     assert module._resolution(metric, [{"scored_images": count} for count in counts]) == step
 
@@ -107,9 +105,7 @@ def test_report_option(report: bool, tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"val"}, {}, ("", "final")),
     ],
 )
-def test_chart_labels_name_split_and_weights(
-    splits: set[str], summary: dict[str, Any], told: tuple[str, str]
-) -> None:
+def test_chart_labels_name_split_and_weights(splits: set[str], summary: dict[str, Any], told: tuple[str, str]) -> None:
     labels = module._labels("top1", splits, [summary])
     assert tuple(label.replace("top1", "").strip() for label in labels) == told
 
@@ -191,9 +187,7 @@ def interrupt(_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def test_default_folder_is_named_after_the_data(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_folder_is_named_after_the_data(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     asked: list[Path] = []
     monkeypatch.setattr(module, "run_once", lambda config, _: asked.append(Path(config.out)) or halt())

@@ -48,9 +48,7 @@ WRONG = [("--backbone", "swin_nanoo"), ("--freeze", "99")]
 
 @pytest.mark.parametrize("wrong", WRONG, ids=" ".join)
 @pytest.mark.parametrize("out", [(), ("--out", "runs/deep/lab")], ids=["unnamed", "named"])
-def test_a_failed_start_removes_its_new_folder(
-    wrong: tuple[str, ...], out: tuple[str, ...], place: Path
-) -> None:
+def test_a_failed_start_removes_its_new_folder(wrong: tuple[str, ...], out: tuple[str, ...], place: Path) -> None:
     assert run("train", *wrong, *out) == 2
     assert not list(place.glob("runs/*"))
 
@@ -96,7 +94,9 @@ def test_a_comparison_without_data_leaves_nothing(place: Path) -> None:
         ("given", "--split auto"),
     ],
 )
-def test_data_without_images_to_score_on(split: str, words: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_without_images_to_score_on(
+    split: str, words: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_images(place / "singles", train=1, val=0)
     write_config(place / "train.yaml", TRAIN | {"data": "singles"}, steps=1)
     assert cli.main(["train", "--config", "train.yaml", "--split", split, "--out", "lab"]) == 2

@@ -150,9 +150,7 @@ def test_load_model_logs_how_the_network_is_built(
         ("half.pth", "swin_nano", r"lacks \d+ tensors of 'swin_nano' "),
     ],
 )
-def test_models_without_weights_are_refused(
-    tmp_path: Path, where: str, architecture: str | None, words: str
-) -> None:
+def test_models_without_weights_are_refused(tmp_path: Path, where: str, architecture: str | None, words: str) -> None:
     if architecture:
         state = create_backbone(architecture, 224).model.state_dict()
         torch.save({name: state[name] for name in list(state)[: len(state) * 2 // 3]}, tmp_path / where)

@@ -77,7 +77,9 @@ def no_model(file: Path) -> None:
     ("spoil", "said"),
     [(damaged, "is damaged"), (no_model, "a bare checkpoint, .* --backbone NAME")],
 )
-def test_unreadable_checkpoints_are_one_line(runs: Path, tmp_path: Path, spoil: Callable[[Path], None], said: str) -> None:
+def test_unreadable_checkpoints_are_one_line(
+    runs: Path, tmp_path: Path, spoil: Callable[[Path], None], said: str
+) -> None:
     for name in ("checkpoints/last.pt", "model/config.json", "model/model.safetensors"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes((runs / "run" / name).read_bytes())

@@ -23,7 +23,9 @@ STILL = {"jitter_prob": 0.0, "grayscale": 0.0, "solarize": 0.0, "local_crops": 1
 
 
 @pytest.mark.parametrize("verb", ["train", "pretrain"])
-def test_images_are_normalized_with_the_networks_statistics(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_normalized_with_the_networks_statistics(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By halves, where most have ImageNet's: all pixels of a grey image become one number."""
     for split in ("train", "val"):
         for name in ("cat", "dog"):

@@ -168,9 +168,7 @@ def test_nothing_forks() -> None:
 
 
 @pytest.mark.parametrize("word", ["hf:org/data", "C:\\photos", "https://far/{0..3}.tar?x=1", 'a<b>|"c"*', "x" * 400])
-def test_run_folder_names_are_portable(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str
-) -> None:
+def test_run_folder_names_are_portable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str) -> None:
     monkeypatch.chdir(tmp_path)
     name = new_run_folder(None, "train", word).name
     assert not re.search(r'[<>:"/\\|?*\x00-\x1f]', name) and not name.endswith((".", " ")) and len(name) < 200

@@ -114,7 +114,9 @@ def test_init_replay_and_continue_keep_the_network(
     assert build_run_network(tmp_path / "longer").model.patch_embed.patch_size == CHOSEN["patch_size"]
 
 
-def test_resume_keeps_the_statistics_of_pretrained_weights(images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_keeps_the_statistics_of_pretrained_weights(
+    images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A resumed run fetches no weights any more; its images are normalised as before."""
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **more: create(name, **more))

@@ -51,7 +51,9 @@ def cut_off(config: Any, monkeypatch: pytest.MonkeyPatch, at: int = 7) -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_resume_keeps_the_precision(precision: str, images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_keeps_the_precision(
+    precision: str, images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The command that resumes says nothing of it; single precision would be the default here."""
     values = TRAIN | {"data": images, "precision": precision, "device": "cpu"}
     train(TrainConfig.parse(values | {"out": str(tmp_path / "whole")}))
@@ -173,9 +175,7 @@ def test_layer_decay_is_for_train_only(images: str) -> None:
         PretrainConfig.parse(PRETRAIN | {"data": images, "optimizer": {"layer_decay": 0.7}})
 
 
-def test_a_collapse_in_an_evaluation_is_saved(
-    images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_collapse_in_an_evaluation_is_saved(images: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from frugalvit.tasks.pretraining.task import PretrainingTask
 
     monkeypatch.setattr(PretrainingTask, "on_metrics", lambda self, step, metrics: "knn" in metrics)

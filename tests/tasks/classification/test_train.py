@@ -155,9 +155,7 @@ def test_a_hardly_learned_drloc_task_is_noted(
     assert ("constant_answer_error" in result.data) == (weight > 0)
 
 
-def test_summary_describes_last_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_summary_describes_last_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Train and test alone: test images are only watched, so the last weights are kept and there is no best step."""
     watched = write_images(tmp_path / "watched")
     (watched / "val").rename(watched / "test")
@@ -228,9 +226,7 @@ def test_resume_with_moved_data(
     assert differences(tmp_path / "whole", tmp_path / "moved") == []
 
 
-def test_predict_skips_unreadable_images(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_predict_skips_unreadable_images(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And its CSV is read back as it was, whatever a file is called."""
     train(config(photos, tmp_path / "run", steps=2, seed=99_999_999_999))
     (tmp_path / "in").mkdir()

@@ -80,9 +80,7 @@ def test_auto_batch_with_continue(views_only: Path, capsys: pytest.CaptureFixtur
     assert "auto-batch: batch stays 8" in capsys.readouterr().err
 
 
-def test_auto_values_are_inherited(
-    views_only: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_auto_values_are_inherited(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Network, input size and heads: "auto" would decide each of them otherwise."""
     open_ = {"crops": PRETRAIN["crops"], "health": PRETRAIN["health"], "batch": 8, "lr": 1e-3, "report": False}
     write_config(views_only / "open.yaml", open_, steps=6)
@@ -101,9 +99,7 @@ def test_auto_values_are_inherited(
     assert "has another shape" in capsys.readouterr().err
 
 
-def test_unset_options_are_inherited(
-    views_only: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unset_options_are_inherited(views_only: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Data, batch, crops, rates and losses; its length is doubled; and what is done otherwise is said."""
     words = ["pretrain", "--continue", str(views_only / "views"), "--device", "cpu", "--no-report"]
     assert cli.main([*words, "--out", str(views_only / "again")]) == 0
@@ -178,7 +174,9 @@ def test_init_loads_heads(views_only: Path, capsys: pytest.CaptureFixture[str]) 
     torch.testing.assert_close(new["views.student.last_layer.weight_v"], old["views.student.last_layer.weight_v"])
 
 
-def test_init_loads_heads_of_the_previous_checkpoint(views_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_loads_heads_of_the_previous_checkpoint(
+    views_only: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A run that has lost its last checkpoint still has heads; an exported folder never had any, which is said."""
     run = shutil.copytree(views_only / "views", tmp_path / "views")
     (run / "checkpoints" / "last.pt").replace(run / "checkpoints" / "previous.pt")
@@ -276,7 +274,9 @@ def test_loaded_heads_are_logged(
         (released_head(), torch.zeros(1, 5), "a center of 5 numbers and heads of 16 prototypes"),
     ],
 )
-def test_other_heads_are_refused_in_one_line(head: dict, center: torch.Tensor | None, words: str, tmp_path: Path) -> None:
+def test_other_heads_are_refused_in_one_line(
+    head: dict, center: torch.Tensor | None, words: str, tmp_path: Path
+) -> None:
     path = tmp_path / "file.pth"
     torch.save({"teacher": head} | ({} if center is None else {"dino_loss": {"center": center}}), path)
     with pytest.raises(UserError, match=words) as caught:
