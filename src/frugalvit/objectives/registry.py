@@ -61,12 +61,17 @@ def register_objective(name: str) -> Callable[[ObjectiveClass], ObjectiveClass]:
 
     def register(cls: ObjectiveClass) -> ObjectiveClass:
         known = _OBJECTIVES.get(name, cls)
-        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+        if (_source_file(known), known.__qualname__) != (_source_file(cls), cls.__qualname__):
             raise UserError(f"objective {name!r} is already registered by {known.__module__}; choose another name.")
         _OBJECTIVES[name] = cls
         return cls
 
     return register
+
+
+def _source_file(cls: type[Objective]) -> str:
+    """Return the file of a class: a plugin's file may be imported under two module names."""
+    return cls.forward.__code__.co_filename
 
 
 def get_objective(name: str) -> type[Objective]:

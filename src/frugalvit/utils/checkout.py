@@ -13,9 +13,14 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 """The folder beside ``src/``; it exists in a checkout only."""
 
 
+def has_benchmarks() -> bool:
+    """True in a checkout of the repository, False in an installed wheel."""
+    return (BENCHMARKS / "tables").is_dir()
+
+
 def require_benchmarks(purpose: str) -> Path:
     """Return ``benchmarks/`` of the checkout; ``purpose`` says in the error what needs it."""
-    if not (BENCHMARKS / "tables").is_dir():
+    if not has_benchmarks():
         raise UserError(
             f"{purpose} needs the folder benchmarks/ of the repository, which the wheel leaves out: "
             "clone the repository and install it with 'pip install -e .'."
