@@ -31,8 +31,8 @@ from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.pretraining import train as pretrain
 from frugalvit.tasks.pretraining.task import make_teacher
-from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
 from frugalvit.tasks.segmentation.task import SegmentationTask
+from frugalvit.tasks.segmentation.upernet import Segmenter, SegmenterSpec
 from helpers.tiny_runs import PRETRAIN, TRAIN, resolve
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.runs.run_folder import new_run_folder
 from frugalvit.tasks.classification.metrics import ClassificationScores
-from frugalvit.tasks.pretraining.health import effective_rank, feature_deviation
+from frugalvit.tasks.pretraining.collapse import effective_rank, feature_deviation
 from helpers.fake_mps import MPS, AppleGpu
 from helpers.fork_server import Nursery
 from helpers.tiny_runs import TRAIN, differences, write_config, write_images

@@ -21,7 +21,7 @@ from frugalvit.experiment import builders, resume
 from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_training
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification.train import make_plan, train
-from frugalvit.tasks.pretraining.health import Health
+from frugalvit.tasks.pretraining.collapse import Health
 from frugalvit.tasks.pretraining.train import pretrain
 from helpers.tiny_runs import PRETRAIN, TRAIN, differences, write_images
 
@@ -160,7 +160,7 @@ def test_adding_a_loss_is_not_divergence(share: float) -> None:
 
 
 def test_health_of_long_runs_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
-    from frugalvit.tasks.pretraining import health as module
+    from frugalvit.tasks.pretraining import collapse as module
 
     looked, swing = [], module._swing
     monkeypatch.setattr(module, "_swing", lambda losses: looked.append(len(losses)) or swing(losses))

@@ -26,7 +26,7 @@ from frugalvit.experiment.summary import mistake_sheet, per_class_table, save_pi
 from frugalvit.runs import trackers as tracking
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification.train import train
-from frugalvit.tasks.pretraining.health import Alarm, health_table
+from frugalvit.tasks.pretraining.collapse import Alarm, health_table
 from frugalvit.tasks.pretraining.train import pretrain
 from frugalvit.utils.tables import Table
 from helpers.tiny_runs import PRETRAIN, TRAIN, write_images

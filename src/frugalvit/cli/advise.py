@@ -32,7 +32,7 @@ from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_input, r
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.dense.annotation_kind import AnnotationInfo, find_annotation_kind
 from frugalvit.tasks.pretraining import train as pretrain
-from frugalvit.tasks.pretraining.health import Health
+from frugalvit.tasks.pretraining.collapse import Health
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
-from frugalvit.data.formats.table import WANTED_COLUMN
+from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.errors import UserError
 from frugalvit.utils.text import pluralize, truncate_list
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from frugalvit.config.train import DrlocConfig
 from frugalvit.data.rng import generator_for
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
-from frugalvit.objectives.localization import draw_cells, positions
+from frugalvit.objectives.drloc import draw_cells, positions
 
 Pairs = Tensor | None
 """Cells of the first and second tokens of the pairs, (2, B, m); None if all pairs are used."""

@@ -9,10 +9,10 @@ from typing import Any
 
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.registry import is_model_name, suggest_names
-from frugalvit.backbones.weights.checkpoint_formats import classifier_part
 from frugalvit.backbones.weights.load import LoadReport, load_weights
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, find_model_folder
 from frugalvit.backbones.weights.model_folder import load_model_folder
+from frugalvit.backbones.weights.released_checkpoints import classifier_part
 from frugalvit.data.augment.transforms import EvalTransform
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.experiment.init_weights import backbone_weights

@@ -1,7 +1,7 @@
 """Features -> loss, in plain torch: usable in anybody's loop, without the rest of frugalvit."""
 
 from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk
-from frugalvit.objectives.localization import (
+from frugalvit.objectives.drloc import (
     LOCALIZATION_WEIGHTS,
     DenseLocalization,
     RelativeLocalization,
@@ -10,7 +10,7 @@ from frugalvit.objectives.localization import (
 )
 from frugalvit.objectives.matching import update_center
 from frugalvit.objectives.projection_head import ProjectionHead, update_average
-from frugalvit.objectives.regions import RegionMatching, match_regions, region_loss
+from frugalvit.objectives.region_matching import RegionMatching, match_regions, region_loss
 from frugalvit.objectives.registry import (
     Objective,
     ObjectiveContext,
@@ -18,7 +18,7 @@ from frugalvit.objectives.registry import (
     list_objectives,
     register_objective,
 )
-from frugalvit.objectives.views import ViewMatching, view_loss
+from frugalvit.objectives.view_matching import ViewMatching, view_loss
 
 __all__ = [
     "RelativeLocalization",

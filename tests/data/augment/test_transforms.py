@@ -14,7 +14,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
 from frugalvit.config.data import AugmentConfig, CropsConfig
-from frugalvit.data.augment.policies import ColorJitter, Step
+from frugalvit.data.augment.randaugment import ColorJitter, Step
 from frugalvit.data.augment.transforms import EvalTransform, MultiCrop, TrainAugment, local_crop_size
 from frugalvit.data.decode import decode, resize_to
 from frugalvit.data.rng import generator_for, to_device_packed, uniform

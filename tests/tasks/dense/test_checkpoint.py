@@ -19,8 +19,8 @@ from frugalvit.experiment.load_model import load_model
 from frugalvit.tasks.dense.checkpoint import FACTS, WEIGHTS, read_facts, save_trained
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.segmentation import commands as segment_commands
-from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
 from frugalvit.tasks.segmentation.task import SegmentationTask
+from frugalvit.tasks.segmentation.upernet import Segmenter, SegmenterSpec
 from helpers.tiny_runs import resolve
 
 

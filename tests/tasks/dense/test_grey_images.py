@@ -20,8 +20,8 @@ from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection import commands
 from frugalvit.tasks.detection.dataset import stack_images
 from frugalvit.tasks.segmentation import commands as segment_commands
-from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
 from frugalvit.tasks.segmentation.task import SegmentationTask
+from frugalvit.tasks.segmentation.upernet import Segmenter, SegmenterSpec
 from helpers.dense_runs import TINY, detect_config, segment_config
 
 

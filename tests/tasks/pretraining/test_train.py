@@ -27,7 +27,7 @@ from frugalvit.experiment.builders import make_backbone
 from frugalvit.experiment.init_weights import adopt_init_architecture
 from frugalvit.experiment.load_model import load_model
 from frugalvit.tasks.classification.train import train
-from frugalvit.tasks.pretraining.health import Health
+from frugalvit.tasks.pretraining.collapse import Health
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.tasks.pretraining.train import _check_crops, make_plan, pretrain
 from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, resolve, write_images

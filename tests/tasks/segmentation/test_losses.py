@@ -10,7 +10,7 @@ from torch import Tensor
 
 from frugalvit import create_backbone
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
+from frugalvit.tasks.segmentation.upernet import Segmenter, SegmenterSpec
 
 SIDE = 64
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import cvt_windowed
 from frugalvit.backbones.timm_features import Size
-from frugalvit.backbones.weights import checkpoint_formats, resample
+from frugalvit.backbones.weights import released_checkpoints, resample
 
 
 @dataclass
@@ -37,7 +37,7 @@ def fit(
     fitted = Fitted()
     changes: Counter[str] = Counter()
     for name, (source_name, tensor) in offered.items():
-        part = checkpoint_formats.classifier_part(name)
+        part = released_checkpoints.classifier_part(name)
         if part and name not in target:
             name = f"{own_classifier}.{part}"
         own = target.get(name)
@@ -53,7 +53,7 @@ def fit(
             continue
         if how:
             fitted.notes.append(how)
-        if not checkpoint_formats.is_optional(name):
+        if not released_checkpoints.is_optional(name):
             fitted.unused.append(source_name)
         if part == "weight" and tensor.ndim:
             classes = "" if own is None or not classifier else f" (this model has {len(own)})"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from frugalvit.backbones.base import Backbone
-from frugalvit.backbones.weights import checkpoint_formats
+from frugalvit.backbones.weights import released_checkpoints
 from frugalvit.backbones.weights.fit import Fitted, fit
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, saved_network, weights_in
 from frugalvit.backbones.weights.resample import quiet_tables
@@ -86,7 +86,7 @@ def load_weights(
     model: nn.Module = getattr(backbone, "model", backbone)  # type: ignore[assignment]
     saved = _saved_from(source, backbone)
     best = max(_candidates(contents, model, saved, classifier), key=lambda fitted: len(fitted.tensors))
-    required = [name for name in model.state_dict() if not checkpoint_formats.is_optional(name)]
+    required = [name for name in model.state_dict() if not released_checkpoints.is_optional(name)]
     missing = [name for name in required if name not in best.tensors]
     if 2 * len(missing) > len(required):
         fits = f"{len(required) - len(missing)} of its {len(required)} tensors fit"
@@ -108,23 +108,23 @@ def load_weights(
 def read_heads(checkpoint: Source, network: str = "teacher") -> Heads:
     """Read the projection heads and centers of an EsViT or DINO checkpoint, of its ``teacher`` or ``student``."""
     raw = checkpoint if isinstance(checkpoint, Mapping) else read_checkpoint(checkpoint)
-    view, region = checkpoint_formats.heads_of(checkpoint_formats.open_contents(raw, prefer=network))
-    return Heads(view, region, *checkpoint_formats.centers_of(raw))
+    view, region = released_checkpoints.heads_of(released_checkpoints.open_contents(raw, prefer=network))
+    return Heads(view, region, *released_checkpoints.centers_of(raw))
 
 
 def read_localization(checkpoint: Source) -> dict[str, Tensor]:
     """Read Drloc's MLP from a VTs-Drloc checkpoint: ``layers.{0,2,4}.*`` and ``unshared.*``; empty without one."""
-    return checkpoint_formats.localization_mlp(_open(checkpoint)[0])
+    return released_checkpoints.localization_mlp(_open(checkpoint)[0])
 
 
-def _open(source: Source) -> tuple[checkpoint_formats.Contents, str]:
+def _open(source: Source) -> tuple[released_checkpoints.Contents, str]:
     if isinstance(source, Mapping):
         raw, origin = source, "the state dict"
     else:
         path = weights_in(Path(source))
         tensors, metadata = read_with_metadata(path)
         raw, origin = tensors | {key: value for key, value in metadata.items() if key == "frugalvit"}, str(path)
-    contents = checkpoint_formats.open_contents(raw)
+    contents = released_checkpoints.open_contents(raw)
     if not contents.network:
         keys = ", ".join(map(str, list(raw)[:6])) or "nothing"
         raise UserError(f"{origin} contains no weights of a network (its keys: {keys}).")
@@ -153,10 +153,10 @@ def _check_numbers(tensors: Mapping[str, Tensor], model: nn.Module, origin: str)
 
 
 def _candidates(
-    contents: checkpoint_formats.Contents, model: nn.Module, saved: nn.Module | None, classifier: bool
+    contents: released_checkpoints.Contents, model: nn.Module, saved: nn.Module | None, classifier: bool
 ) -> list[Fitted]:
     """Fit the tensors renamed by our rules, and if some stay unused, also renamed by timm's filter."""
-    candidates = [fit(checkpoint_formats.translate(contents), model, saved, classifier)]
+    candidates = [fit(released_checkpoints.translate(contents), model, saved, classifier)]
     timm_filter = getattr(sys.modules.get(type(model).__module__), "checkpoint_filter_fn", None)
     if timm_filter is not None and candidates[0].unused:
         try:
@@ -170,7 +170,7 @@ def _candidates(
     return candidates
 
 
-def _wrong_architecture(contents: checkpoint_formats.Contents, origin: str, backbone: nn.Module, fits: str) -> str:
+def _wrong_architecture(contents: released_checkpoints.Contents, origin: str, backbone: nn.Module, fits: str) -> str:
     size = sum(tensor.numel() for tensor in contents.network.values()) / 1e6
     own = sum(parameter.numel() for parameter in backbone.parameters()) / 1e6
     return (

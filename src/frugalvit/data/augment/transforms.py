@@ -26,7 +26,7 @@ from frugalvit.data.augment.crop_resize import (
     crop_resize,
     pad_crop,
 )
-from frugalvit.data.augment.policies import ColorJitter, RandAugment, blur_kernel_size, blur_step, chosen, run_steps
+from frugalvit.data.augment.randaugment import ColorJitter, RandAugment, blur_kernel_size, blur_step, chosen, run_steps
 from frugalvit.data.decode import as_pixels, resize_to
 from frugalvit.data.image_size import cached_size_alone, min_cached_size
 from frugalvit.data.rng import to_device_packed, uniform

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from frugalvit.data.dataset import ArrayExamples, DatasetSplits, FileExamples, ImageDataset
-from frugalvit.data.formats import table
+from frugalvit.data.formats import csv as table
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.folder import open_folder
 from frugalvit.data.formats.named_catalog import DATASETS, Known, dataset_status, datasets_in

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from frugalvit.data.formats import folder, huggingface, named, table
+from frugalvit.data.formats import csv as table
+from frugalvit.data.formats import folder, huggingface, named
 from frugalvit.data.formats.base import Format
 from frugalvit.data.paths import is_folder
 from frugalvit.data.webdataset import shards

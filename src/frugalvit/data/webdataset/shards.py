@@ -17,8 +17,8 @@ import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import EXTENSIONS, UnreadableImage
+from frugalvit.data.formats.csv import LABEL_COLUMNS, class_list
 from frugalvit.data.formats.folder import SPLIT_NAMES, open_root, unknown_classes
-from frugalvit.data.formats.table import LABEL_COLUMNS, class_list
 from frugalvit.data.paths import local
 from frugalvit.data.webdataset.index import INDEX, PackedImages, PackedIndex, PackedShard, read_index
 from frugalvit.data.webdataset.remote import fetch, is_pipe, is_remote, without_query

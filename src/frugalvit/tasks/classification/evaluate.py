@@ -17,7 +17,7 @@ from frugalvit.config.run import same_value
 from frugalvit.config.train import TrainConfig
 from frugalvit.data import DatasetSplits, open_data
 from frugalvit.data.dataset import ImageDataset, join
-from frugalvit.data.formats.table import WANTED_COLUMN
+from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by

@@ -27,7 +27,7 @@ from frugalvit.experiment.drloc_pairs import BatchShard, Pairs, draw, loss_at, p
 from frugalvit.experiment.extra_objectives import ExtraObjectives
 from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
-from frugalvit.tasks.pretraining.health import Health
+from frugalvit.tasks.pretraining.collapse import Health
 from frugalvit.utils import console
 
 Losses = dict[str, Tensor]

@@ -28,8 +28,8 @@ from frugalvit.experiment.summary import augmentation_sheet, finite, run_facts, 
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
+from frugalvit.tasks.pretraining.collapse import FeatureMonitor, Health, health_table
 from frugalvit.tasks.pretraining.continue_run import ContinuedRun, import_checkpoint, start_from_heads
-from frugalvit.tasks.pretraining.health import FeatureMonitor, Health, health_table
 from frugalvit.tasks.pretraining.task import PretrainingTask, make_teacher
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult, Table

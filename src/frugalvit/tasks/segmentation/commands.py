@@ -38,8 +38,8 @@ from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.segmentation.dataset import Scene, SceneData, SegmentationDataset, open_scenes
 from frugalvit.tasks.segmentation.label_map import LabelMap
 from frugalvit.tasks.segmentation.metrics import Confusion
-from frugalvit.tasks.segmentation.model import Segmenter, SegmenterSpec
 from frugalvit.tasks.segmentation.task import COLUMNS, SegmentationTask
+from frugalvit.tasks.segmentation.upernet import Segmenter, SegmenterSpec
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, write_text
 from frugalvit.utils.tables import CommandResult, Table, to_json

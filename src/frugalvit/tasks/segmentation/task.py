@@ -20,7 +20,7 @@ from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask
 from frugalvit.tasks.segmentation.dataset import SegmentationDataset
 from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
-from frugalvit.tasks.segmentation.model import Segmenter, most_probable, probabilities
+from frugalvit.tasks.segmentation.upernet import Segmenter, most_probable, probabilities
 from frugalvit.utils import console
 
 _TRIES = 10

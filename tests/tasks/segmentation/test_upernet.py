@@ -25,18 +25,10 @@ from frugalvit.tasks.dense.experiment import open_pictures
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader
 from frugalvit.tasks.dense.predict_io import single_device_fabric
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.segmentation import model
 from frugalvit.tasks.segmentation import task as segment_task
+from frugalvit.tasks.segmentation import upernet as model
 from frugalvit.tasks.segmentation.dataset import open_scenes
 from frugalvit.tasks.segmentation.metrics import IGNORED
-from frugalvit.tasks.segmentation.model import (
-    Segmenter,
-    SegmenterSpec,
-    most_probable,
-    pixel_loss,
-    probabilities,
-    window_starts,
-)
 from frugalvit.tasks.segmentation.task import (
     COLUMNS,
     SegmentationDataset,
@@ -44,6 +36,14 @@ from frugalvit.tasks.segmentation.task import (
     choose_crop,
     distort,
     size_at_test,
+)
+from frugalvit.tasks.segmentation.upernet import (
+    Segmenter,
+    SegmenterSpec,
+    most_probable,
+    pixel_loss,
+    probabilities,
+    window_starts,
 )
 from helpers.dense_samples import make_scenes
 

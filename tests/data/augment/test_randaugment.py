@@ -14,7 +14,7 @@ from timm.data.random_erasing import RandomErasing
 from torchvision.transforms.v2 import functional
 
 from frugalvit.data.augment import affine
-from frugalvit.data.augment.policies import ColorJitter, RandAugment, Step, run_steps
+from frugalvit.data.augment.randaugment import ColorJitter, RandAugment, Step, run_steps
 from frugalvit.data.rng import uniform
 from helpers.augment_images import DEVICES, pictures
 

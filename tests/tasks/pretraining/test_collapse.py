@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from frugalvit.probing.knn import knn_accuracy
-from frugalvit.tasks.pretraining.health import FeatureMonitor, Health, effective_rank, feature_deviation
+from frugalvit.tasks.pretraining.collapse import FeatureMonitor, Health, effective_rank, feature_deviation
 
 K = 1024
 
