@@ -3,8 +3,6 @@
 The baseline of ``frugalvit bench step --against``, and an oracle for the fast losses.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor

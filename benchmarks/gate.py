@@ -9,8 +9,6 @@ It draws its own small images. It hashes weights, metrics and values. It lists k
 out times, speeds, the temporary folder's path and English sentences. On one machine two records agree to the bit.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib.metadata

@@ -7,8 +7,6 @@ over rounds. A round runs both, so that a busy machine slows both.
     python benchmarks/input_pipeline.py --task multicrop --size 224 --batch 64 --device cuda --workers 2
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

@@ -8,8 +8,6 @@ is Algorithm 1 of EsViT (a loop over crop pairs with a full log-softmax each) an
 concatenate). Ratios are relative to it.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

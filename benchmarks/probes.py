@@ -8,8 +8,6 @@ strengths (scikit-learn: one fit each from zero, ``max_iter=1000`` and its defau
 find the same neighbours (``NearestNeighbors(algorithm="brute", metric="cosine")``). Prints one JSON object.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

@@ -5,8 +5,6 @@
 This is arithmetic: the rates of one GPU and one core are measured, the rest follows from sizes.
 """
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass
 

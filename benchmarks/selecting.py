@@ -6,8 +6,6 @@ Images are chosen from train and val. The score is 1-NN accuracy on test (mean p
 images are drawn --draws times. Prints one JSON object.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

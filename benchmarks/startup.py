@@ -7,8 +7,6 @@ Every measurement is a new process. The smallest of the repeats counts; the rest
 depend less on other processes. Prints one JSON object.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

@@ -3,8 +3,6 @@
 Nothing trains with it. Benchmarks compare our input with it, with the same augmentation of the same images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

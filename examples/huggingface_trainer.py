@@ -7,8 +7,6 @@ asked for in training only: in evaluation the Trainer would gather them as predi
 classification loss by the end of the class's name, so keep ``ForImageClassification``.
 """
 
-from __future__ import annotations
-
 import tempfile
 
 import torch

@@ -5,8 +5,6 @@
 The head is a submodule, so ``self.parameters()``, checkpoints and DDP take it along without another word.
 """
 
-from __future__ import annotations
-
 import lightning
 import torch
 from torch import Tensor, nn

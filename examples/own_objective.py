@@ -7,8 +7,6 @@ Bardes et al., "VICReg" (2022), Eq. 1 and 3, on the N = B·h·w tokens z of a ba
     v = 1/D Σ_d max(0, γ - sqrt(C_dd + ε)),   c = 1/D Σ_{d≠e} C_de²,   L = v + μ c
 """
 
-from __future__ import annotations
-
 import torch
 
 import frugalvit as fv

@@ -5,8 +5,6 @@
 The images here are noise, so that the file runs anywhere in seconds; put your own ``Dataset`` in their place.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -5,8 +5,6 @@
 ``frugalvit pretrain`` does this with crops on the device, schedules, health signs and exact resume; this is its core.
 """
 
-from __future__ import annotations
-
 import copy
 from itertools import chain
 

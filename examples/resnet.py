@@ -5,8 +5,6 @@
 The last feature map of a ResNet is already a grid (B, D, h, w). The paper gives no λ for it; 0.1 is a choice.
 """
 
-from __future__ import annotations
-
 import timm
 import torch
 from torch import nn

@@ -7,8 +7,6 @@ gives them as (B, h, w, D); for a ViT write ``features[:, model.num_prefix_token
 their grid, or let ``frugalvit.create_backbone`` do it, which knows every network.
 """
 
-from __future__ import annotations
-
 import timm
 import torch
 from timm.loss import LabelSmoothingCrossEntropy

@@ -1,7 +1,5 @@
 """Fixtures every test may use: golden numbers, real data, and the marks for GPU and slow tests."""
 
-from __future__ import annotations
-
 import os
 import zlib
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Commands from Python."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

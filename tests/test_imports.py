@@ -1,7 +1,5 @@
 """The source tree: imports point one way, no cycles, folders a reader can survey, names a stranger can guess."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from pathlib import Path

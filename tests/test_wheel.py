@@ -1,7 +1,5 @@
 """What is handed out: the wheel and the source archive hold all that is needed, install, and start."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import shutil

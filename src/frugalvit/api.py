@@ -4,8 +4,6 @@ result = fv.train("photos/", epochs=50, localization={"weight": 1.0})
 fv.run("probe knn", result["run"], "photos/")["top1"]
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import multiprocessing

@@ -1,7 +1,5 @@
 """Errors for the user: what is wrong, the value, what to do."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

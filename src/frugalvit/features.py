@@ -1,7 +1,5 @@
 """Features: the final grid of tokens, which both papers train on, and its pooled vector."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from torch import Tensor

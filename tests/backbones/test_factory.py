@@ -1,7 +1,5 @@
 """create_backbone for the families of timm and our networks: shapes, gradients, sizes, errors, timm's loader."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket

@@ -1,7 +1,5 @@
 """Names of networks: the papers', timm's, and what ``frugalvit list models`` shows."""
 
-from __future__ import annotations
-
 import pytest
 import timm
 import torch

@@ -1,7 +1,5 @@
 """Small images: what "auto" decides, pinned at several sizes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

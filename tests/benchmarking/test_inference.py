@@ -1,7 +1,5 @@
 """``frugalvit bench`` against the papers' numbers and against hand-counted operations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The scripts in ``benchmarks/`` run."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys

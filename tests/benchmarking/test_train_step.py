@@ -1,7 +1,5 @@
 """The measured training step, and the baselines in ``benchmarks/`` that it is compared with."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """frugalvit advise: every proposed command is valid, and the timed step is the step of a run."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

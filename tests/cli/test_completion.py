@@ -1,7 +1,5 @@
 """Completion scripts complete every command, option and choice."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The demonstration, shortened: it ends with a table, predictions and what was measured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

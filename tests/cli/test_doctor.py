@@ -1,7 +1,5 @@
 """frugalvit doctor: packages, devices, extras and caches."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

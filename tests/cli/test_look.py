@@ -1,7 +1,5 @@
 """frugalvit look and report, end to end."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """The command line: fast, one-line errors with exit status 2, and Ctrl-C without a traceback."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """frugalvit replay repeats exactly the step that failed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """devices > 1 from Python: the program stays one process."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Mistakes of users, command by command: one line each, and no run is started."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """The chart of a comparison: legend, labels and dots stay visible."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Comparisons: outputs, settings, and runs that are finished or resumed."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Validation of options, YAML files and recipes."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any, NoReturn

@@ -1,7 +1,5 @@
 """Settings of a comparison: ``option=value`` texts."""
 
-from __future__ import annotations
-
 import pytest
 
 from frugalvit.config.compare import parse_assignments

@@ -1,7 +1,5 @@
 """Every option has an effect: values that differ change what is measured where the option is used."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The papers' recipes hold the papers' values, whatever the data."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The fingerprint of a dataset: it tells datasets apart, and does not change when they are moved."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every kind of image is decoded right, and every kind of bad file is refused with a reason."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import struct

@@ -1,7 +1,5 @@
 """``frugalvit data`` reports counts, sizes and duplicates, and names unreadable files with reasons."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """Batches as a pure function of seed and step: order, ranks, resume, balance, repeats."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``open_data``: folder layouts, notes, selected classes and error messages."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import time

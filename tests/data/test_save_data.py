@@ -1,7 +1,5 @@
 """``save_data`` writes images from memory as a dataset."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Validation splits are deterministic, stratified, and independent of order and path."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The documentation is true: every command and every Python block runs, names and links exist, the pages build."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The examples run, and each marks its three important lines."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import sys

@@ -1,7 +1,5 @@
 """The code of docs/extending.md: timm loads its network, and its export passes the check of ``frugalvit export``."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

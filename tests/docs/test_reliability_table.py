@@ -1,7 +1,5 @@
 """Every test that docs/RELIABILITY.md and SECURITY.md name exists."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The notebook runs, and the citation file names both papers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The tables of docs/RESULTS.md and docs/SPEED.md, computed again from the logs in docs/results/."""
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

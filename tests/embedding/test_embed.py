@@ -1,7 +1,5 @@
 """Features in files, and figures of neighbours."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Selection of images to label and near duplicates: against double loops, and through the command."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

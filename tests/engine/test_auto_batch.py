@@ -1,7 +1,5 @@
 """``--auto-batch``: the trial step before a run, and how a batch is split."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Compiled steps: when they are compiled, and that results are the same."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """CUDA graphs compute the same gradients. On a CPU a replacement recomputes what a graph would replay."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

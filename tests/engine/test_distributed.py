@@ -1,7 +1,5 @@
 """Distributed training, with threads as ranks; ``test_two_processes.py`` uses real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """EMA of weights against a loop."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

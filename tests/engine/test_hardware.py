@@ -1,7 +1,5 @@
 """Settings of PyTorch for the processor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parameter groups: frozen blocks, layer decay, weight decay and schedules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

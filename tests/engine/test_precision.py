@@ -1,7 +1,5 @@
 """Mixed precision rounds products, not inputs; gradients are unscaled once."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

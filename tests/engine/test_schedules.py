@@ -1,7 +1,5 @@
 """Schedules against the numbers of the released code, and at any length."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

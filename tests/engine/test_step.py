@@ -1,7 +1,5 @@
 """One training step: clipping, accumulation, BatchNorm, EMA, random numbers and losses."""
 
-from __future__ import annotations
-
 import copy
 import math
 from types import SimpleNamespace

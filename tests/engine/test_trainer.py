@@ -1,7 +1,5 @@
 """The training loop: resumed state, skipped steps, metrics, and errors while saving."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """What "auto" chooses for a supervised run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

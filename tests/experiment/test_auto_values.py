@@ -1,7 +1,5 @@
 """The numbers that "auto" chooses where nobody asks: each by hand from the rule that is written beside it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

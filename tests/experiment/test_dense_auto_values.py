@@ -1,7 +1,5 @@
 """The values that "auto" resolves to in detection and segmentation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """--objectives adds losses from the registry; --plugin imports the file that registers one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

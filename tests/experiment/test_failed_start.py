@@ -1,7 +1,5 @@
 """A run that fails before its first step leaves nothing, and its folder can be used again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """--init from a stopped run: the weights that it would export now."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

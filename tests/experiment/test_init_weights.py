@@ -1,7 +1,5 @@
 """--init and load_model: what a folder or file provides, what does not fit, what is refused."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Injected faults end with one line, and nothing that was saved is lost."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """Checkpoints of a run as the MODEL argument."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Training from local WebDataset shards: resume, and damaged shards."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights with non-finite outputs are never the best, never exported, and reported in one line."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Images are normalized with the mean and deviation of the network."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

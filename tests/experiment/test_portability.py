@@ -1,7 +1,5 @@
 """Other machines: Apple's GPU (a fake), the spawn start method, names and locks of Windows."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training from streamed shards: over HTTP, through fsspec and pipes; killed, resumed, damaged."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

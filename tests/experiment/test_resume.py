@@ -1,7 +1,5 @@
 """A run that is killed and resumed ends with the same bits as one that was not."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal

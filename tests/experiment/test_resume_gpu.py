@@ -1,7 +1,5 @@
 """Exact resume on a GPU, with kernels, torch.compile and CUDA graphs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

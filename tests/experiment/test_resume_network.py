@@ -1,7 +1,5 @@
 """A resumed run keeps its network, even if the rules would choose another one now."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

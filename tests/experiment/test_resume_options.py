@@ -1,7 +1,5 @@
 """A resumed run keeps its options."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

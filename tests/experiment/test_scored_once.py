@@ -1,7 +1,5 @@
 """Weights that were just evaluated are not scored again on the same images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

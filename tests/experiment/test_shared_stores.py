@@ -1,7 +1,5 @@
 """Images are decoded once per run or comparison, and freed afterwards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

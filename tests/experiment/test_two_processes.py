@@ -1,7 +1,5 @@
 """Two ranks with half the batch equal one rank; a lost rank ends the run with one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A dataset with an unreadable image gives the same weights with every cache location."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

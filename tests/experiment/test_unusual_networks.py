@@ -1,7 +1,5 @@
 """Networks unlike Swin: padded, without stochastic depth, with batch norms, in fp16."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

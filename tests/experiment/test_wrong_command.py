@@ -1,7 +1,5 @@
 """A command that does not fit a run names the right one."""
 
-from __future__ import annotations
-
 import html
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """``frugalvit export``: checks, errors, and the output folder."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``fv.load``: a model with its preprocessing and class names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The model card of an export: filled from the run, with escaped names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

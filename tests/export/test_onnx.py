@@ -1,7 +1,5 @@
 """ONNX and torch.export programs compute the same as torch, on photographs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Folders for timm and the hub load without frugalvit, and compute the same."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The images that an export is checked on: the run's own if they are local, else noise."""
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 from typing import Any

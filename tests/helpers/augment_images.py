@@ -1,7 +1,5 @@
 """Images for the tests of augmentation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -3,8 +3,6 @@
 The DevTools protocol travels as JSON texts ended by a zero byte, through the browser's descriptors 3 and 4.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """Small detectors, their targets, and noisy detections."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Configurations of detection and segmentation runs that take seconds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Make small datasets: bright rectangles and discs on noise, with COCO annotations or masks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

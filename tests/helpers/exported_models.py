@@ -1,7 +1,5 @@
 """Small models in folders, and photographs, for tests of exports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

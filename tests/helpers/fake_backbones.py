@@ -1,7 +1,5 @@
 """Small networks with known answers in place of a trained backbone."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """Ranks of one run as threads: collectives without the seconds of a launch."""
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict
 from collections.abc import Callable

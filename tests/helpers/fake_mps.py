@@ -1,7 +1,5 @@
 """A fake Apple GPU: tensors that report "mps" and refuse what MPS refuses, computed on the CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small image folders and their cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

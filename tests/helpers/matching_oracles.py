@@ -1,7 +1,5 @@
 """The view and region losses as the paper's formulas: loops over images, pairs and regions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

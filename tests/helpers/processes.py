@@ -1,7 +1,5 @@
 """Start and end real processes of a run."""
 
-from __future__ import annotations
-
 import socket
 
 from helpers.fork_server import Child, Nursery

@@ -1,7 +1,5 @@
 """Checkpoints in every released format, made from small random models."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run folders as training leaves them, made up from a seed."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

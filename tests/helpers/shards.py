@@ -1,7 +1,5 @@
 """Shards, and the batches streamed from them."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from pathlib import Path

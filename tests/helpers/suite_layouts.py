@@ -1,7 +1,5 @@
 """Small datasets in the real on-disk layouts of the suite: coloured squares, one colour a class."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Callable

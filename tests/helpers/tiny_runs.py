@@ -1,7 +1,5 @@
 """The smallest data and settings that use every part of training."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

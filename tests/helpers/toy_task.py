@@ -1,7 +1,5 @@
 """A tiny task for tests of the training loop."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An HTTP server for tests that can break connections."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Chunked losses equal the plain ones, gradients too, and never store all logits."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Drloc equals the paper's formulas as loops, and the numbers of the released code."""
 
-from __future__ import annotations
-
 import copy
 import math
 import pickle

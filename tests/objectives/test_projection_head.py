@@ -1,7 +1,5 @@
 """The DINO head gives the released numbers, and its EMA is exact."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

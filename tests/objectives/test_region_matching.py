@@ -1,7 +1,5 @@
 """Region matching equals Eq. 2 as loops, and the numbers of the released code."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

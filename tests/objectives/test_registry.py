@@ -1,7 +1,5 @@
 """Objectives have names, and an objective outside the package plugs in."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

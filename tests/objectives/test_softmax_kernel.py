@@ -1,7 +1,5 @@
 """The softmax kernel equals PyTorch's softmax: interpreted on the CPU, and on a GPU."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """View matching equals Eq. 1 as loops and the released numbers; heads, center and health of the module."""
 
-from __future__ import annotations
-
 import copy
 import math
 import socket

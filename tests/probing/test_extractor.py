@@ -1,7 +1,5 @@
 """Extracted features: equal to the forward pass, cached by content, resumable."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from pathlib import Path

@@ -1,7 +1,5 @@
 """k-NN against the released code's numbers and against a loop over images."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The linear probe against torch.optim.SGD with one nn.Linear per setting."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

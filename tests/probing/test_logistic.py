@@ -1,7 +1,5 @@
 """The logistic probe against scikit-learn: same objective, same coefficients, same accuracy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The metrics against scikit-learn, and against small cases computed by hand."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

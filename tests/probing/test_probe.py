@@ -1,7 +1,5 @@
 """The probe commands, from options to results: splits, keys, recorded scores, errors before the work."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from pathlib import Path

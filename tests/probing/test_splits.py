@@ -1,7 +1,5 @@
 """The splits of a probe: held-out parts, copies, views, and some of the labels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The suite on small datasets in the real layouts: metrics, splits, cached results, wins, missing data."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which features and labels the probes accept, and which errors they raise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The comparison section of a report: means and paired differences."""
 
-from __future__ import annotations
-
 import json
 
 from frugalvit.report import page

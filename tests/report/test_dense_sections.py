@@ -1,7 +1,5 @@
 """The sections of detection and segmentation runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pages in a headless Chromium: pointer, keys, read-outs, themes."""
 
-from __future__ import annotations
-
 import pytest
 
 from frugalvit.report import page, svg_charts

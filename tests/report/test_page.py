@@ -1,7 +1,5 @@
 """The page of a report: its sections, escaping, means over seeds, and the explorer."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

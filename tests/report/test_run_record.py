@@ -1,7 +1,5 @@
 """Reading the files of a run folder."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

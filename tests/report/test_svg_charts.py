@@ -1,7 +1,5 @@
 """Curves as inline SVG."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

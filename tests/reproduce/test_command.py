@@ -1,7 +1,5 @@
 """``frugalvit reproduce``: all tables are valid, small ones run, start from each other's runs, and resume."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """data.json records the files that a run skipped."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

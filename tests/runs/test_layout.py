@@ -1,7 +1,5 @@
 """Files of the user in --out are never overwritten."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

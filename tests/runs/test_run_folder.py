@@ -1,7 +1,5 @@
 """The run folder: names, metrics, checkpoints, and files that survive a kill."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Trackers get numbers, pictures and tables; fakes play the services."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

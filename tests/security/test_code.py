@@ -1,7 +1,5 @@
 """Input never runs code: pickles are refused, and the source has no dangerous calls."""
 
-from __future__ import annotations
-
 import ast
 import os
 import pickle

@@ -3,8 +3,6 @@
 FRUGALVIT_FUZZ=N tries N times as many inputs per target.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

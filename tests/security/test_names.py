@@ -1,7 +1,5 @@
 """Names from files are shown, never interpreted, and stay inside their folder."""
 
-from __future__ import annotations
-
 import html.parser
 import io
 import json

@@ -1,7 +1,5 @@
 """A run in one process opens no network socket."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A detector and a segmenter, trained for four steps and shared by all tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

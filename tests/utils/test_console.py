@@ -1,7 +1,5 @@
 """Messages must not end a program, whatever standard error is, and only rank 0 logs."""
 
-from __future__ import annotations
-
 import io
 import sys
 import time

@@ -1,7 +1,5 @@
 """Working folders: those of killed processes are removed, and nothing else is."""
 
-from __future__ import annotations
-
 import errno
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rank and world size from the environment of torchrun and SLURM, and which rank prints."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

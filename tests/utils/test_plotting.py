@@ -1,7 +1,5 @@
 """Figures are the same in every program that draws them."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Paired differences against scipy."""
 
-from __future__ import annotations
-
 import math
 import random
 

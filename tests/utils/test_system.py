@@ -1,7 +1,5 @@
 """Cores and memory within affinity, control groups, SLURM and other ranks."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tables in Markdown, CSV and LaTeX: names are shown literally."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Counts and lists in messages."""
 
-from __future__ import annotations
-
 import pytest
 
 from frugalvit.utils.text import pluralize, truncate_list

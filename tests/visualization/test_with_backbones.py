@@ -1,7 +1,5 @@
 """Visualizations of real, small networks: the attention is that of the last block."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

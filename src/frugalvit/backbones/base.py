@@ -10,8 +10,6 @@ its width, so that weights still fit.
 It also implements :class:`GridModel`, so that the final grid, the blocks and the attention need no module names.
 """
 
-from __future__ import annotations
-
 import itertools
 import operator
 from typing import Any, Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 """``create_backbone``: a name to a Backbone, for our networks and every timm network with a final grid."""
 
-from __future__ import annotations
-
 import inspect
 import operator
 import re

@@ -4,8 +4,6 @@ Our networks are registered with timm, so ``timm.create_model`` builds them too.
 import below and its name in :data:`MODEL_NAMES`.
 """
 
-from __future__ import annotations
-
 import fnmatch
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ images under 224 pixels, if the final grid of the published shape is too small, 
 get smaller until it is large enough, and windows are chosen that divide every map. Explicit keywords win.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

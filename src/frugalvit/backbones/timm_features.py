@@ -4,8 +4,6 @@ The final grid comes from ``forward_features``, stages from ``forward_intermedia
 A network that does not fit raises UserError.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

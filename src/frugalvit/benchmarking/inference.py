@@ -1,7 +1,5 @@
 """``frugalvit bench``: parameters, operations, speed and memory of models (EsViT B.1, Table 7, Fig. 1)."""
 
-from __future__ import annotations
-
 import platform
 import statistics
 import time

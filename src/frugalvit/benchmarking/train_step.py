@@ -6,8 +6,6 @@ pre-training a loop over pairs of crops with full softmax; once with our input, 
 These baselines are in the repository's ``benchmarks/``, not in the wheel.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

@@ -3,8 +3,6 @@
 ``experiment/auto_values.py`` decides the values, as in a run; a few steps of each training are timed here.
 """
 
-from __future__ import annotations
-
 import shlex
 import statistics
 import time

@@ -1,7 +1,5 @@
 """``frugalvit completion SHELL``: print a completion script, made by shtab from the commands and their options."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from typing import Any, Literal, get_args, get_origin

@@ -1,7 +1,5 @@
 """``frugalvit demo``: compare with and without Drloc on scikit-learn's digits, in minutes on two cores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``frugalvit doctor``: check packages, devices, extras and caches."""
 
-from __future__ import annotations
-
 import platform
 from collections import defaultdict
 from importlib import metadata

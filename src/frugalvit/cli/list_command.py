@@ -1,7 +1,5 @@
 """``frugalvit list models|datasets|recipes``."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from frugalvit.config.tools import DatasetsConfig, ModelsConfig, RecipesConfig

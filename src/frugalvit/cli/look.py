@@ -1,7 +1,5 @@
 """``frugalvit look correspond | attend | explore`` and ``frugalvit report``."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line: argv to a command to an exit status. A command's modules are imported when it is called."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import sys

@@ -4,8 +4,6 @@ Every option becomes one flag (``localization.weight`` -> ``--localization.weigh
 validated by the configuration, so that Python, YAML and the command line share one set of rules.
 """
 
-from __future__ import annotations
-
 import argparse
 import difflib
 import re

@@ -1,7 +1,5 @@
 """``frugalvit replay``: repeat a failed step from its dump and name the first non-finite tensor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

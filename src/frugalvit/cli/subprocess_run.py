@@ -4,8 +4,6 @@ A run starts its other processes by starting the same program again. A notebook 
 again, so the child ``python -m frugalvit.cli.subprocess_run`` is that program, and the caller waits for its JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The picture of a comparison: curves over epochs (Drloc, Fig. 3) and every run's final value beside the means."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from pathlib import Path

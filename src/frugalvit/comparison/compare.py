@@ -1,7 +1,5 @@
 """``frugalvit compare``: several settings on the same data and seeds; tables with deviations and a paired test."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """``frugalvit detect compare`` and ``segment compare``."""
 
-from __future__ import annotations
-
 from frugalvit.comparison.compare import compare_runs
 from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
 from frugalvit.tasks.detection import commands

@@ -3,8 +3,6 @@
 Nothing here imports torch, so that ``frugalvit COMMAND --help`` is fast.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import typing

@@ -1,7 +1,5 @@
 """Options of a comparison: those of a training, two or more settings, and the seeds."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from typing import Any, Self

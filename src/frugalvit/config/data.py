@@ -1,7 +1,5 @@
 """Options of the input: augmentation, crops, mixing, cache, and the commands ``data`` and ``data pack``."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple, Self
 
 from pydantic import model_validator

@@ -1,7 +1,5 @@
 """Options of label-free pre-training."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """Options of probe, embed, eval and bench."""
 
-from __future__ import annotations
-
 from typing import Literal, Self
 
 import pydantic

@@ -1,7 +1,5 @@
 """Load recipes: named sets of values with their cost and expected results, ours (recipes/*.yaml) and the user's."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from functools import cache

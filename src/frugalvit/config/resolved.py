@@ -7,8 +7,6 @@ cache), where it says how to read data, and in the options of a loss that is off
 # first base class, so each class repeats the fields that it shares.
 # pyright: reportIncompatibleVariableOverride=false
 
-from __future__ import annotations
-
 from frugalvit.config.base import option
 from frugalvit.config.dense import DecoderConfig, DetectConfig, DetectorConfig, SegmentConfig, TransferConfig
 from frugalvit.config.pretrain import MatchingConfig, PretrainConfig

@@ -1,7 +1,5 @@
 """Options that every training command shares."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Options of supervised training, prediction and replay."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import pydantic

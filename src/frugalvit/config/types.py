@@ -1,7 +1,5 @@
 """Annotated types and help texts that several configurations share."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Any, Literal
 

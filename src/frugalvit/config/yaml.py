@@ -1,7 +1,5 @@
 """Option values from YAML files and texts, loaded safely."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

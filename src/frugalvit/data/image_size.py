@@ -1,7 +1,5 @@
 """How large images are, which input size fits them, and the size at which they are cached."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics

@@ -1,7 +1,5 @@
 """``frugalvit data DATA``: report images, classes, sizes, duplicates and unreadable files of a dataset."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """``open_data``: open a dataset by its path or name, with labels and splits."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Paths on this machine: the cache, and the folder of named datasets."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Parameters are drawn on the CPU from a generator that is a pure function of (see
 global batch; a process takes its rows. So a resumed run sees the same crops, and N processes share one batch.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

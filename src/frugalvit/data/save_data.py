@@ -1,7 +1,5 @@
 """``save_data``: write images from memory as a dataset that every command reads."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Validation splits: deterministic, stratified by class, and noted."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Draw a contact sheet: thumbnails with captions, groups side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """``frugalvit embed --select`` and ``--duplicates``: write tables and figures of the selected images."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from pathlib import Path

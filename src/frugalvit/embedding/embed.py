@@ -3,8 +3,6 @@
 ``curate.py`` selects images to label and finds near duplicates.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Plain torch on any device; ``curate.py`` writes tables and figures.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

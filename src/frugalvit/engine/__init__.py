@@ -1,7 +1,5 @@
 """A task (a backbone and its objectives), one loop that trains every task, and the folder a run lives in."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

@@ -3,8 +3,6 @@
 Batch size and learning rate stay. Results differ only by chance: each micro-batch draws its own crops and mixup.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

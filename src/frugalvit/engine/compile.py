@@ -4,8 +4,6 @@ With small batches the CPU is the limit, which queues a thousand small kernels p
 and reserve memory in exchange.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -7,8 +7,6 @@ the EMA stay outside the graph.
 The first steps run normally on a side stream: they compile and load kernels, which must not happen during capture.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Distributed training: launch, rank 0, collectives with timeouts, and lost ranks."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

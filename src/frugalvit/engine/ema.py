@@ -1,7 +1,5 @@
 """EMA: exponential moving average of a network's weights."""
 
-from __future__ import annotations
-
 from functools import cached_property
 
 import torch

@@ -1,7 +1,5 @@
 """Dump the batch and state of a failed step; explain out-of-memory errors."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gradients between backward and the optimiser: clip them, skip non-finite steps, restore buffers."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hardware: choose device and precision, configure PyTorch for CPU and GPU."""
 
-from __future__ import annotations
-
 import functools
 import platform
 import threading

@@ -1,7 +1,5 @@
 """Parameter groups: weight decay, layer-wise learning rates, freezing."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from typing import Any
 

@@ -3,8 +3,6 @@
 ``warmup_steps`` caps the warm-up at a share of the run.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Protocol

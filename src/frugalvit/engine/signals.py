@@ -1,7 +1,5 @@
 """GracefulStop: the first signal ends a run after its step and saves; a second one ends it at once."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Task: the interface that the trainer needs. Classification, pre-training, detection and segmentation implement it."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 

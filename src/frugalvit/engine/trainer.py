@@ -4,8 +4,6 @@ Everything random in a step is a function of (seed, step), so a killed and resum
 The loop fetches, computes, steps, and at intervals logs, evaluates and saves.
 """
 
-from __future__ import annotations
-
 import math
 import signal
 import statistics

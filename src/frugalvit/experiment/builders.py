@@ -1,7 +1,5 @@
 """Build the parts of a run from its configuration: Fabric, folder, data, backbone, batches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The rules for "auto" in detection and segmentation, each with its reason."""
 
-from __future__ import annotations
-
 import math
 from typing import TypeVar
 

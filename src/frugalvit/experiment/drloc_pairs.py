@@ -4,8 +4,6 @@ Pairs are drawn for the full batch, and each rank takes those of its images: N r
 a resumed run uses the same pairs as before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Experiment: one training command, from its options to a finished run folder."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

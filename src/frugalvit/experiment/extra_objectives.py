@@ -1,7 +1,5 @@
 """--objectives and --plugin: losses from the registry that a training task adds to its own."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """--init: architecture and weights of a run, an exported folder or a checkpoint file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar

@@ -1,7 +1,5 @@
 """The MODEL argument: a run folder, a checkpoint, an exported folder or the name of an architecture."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """--resume: continue a run with its stored options; only some may change."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Iterable

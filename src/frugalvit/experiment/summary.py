@@ -1,7 +1,5 @@
 """Tables and pictures of a finished run: worst mistakes, augmented images, scores per class."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

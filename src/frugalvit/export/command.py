@@ -3,8 +3,6 @@
 The export is loaded again by its own library and compared with the model on images before it is moved to its folder.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import time

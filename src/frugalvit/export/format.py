@@ -1,7 +1,5 @@
 """The interface of an export format: write a model to a folder, and run what was written."""
 
-from __future__ import annotations
-
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

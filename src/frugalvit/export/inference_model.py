@@ -1,7 +1,5 @@
 """Load a trained model with its preprocessing and class names: fv.load."""
 
-from __future__ import annotations
-
 import contextlib
 import operator
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Export to a program that runs without frugalvit: ONNX, or torch.export."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

@@ -1,7 +1,5 @@
 """Export to a folder that timm loads, with a model card for the Hugging Face hub."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import timm

@@ -1,7 +1,5 @@
 """Checks of arguments. Tensors are checked by shape only: reading their values would wait for the device."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Sequence
 from typing import Any

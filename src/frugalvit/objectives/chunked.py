@@ -24,8 +24,6 @@ the chunks to images; recomputing the softmax in the backward pass, as flash att
 needs 14 P K FLOPs per row. benchmarks/losses.py measures the actual times.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -11,8 +11,6 @@ Eq. 2 is 2·B times our loss (the factor 2 because the L1 norm sums the two coor
 (Eq. 5, 6) sum the two axes, as the paper does, and average over batch and pairs: Eq. 5 and 6 are B times our loss.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, get_args

@@ -5,8 +5,6 @@ prototypes that a teacher, its EMA, has for another crop of the same image. Subt
 the teacher's logits and dividing by a small temperature prevent collapse.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ Caron et al., "Emerging Properties in Self-Supervised Vision Transformers" (2021
 for views and another, of the same form, for regions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

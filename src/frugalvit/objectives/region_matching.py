@@ -10,8 +10,6 @@ views.py, with a separate head and center. Algorithm 1 matches by plain dot prod
 module use the cosine.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

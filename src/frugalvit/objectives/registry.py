@@ -8,8 +8,6 @@
 Importing the module registers the class; ``get_objective("smoothness")(dim)`` builds it. docs/extending.md shows more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar

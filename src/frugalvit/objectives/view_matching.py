@@ -11,8 +11,6 @@ Since -p_t · log p_s = lse(s) - p_t · s, a student crop needs one logsumexp fo
 teachers needs only the mean of their distributions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Figures of the probes: nearest neighbours, the suite (EsViT, Fig. 5), accuracy against throughput (Fig. 1)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

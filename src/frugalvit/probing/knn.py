@@ -3,8 +3,6 @@
 ``frugalvit probe knn`` and the online k-NN of pre-training call it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -15,8 +15,6 @@ Why it is fast:
   diagonal: the bound of Böhning (1992) with the mean h of p(1 - p) measured at the current point.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -7,8 +7,6 @@ images and the test images are scored once. If the validation images come from t
 classifier is trained again with them.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable, Sequence

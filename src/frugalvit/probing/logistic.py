@@ -5,8 +5,6 @@ plus λ/2 |W|², without a penalty of the bias. Three and more classes: softmax 
 output, as in scikit-learn. Several labels per image (VOC2007): one logistic output per class, all with the same λ.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 Every metric takes tensors on any device and returns a float in [0, 100].
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from typing import Literal

@@ -3,8 +3,6 @@
 A probe is a function from ``ProbeInputs`` to ``ProbeScores``; ``run_probe`` makes a command of it.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """PROBES: one line per probe of ``frugalvit probe``. Nothing here imports torch."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -5,8 +5,6 @@ train + val, the dataset's own metric on the test split. Every dataset and model
 resumes, and a changed model or dataset is computed again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Check and convert features and labels: tensors, numpy arrays or lists."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

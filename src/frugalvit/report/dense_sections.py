@@ -5,8 +5,6 @@ They read transfer_report.json: {"curves": {"box": {"IoU 0.50": [101 precisions]
 Every part is optional.
 """
 
-from __future__ import annotations
-
 from html import escape
 from typing import Any
 

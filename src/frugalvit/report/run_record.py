@@ -1,7 +1,5 @@
 """Read the files of a run folder for its page. Every file is optional."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -3,8 +3,6 @@
 All texts from files (classes, names, options) pass through ``escape``.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import itertools

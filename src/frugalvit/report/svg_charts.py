@@ -3,8 +3,6 @@
 Colours come from the page's CSS, for light, dark and print.
 """
 
-from __future__ import annotations
-
 import html
 import itertools
 import json

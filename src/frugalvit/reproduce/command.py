@@ -1,7 +1,5 @@
 """``frugalvit reproduce TABLE``: run a table of docs/RESULTS.md again; finished runs are not repeated."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path

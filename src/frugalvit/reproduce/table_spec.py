@@ -1,7 +1,5 @@
 """The specification of a table: a YAML file in the repository's ``benchmarks/tables/``, or anywhere else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

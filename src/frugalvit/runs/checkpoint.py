@@ -1,7 +1,5 @@
 """Checkpoints of a run: save atomically, verify, load. Nothing in a file is executed."""
 
-from __future__ import annotations
-
 import zipfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Record which images a run used and skipped (data.json)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 

@@ -10,8 +10,6 @@ summary.json      the final result
 report.html       one page to read
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import shutil

@@ -1,7 +1,5 @@
 """An open run folder: configuration, metrics, checkpoints, tables. Everything a run knows is in its files."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import errno

@@ -4,8 +4,6 @@ A tracker takes numbers (``log``), pictures (``image``) and tables (``table``), 
 stores the run's identity at each service, so that a resumed run continues there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Files of the repository that the wheel leaves out: the baselines and tables in ``benchmarks/``."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Atomic writes, folder locks, and folders that appear only when they are complete."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

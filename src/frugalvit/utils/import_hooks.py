@@ -1,7 +1,5 @@
 """Run a function right after a module is first imported."""
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.util
 import sys

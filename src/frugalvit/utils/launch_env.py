@@ -3,8 +3,6 @@
 Nothing here imports torch, so that a command that is not needed on a rank ends at once.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -4,8 +4,6 @@ Series have colours close to Okabe and Ito's, with neighbours of different light
 Heat maps use viridis, whose lightness rises evenly.
 """
 
-from __future__ import annotations
-
 SERIES = ("#0072b2", "#e06500", "#009e73", "#7a3b78", "#3a9bd9", "#222222", "#b58900", "#888888")
 SERIES_ON_DARK = ("#56a8e0", "#ff8a3d", "#2fc49b", "#c58bd0", "#a9dcff", "#f0f0f0", "#e6c34d", "#8f959d")
 DASHES = ((), (6, 3), (2, 2.5), (8, 3, 2, 3), (4, 2), (1, 2), (10, 4), (6, 2, 1, 2, 1, 2))

@@ -1,7 +1,5 @@
 """Matplotlib style of our figures, and saving them."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator

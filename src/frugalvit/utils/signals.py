@@ -4,8 +4,6 @@ An import that Ctrl-C interrupts may raise another error ("module has no attribu
 while the first is handled. Neither should print a traceback.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

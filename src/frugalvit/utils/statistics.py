@@ -1,7 +1,5 @@
 """Means, deviations and paired differences over seeds."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Cores and memory that this process may use, within the limits of containers, SLURM and other ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

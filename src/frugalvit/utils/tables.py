@@ -1,7 +1,5 @@
 """The result of a command: JSON data, tables, and their Markdown, CSV and LaTeX."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Format counts and lists for messages."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 _PLURALS = {"category": "categories", "class": "classes", "exact copy": "exact copies"}

@@ -1,7 +1,5 @@
 """TRITON_AVAILABLE: PyTorch for CUDA on Linux brings Triton. FRUGALVIT_KERNELS=0 turns our kernels off."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 

@@ -1,7 +1,5 @@
 """Every network of ours: timm's interface, GridModel, any size, compile and export."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

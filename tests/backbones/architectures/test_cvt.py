@@ -1,7 +1,5 @@
 """CvT-13 gives the released numbers; its norm and attention equal their formulas."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

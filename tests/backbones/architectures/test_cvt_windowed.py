@@ -1,7 +1,5 @@
 """Windowed CvT gives the released numbers; its attention equals loops over positions."""
 
-from __future__ import annotations
-
 import pytest
 import timm
 import torch

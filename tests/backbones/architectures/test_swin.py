@@ -1,7 +1,5 @@
 """Our Swin equals the released numbers, timm's Swin, and attention written as loops."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

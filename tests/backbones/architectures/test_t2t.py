@@ -1,7 +1,5 @@
 """T2T-ViT-14 gives the released numbers; performer and positions equal their formulas."""
 
-from __future__ import annotations
-
 import math
 import zlib
 

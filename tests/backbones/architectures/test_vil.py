@@ -1,7 +1,5 @@
 """ViL gives the released numbers; its sparse attention equals loops over tokens, at every size."""
 
-from __future__ import annotations
-
 import pytest
 import timm
 import torch

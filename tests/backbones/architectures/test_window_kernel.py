@@ -1,7 +1,5 @@
 """The window kernels equal plain torch: interpreted on the CPU in full precision, and on a GPU."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Relative biases: our gradient equals that of plain indexing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Every released format, made from small random models, loads exactly."""
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A model folder loads with timm and with us, and computes the same."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

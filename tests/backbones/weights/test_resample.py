@@ -1,7 +1,5 @@
 """Weights of another image size, window, patch size or number of channels are resampled."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A weight file is read, or refused with a reason; code in it never runs."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

@@ -1,7 +1,5 @@
 """Batched colour and affine operations against torchvision and PIL."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Crops against torchvision's functional, and the distribution of boxes against RandomResizedCrop."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Mixup and cutmix against loops and timm's distributions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

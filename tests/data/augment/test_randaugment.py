@@ -1,7 +1,5 @@
 """Colour jitter, RandAugment and erasing against timm and torchvision."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

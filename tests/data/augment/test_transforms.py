@@ -1,7 +1,5 @@
 """Transforms from cached images to network inputs: training, multi-crop and evaluation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Building the store: decoding, the cached size, unreadable images, and the location."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

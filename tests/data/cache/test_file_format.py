@@ -1,7 +1,5 @@
 """The cache file: read again, rebuilt if damaged, shared by processes, nothing left by a killed writer."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Images decoded on demand: the same as cached ones, by workers that may die."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

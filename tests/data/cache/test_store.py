@@ -1,7 +1,5 @@
 """Stores: shared by the runs of a process; the same batches at every location, whatever is unreadable."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any

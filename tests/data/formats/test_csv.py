@@ -1,7 +1,5 @@
 """Tables of paths and labels: splits, classes, notes and error messages."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

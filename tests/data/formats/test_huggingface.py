@@ -1,7 +1,5 @@
 """Hugging Face datasets: saved folders, Parquet files, and errors without a network."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """UCF101's videos in their real layout: the middle frame, resuming, and error messages."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

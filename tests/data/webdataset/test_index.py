@@ -1,7 +1,5 @@
 """An index of a stranger is read with care."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

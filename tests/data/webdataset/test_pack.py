@@ -1,7 +1,5 @@
 """``frugalvit data pack``: the same data as shards, with decoded images that training uses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Remote files: broken connections, the cache of shards, commands, drivers."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Shards read at random: splits, labels, damage named, and nothing escapes its folder."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The order of a stream is a function of (seed, epoch, reader); positions hold whatever is damaged."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

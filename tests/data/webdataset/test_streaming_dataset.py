@@ -1,7 +1,5 @@
 """Shards to stream: when, what is known of them, and which are held out for validation."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Streamed batches: resumable, shared by processes without repeats, unreadable images named."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Members of tar files: where tarfile finds them, damage named, hostile headers bounded."""
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 

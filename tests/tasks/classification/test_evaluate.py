@@ -1,7 +1,5 @@
 """``frugalvit eval``: scores of a classifier on labelled images; classes match by name."""
 
-from __future__ import annotations
-
 import csv
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Scores while training equal those of the probes, which are tested against scikit-learn."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """``frugalvit train`` end to end on a few images."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import io

@@ -1,7 +1,5 @@
 """Folders with boxes or masks are recognized, and the command that trains on them is proposed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

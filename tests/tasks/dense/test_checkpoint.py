@@ -1,7 +1,5 @@
 """Save and load trained segmenters and detectors."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """detect train and segment train: tiny runs from data to report."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

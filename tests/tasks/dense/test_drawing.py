@@ -1,7 +1,5 @@
 """Drawings: names are readable, and every colour is in the legend."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """detect eval and segment eval: scores, categories, unreadable images."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from html import escape

@@ -1,7 +1,5 @@
 """Training on a GPU in half precision; scores agree with the CPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Networks with one channel train, score and predict on grey images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

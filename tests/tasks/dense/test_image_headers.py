@@ -1,7 +1,5 @@
 """Image sizes, unreadable files and splits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Detectors and segmenters with non-finite outputs."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

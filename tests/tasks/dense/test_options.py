@@ -1,7 +1,5 @@
 """Options and recipes of detection and segmentation, and errors in them."""
 
-from __future__ import annotations
-
 from argparse import SUPPRESS
 from pathlib import Path
 from typing import Any

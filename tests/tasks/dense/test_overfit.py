@@ -1,7 +1,5 @@
 """Detectors and segmenters can overfit eight images."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """detect predict and segment predict: what they write, and that they overwrite nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """fv.load_detector and fv.load_segmenter agree with the commands."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pyramids of any backbone: shapes, strides and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The last evaluation of a run is not repeated for its final scores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

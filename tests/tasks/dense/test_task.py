@@ -1,7 +1,5 @@
 """Batch norms, schedules and best weights of detection and segmentation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two processes with half the batch each equal one process."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Unreadable images: weights and scores do not depend on where images are cached."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

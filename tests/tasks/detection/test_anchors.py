@@ -1,7 +1,5 @@
 """Anchors cover small and large objects on any backbone and input size."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict

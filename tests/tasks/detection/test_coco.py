@@ -1,7 +1,5 @@
 """COCO files: odd entries are handled, and every mistake is a one-line error."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

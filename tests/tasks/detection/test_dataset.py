@@ -1,7 +1,5 @@
 """Batches of a detector equal those of a slow oracle, image by image, with any cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The registry of detector heads: ``--head`` takes its choices from it, and docs/extending.md adds one."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any, get_args

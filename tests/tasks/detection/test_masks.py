@@ -1,7 +1,5 @@
 """Masks are cropped and pasted exactly where their boxes are."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

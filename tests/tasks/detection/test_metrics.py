@@ -1,7 +1,5 @@
 """Scores against other people's counting and by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Detectors: shapes, gradients, the cascade, anchors and crops."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

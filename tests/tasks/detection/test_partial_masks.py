@@ -1,7 +1,5 @@
 """Detectors on data where only some objects have a mask."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Batched RPN and RoI heads equal torchvision's bit for bit, random numbers included."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The detections of an image do not depend on the other images of its batch."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Health metrics: both collapses are reported, a healthy run is not, and the effective rank is right."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """--continue keeps everything of the other run, and new parts start from scratch."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The images that k-NN evaluates in pre-training, their name, and whether they choose the best weights."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``frugalvit pretrain`` end to end on a few images: learning, health, collapse."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The table of classes in a segmenter's report."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layouts of images and masks, their labels, and one-line errors."""
 
-from __future__ import annotations
-
 import json
 import struct
 import zlib

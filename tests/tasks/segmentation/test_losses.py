@@ -1,7 +1,5 @@
 """Losses of a segmenter's two heads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

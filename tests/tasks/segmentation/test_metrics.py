@@ -1,7 +1,5 @@
 """IoU and accuracy of pixels, by hand and against torchmetrics."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

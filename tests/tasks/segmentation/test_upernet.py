@@ -1,7 +1,5 @@
 """UperNet and its loss, training crops, sliding windows, multi-scale testing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

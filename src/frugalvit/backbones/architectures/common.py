@@ -4,8 +4,6 @@ A network defines its embeddings and blocks (:meth:`StagedModel.stage_parts`) an
 (:meth:`StagedModel.to_grid`). :class:`StagedModel` derives the rest of ``GridModel`` and of a timm model from these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -11,8 +11,6 @@ Wu et al., "CvT: Introducing Convolutions to Vision Transformers" (2021), in the
 19.94 M parameters with 1,000 classes. Inputs of any size, square or not.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

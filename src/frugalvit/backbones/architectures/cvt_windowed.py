@@ -16,8 +16,6 @@ without padding and masks the padding in attention. ``padding="zeros"`` is the r
 the convolution and attended to like positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

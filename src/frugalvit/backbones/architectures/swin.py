@@ -6,8 +6,6 @@ takes every crop size without rebuilding masks in each call. Parameter names are
 sizes that windows divide both compute the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, cast

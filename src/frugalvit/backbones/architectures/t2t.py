@@ -10,8 +10,6 @@ Yuan et al., "Tokens-to-Token ViT" (2021), in the shape of the Drloc experiments
 21.55 M parameters with 1,000 classes. The grid is the final tokens after the last norm; ``pooled`` is the class token.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 

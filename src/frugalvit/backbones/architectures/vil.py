@@ -17,8 +17,6 @@ offsets; released weights were trained with it on 96 px crops.
 The released training attends to one random neighbour window per step; here it is always all eight.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -9,8 +9,6 @@ Two kinds of padding (released EsViT pads before it shifts, timm shifts before i
             window has exactly its tokens, and masking the regions gives the same attention with less work.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Fit a file's tensors to a network: take them unchanged, resample them to another size, or leave them out."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field

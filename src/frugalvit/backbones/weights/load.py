@@ -1,7 +1,5 @@
 """Load weights into a backbone: our files and every released format, recognized by content, fitted to its size."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field

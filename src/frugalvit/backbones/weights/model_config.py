@@ -1,7 +1,5 @@
 """config.json of a model folder: write it, and read the network that the folder's weights belong to."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

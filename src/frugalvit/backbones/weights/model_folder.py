@@ -4,8 +4,6 @@
 Besides timm's fields, ``config.json`` has a section "frugalvit" that describes the backbone and its training.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ A table of relative biases has one value per head for every offset (dy, dx) betw
 embedding one vector per token. Both are treated as images: another window or image size is a resized image.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ and plain containers it allows the harmless classes in released checkpoints: arg
 of yacs' CfgNode and of NumPy's scalars and their types. Everything else is refused with its name.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import struct

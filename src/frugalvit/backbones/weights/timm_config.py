@@ -6,8 +6,6 @@ names our network, and the receiver also needs ``import frugalvit``. Networks wi
 loader resamples their tables of relative positions as if the windows were square.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

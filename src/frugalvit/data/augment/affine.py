@@ -7,8 +7,6 @@ An affine map is six numbers (a, b, c, d, e, f) that take an output pixel to the
 in pixels from the image's centre. Shears and translations keep PIL's convention: they act from the top left corner.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

@@ -7,8 +7,6 @@ Colour needs three channels: with another number, ``saturation``, ``hue`` and ``
 ``contrast`` uses the mean over all channels.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -12,8 +12,6 @@ Boxes are in pixels of the ORIGINAL image. A cached image may have another size 
 different scales, and the geometry stays exact.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal, NamedTuple
 

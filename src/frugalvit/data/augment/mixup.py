@@ -9,8 +9,6 @@ The partner of image i is its neighbour j = i^1. So any even slice of a batch mi
 with half a batch each compute the same as one. In an odd batch the partner of the last image is the first.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

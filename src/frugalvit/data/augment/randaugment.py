@@ -6,8 +6,6 @@ and choice per image are exactly as if every image were alone, with a few dozen 
 call per image. The CPU makes the choices, so the sizes of the groups are known without waiting for the device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

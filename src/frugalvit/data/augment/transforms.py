@@ -5,8 +5,6 @@ images, sizes and those numbers; calling the transform draws them first. The ope
 and ``crop_resize``; ``policies`` decides which image gets which.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol

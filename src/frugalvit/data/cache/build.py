@@ -5,8 +5,6 @@ images by name. The batches of a run do not depend on the location. Images that 
 named by the dataset's fingerprint: later runs on unchanged data read it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -5,8 +5,6 @@
 The file is written under another name and renamed when it is complete, so a killed writer leaves nothing that is read.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

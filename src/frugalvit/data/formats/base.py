@@ -1,7 +1,5 @@
 """What every dataset format has: a test whether a path has this format, and a function that opens it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables of paths and labels: CSV, TSV, JSONL, or a list of "path label" lines."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

@@ -3,8 +3,6 @@
 The optional ``datasets`` package is imported only here. It never runs code that comes with a dataset.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import sys

@@ -1,7 +1,5 @@
 """Datasets with a name: torchvision downloads and reads them, or the user copies the files."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import os

@@ -3,8 +3,6 @@
 This module does not import torch, so that ``frugalvit list datasets`` is fast.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from dataclasses import dataclass, field
 from fnmatch import fnmatch

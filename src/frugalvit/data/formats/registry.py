@@ -1,7 +1,5 @@
 """The dataset formats that ``open_data`` reads. A new format is one file in this folder and one line here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from frugalvit.data.formats import csv as table

@@ -4,8 +4,6 @@ Reads the official ``UCF-101/CLASS/CLIP.avi`` and ``ucfTrainTestlist/{train,test
 ``ucf101/{train,test}/CLASS/CLIP.jpg``, which the named dataset ucf101 reads.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path

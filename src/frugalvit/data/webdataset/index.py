@@ -3,8 +3,6 @@
 An index may come from a stranger, so everything in it is checked.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

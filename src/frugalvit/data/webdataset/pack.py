@@ -3,8 +3,6 @@
 An index and the decoded images are written beside the shards, so that training on OUT starts at once.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

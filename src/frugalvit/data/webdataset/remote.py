@@ -5,8 +5,6 @@ may come from a stranger, so the environment must allow it first. It runs withou
 ``pipe:sh -c '…'``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import io

@@ -4,8 +4,6 @@ Here shards are indexed by their headers and read at random, like files; remote 
 fetched into the cache first. ``streaming_dataset.py`` streams them instead.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

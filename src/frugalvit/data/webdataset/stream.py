@@ -1,7 +1,5 @@
 """Streams shards that no machine can hold: shuffled, divided among readers, and resumed by position."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from typing import IO, NamedTuple, TypeVar

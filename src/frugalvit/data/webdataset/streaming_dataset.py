@@ -5,8 +5,6 @@ train   streamed; counts and labels come from the index that ``frugalvit data pa
 val     full shards: those of the index or the folder, or some of train; fetched once and indexed
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

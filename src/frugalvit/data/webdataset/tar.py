@@ -4,8 +4,6 @@ Python's tarfile parses the headers, but takes a damaged header for the end of t
 is ever extracted, so a member called ``../../etc/passwd`` is only a name.
 """
 
-from __future__ import annotations
-
 import tarfile as tar
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``frugalvit eval``: accuracy of a classifier on labelled images, and its most frequent confusions."""
 
-from __future__ import annotations
-
 import csv
 import io
 import time

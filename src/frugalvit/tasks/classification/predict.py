@@ -1,7 +1,5 @@
 """``frugalvit predict``: classify images with a trained model, its class names and its preprocessing."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

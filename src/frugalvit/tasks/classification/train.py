@@ -1,7 +1,5 @@
 """``frugalvit train``: from images with labels to a classifier, a report and a model folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Does a folder hold boxes or masks? For commands that expect classes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

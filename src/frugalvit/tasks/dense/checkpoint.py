@@ -1,7 +1,5 @@
 """Save and load trained detectors and segmenters (transfer.safetensors and transfer.json)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Draw boxes, masks and classes over images."""
 
-from __future__ import annotations
-
 import colorsys
 from collections.abc import Iterable, Sequence
 from pathlib import Path

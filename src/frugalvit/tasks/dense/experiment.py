@@ -1,7 +1,5 @@
 """The training run that detection and segmentation share."""
 
-from __future__ import annotations
-
 import statistics
 from abc import abstractmethod
 from collections.abc import Sequence

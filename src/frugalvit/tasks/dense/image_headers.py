@@ -1,7 +1,5 @@
 """The images of a detection or segmentation dataset: folder, sizes, unreadable files, splits."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Device, output folder and output names of ``eval`` and ``predict``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path

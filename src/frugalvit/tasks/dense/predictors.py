@@ -1,7 +1,5 @@
 """Load trained detectors and segmenters in Python: images -> objects, or a class for every pixel."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

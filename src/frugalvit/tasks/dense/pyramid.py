@@ -5,8 +5,6 @@ and segmentation. The single map of a plain ViT becomes four (Li et al. 2022, "E
 backbones for object detection", §3): upsampled four times and twice by transposed convolutions, unchanged, and halved.
 """
 
-from __future__ import annotations
-
 import math
 from collections import OrderedDict
 

@@ -6,8 +6,6 @@ head, and the class scores are the mean of all three. One mask head trains on th
 for the final boxes.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

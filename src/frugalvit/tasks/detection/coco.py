@@ -11,8 +11,6 @@
 | unreadable images | left out with their objects, named |
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The part of the COCO format that detection reads, and how a file is checked against it."""
 
-from __future__ import annotations
-
 import codecs
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired

@@ -1,7 +1,5 @@
 """``frugalvit detect train | eval | predict``."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import asdict, replace

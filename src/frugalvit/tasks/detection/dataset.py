@@ -4,8 +4,6 @@ Masks are rasterized once and cached as bits. A step goes to the device in four 
 other copy waits for all work that is queued there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 A new head is one file with a subclass of :class:`DetectorHead` and one line in ``DETECTOR_HEADS`` of config/dense.py.
 """
 
-from __future__ import annotations
-
 import importlib
 from abc import ABC, abstractmethod
 

@@ -4,8 +4,6 @@ Scores and offsets become float32 before boxes are computed: bfloat16 resolves a
 pixels only.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The second stage of Mask R-CNN (He et al. 2017): one box head and one mask head."""
 
-from __future__ import annotations
-
 from torch import nn
 from torchvision.models.detection.faster_rcnn import TwoMLPHead
 

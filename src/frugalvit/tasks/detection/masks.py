@@ -5,8 +5,6 @@ centre of a target, which shifts it by half a pixel, and rounds box corners when
 pixels wider than their boxes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

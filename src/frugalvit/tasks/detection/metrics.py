@@ -1,7 +1,5 @@
 """COCO's average precision of detections, and their F1 per image for reports."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Sequence

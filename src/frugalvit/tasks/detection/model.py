@@ -3,8 +3,6 @@
 Images arrive resized and normalized (dataset.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ numbers equal torchvision's bit for bit on a CPU (the tests compare both), excep
 are off by half a pixel (masks.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

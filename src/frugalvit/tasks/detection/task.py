@@ -1,7 +1,5 @@
 """DetectionTask: batches, losses and COCO scores of a detector."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

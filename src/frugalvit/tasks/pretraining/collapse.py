@@ -8,8 +8,6 @@ On small data most label-free runs fail silently. Two collapses have clear signs
 Views and regions have separate heads, so each level can collapse alone.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping

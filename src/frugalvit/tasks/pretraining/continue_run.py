@@ -4,8 +4,6 @@ EsViT §2.2: "load a checkpoint trained by L_V only, and add L_R for continual p
 loses the optimizer's state there; here the state is mapped by the names of the parameters.
 """
 
-from __future__ import annotations
-
 from operator import attrgetter
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The student sees every crop, the teacher only the global crops. Drloc on the student's global grids can be a third loss.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """``frugalvit pretrain``: from images without labels to a backbone."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

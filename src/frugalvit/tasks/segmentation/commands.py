@@ -1,7 +1,5 @@
 """``frugalvit segment train | eval | predict``."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

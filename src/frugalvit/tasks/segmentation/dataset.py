@@ -9,8 +9,6 @@ ignored ones: 255 always, and one more (``--ignore-index``). "auto" ignores a cl
 folder has that name, or contains <split>annot/) and 0 in ADE20K ("reduce zero label").
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Map the labels of a dataset to the classes of a trained segmenter, by their names."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """SegmentationTask: training crops, losses and IoU of a segmenter."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -9,8 +9,6 @@ Norms are over groups of channels: batches of two images are too small for batch
 the batch each give the same result as one process.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
