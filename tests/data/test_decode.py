@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps, features
 
-from frugalvit.data.decode import UnreadableImage, decode, read_header
+from frugalvit.data.decode import decode, read_header
+from frugalvit.data.unreadable import UnreadableImage
 
 random = np.random.default_rng(0)
 COLOUR = random.integers(0, 256, (12, 20, 3), dtype=np.uint8)

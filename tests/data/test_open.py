@@ -11,9 +11,9 @@ from PIL import Image
 
 from frugalvit.cli.main import main
 from frugalvit.data import check_trainable, image_size, open_data
-from frugalvit.data.decode import UnreadableImage
 from frugalvit.data.image_size import median_side
 from frugalvit.data.open import classes_in_shards
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.streaming_dataset import open_stream
 from frugalvit.errors import UserError

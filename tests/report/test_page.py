@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from frugalvit.data.decode import UnreadableImage
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.report import page
 from frugalvit.report.run_record import read_run

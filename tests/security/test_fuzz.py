@@ -29,7 +29,8 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data import open_data
 from frugalvit.data.cache import file_format
-from frugalvit.data.decode import UnreadableImage, decode
+from frugalvit.data.decode import decode
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.errors import UserError
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frugalvit.data.decode import UnreadableImage
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.visualization import model_views
 from frugalvit.visualization.grid import Regions

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from frugalvit.data.decode import Header, UnreadableImage, decode, read_header
+from frugalvit.data.decode import Header, decode, read_header
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import pluralize
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageChops
 
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 
 MAX_MEGAPIXELS = 200.0
@@ -36,17 +37,6 @@ _ORIENTATION = 0x0112
 _DARK = 32  # of 255: the brightest pixel of a set of photographs is far above it
 _TRUNCATED_TEXTS = ("truncated", "unexpected end", "not enough", "no more images")
 _TRUNCATED = "truncated: the file ends before the {} does"
-
-
-class UnreadableImage(UserError):
-    """An image that cannot be used: its ``name`` and the ``reason``."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name}: {reason}")
-        self.name, self.reason = name, reason
-
-    def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
-        return UnreadableImage, (self.name, self.reason)  # so that it can be sent to another process
 
 
 class Header(NamedTuple):

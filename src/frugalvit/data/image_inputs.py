@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from frugalvit.data.decode import UnreadableImage, decode
+from frugalvit.data.decode import decode
 from frugalvit.data.formats.folder import list_images, permission_error
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.text import truncate_list

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import UnreadableImage
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 
 _MORE = 1000  # headers to read if the sample has no readable image

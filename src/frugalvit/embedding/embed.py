@@ -13,8 +13,9 @@ from torch import Tensor
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import DatasetSplits, join, open_data
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import UnreadableImage, decode
+from frugalvit.data.decode import decode
 from frugalvit.data.splits import add_missing_splits
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.embedding import curate
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet

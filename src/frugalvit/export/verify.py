@@ -46,8 +46,9 @@ def check_images(model: ReadyModel, images: str | None, settings: Mapping[str, A
 def read_images(data: str, **options: Any) -> list[Any]:
     """Read the first readable images of a file, a folder or a dataset; ``options`` go to ``open_data``."""
     from frugalvit.data import open_data
-    from frugalvit.data.decode import UnreadableImage, decode
+    from frugalvit.data.decode import decode
     from frugalvit.data.formats.registry import find_format
+    from frugalvit.data.unreadable import UnreadableImage
 
     if Path(data).is_file() and find_format(data) is None:
         return [decode(data)]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional
 
 from frugalvit.data.augment.transforms import EvalTransform
-from frugalvit.data.decode import UnreadableImage
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.visualization.grid import Regions

@@ -18,8 +18,8 @@ from frugalvit.data.cache import build
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.on_demand import Decoder, OnDemandStore
 from frugalvit.data.dataset import ArrayExamples, FileExamples
-from frugalvit.data.decode import UnreadableImage
 from frugalvit.data.loader import Batches, eval_batches
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 from helpers.image_cache import store_of, write_images
 from helpers.shards import streaming_batches, write_numbered

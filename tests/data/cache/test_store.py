@@ -16,9 +16,10 @@ from frugalvit.data import open_data
 from frugalvit.data.augment.transforms import EvalTransform, TrainAugment
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.on_demand import OnDemandStore
-from frugalvit.data.cache.store import CachedStore, SharedStores, substitute_rows, substitutes
+from frugalvit.data.cache.store import CachedStore, SharedStores
 from frugalvit.data.dataset import ArrayExamples, FileExamples
 from frugalvit.data.loader import Batches, eval_batches
+from frugalvit.data.unreadable import substitute_rows, substitutes
 from frugalvit.data.webdataset.pack import pack
 
 LOCATIONS = ("ram", "disk", "device", "off")

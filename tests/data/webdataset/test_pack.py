@@ -16,7 +16,7 @@ from frugalvit.data.cache import build
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.dataset import ArrayExamples, DatasetSplits, ImageDataset
-from frugalvit.data.decode import UnreadableImage
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.data.webdataset.index import parse_index
 from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.shards import ShardExamples

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor, multiprocessing  # torch's sends tensors through shared memory
 
-from frugalvit.data.cache.store import Fetched, Fetcher, ImageStore, Order, check_unreadable, substitutes
+from frugalvit.data.cache.store import Fetched, Fetcher, ImageStore, Order
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import UnreadableImage, resize_to
+from frugalvit.data.decode import resize_to
+from frugalvit.data.unreadable import UnreadableImage, check_unreadable, substitutes
 from frugalvit.errors import GUARD, UserError
 from frugalvit.utils import console
 

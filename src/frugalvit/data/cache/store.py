@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from frugalvit.data.rng import to_device_packed
-from frugalvit.errors import UserError
+from frugalvit.data.unreadable import substitute_rows
 
 Order = Callable[[int], Tensor]
 """Step -> indices (B,) of the images that the step needs."""
@@ -181,44 +181,6 @@ class PrefetchingFetcher(CachedFetcher):
 
     def _gather_step(self, step: int) -> Tensor:
         return self.store.gather(self.store.rows[self.order(step)])
-
-
-def check_unreadable(unreadable: list[tuple[str, str]], limit: int, count: int) -> None:
-    """Raise ``UserError`` if more than ``limit`` of ``count`` images are unreadable."""
-    if len(unreadable) > limit:
-        examples = "; ".join(f"{name}: {reason}" for name, reason in unreadable[:3])
-        raise UserError(
-            f"{len(unreadable)} of {count} images cannot be read, more than --cache.max-bad allows: {examples}. "
-            "Fix or remove them ('frugalvit data' lists them all)."
-        )
-
-
-def substitutes(index: int, count: int, labels: np.ndarray | None) -> Iterator[int]:
-    """Yield an image's index, then its substitutes: the next of its class, cyclically, then the next of all."""
-    yield index
-    if labels is not None:
-        same = np.flatnonzero(labels == labels[index])
-        position = int(np.searchsorted(same, index))
-        yield from same[position + 1 :].tolist()
-        yield from same[:position].tolist()
-    for distance in range(1, count):
-        other = (index + distance) % count
-        if labels is None or labels[other] != labels[index]:
-            yield other
-
-
-def substitute_rows(readable: np.ndarray, count: int, labels: np.ndarray | None) -> np.ndarray:
-    """For each of ``count`` indices, the position in ``readable`` (ascending) of its image or its first substitute."""
-    rows = np.searchsorted(readable, np.arange(count)) % len(readable)
-    missing = np.setdiff1d(np.arange(count), readable, assume_unique=True)
-    if labels is None or not len(missing):
-        return rows
-    for label in np.unique(labels[missing]):
-        same = np.flatnonzero(labels[readable] == label)
-        if len(same):
-            of_class = missing[labels[missing] == label]
-            rows[of_class] = same[np.searchsorted(readable[same], of_class) % len(same)]
-    return rows
 
 
 class SharedStores:

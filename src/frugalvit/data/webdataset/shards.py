@@ -14,10 +14,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
-from frugalvit.data.decode import EXTENSIONS, UnreadableImage
+from frugalvit.data.decode import EXTENSIONS
 from frugalvit.data.formats.csv import LABEL_COLUMNS, class_list
 from frugalvit.data.formats.folder import SPLIT_NAMES, open_root, unknown_classes
 from frugalvit.data.paths import local
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.data.webdataset.index import INDEX, PackedImages, PackedIndex, PackedShard, read_index
 from frugalvit.data.webdataset.remote import fetch, is_pipe, is_remote, without_query
 from frugalvit.data.webdataset.tar import BadShard, Member, list_members

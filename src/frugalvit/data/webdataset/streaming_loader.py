@@ -21,9 +21,10 @@ from torch import Tensor, multiprocessing  # torch's sends tensors through share
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import Augment
 from frugalvit.data.cache.on_demand import may_start_processes, start_worker, worker_died_error
-from frugalvit.data.decode import UnreadableImage, decode, resize_to
+from frugalvit.data.decode import decode, resize_to
 from frugalvit.data.loader import Batch, BatchSource, check_batch
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.data.webdataset.stream import ShardStream, StreamSample, damage_message
 from frugalvit.errors import UserError
 from frugalvit.utils import console

@@ -8,8 +8,9 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
-from frugalvit.data.decode import UnreadableImage, known_formats, read_header
+from frugalvit.data.decode import known_formats, read_header
 from frugalvit.data.splits import hold_out_files
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import SkippedFile
 from frugalvit.utils import console

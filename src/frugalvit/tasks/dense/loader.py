@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from frugalvit.data.cache.build import memory_share
-from frugalvit.data.cache.store import substitutes
-from frugalvit.data.decode import UnreadableImage, decode, read_header
+from frugalvit.data.decode import decode, read_header
 from frugalvit.data.rng import generator_for, uniform
+from frugalvit.data.unreadable import UnreadableImage, substitutes
 from frugalvit.errors import UserError
 from frugalvit.tasks.dense.image_headers import check_bad, warn_unreadable
 from frugalvit.utils import console
