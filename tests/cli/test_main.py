@@ -48,7 +48,7 @@ def test_help_costs_a_fraction_of_importing_torch(monkeypatch: pytest.MonkeyPatc
 def test_training_does_not_import_slow_modules() -> None:
     """Both take seconds: Fabric would import the first, a mark for CUDA graphs the second."""
     code = (
-        "import sys, frugalvit.tasks.dense.experiment, frugalvit.engine.step\n"
+        "import sys, frugalvit.tasks.dense.commands, frugalvit.engine.step\n"
         "assert not {'torchmetrics', 'torch._inductor.cudagraph_trees'} & set(sys.modules)\n"
         "from importlib.util import find_spec; assert find_spec('torchmetrics'), 'the test needs it installed'"
     )

@@ -26,7 +26,7 @@ from frugalvit.experiment import builders, resume
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification import train
-from frugalvit.tasks.dense import experiment as running
+from frugalvit.tasks.dense import commands as running
 from frugalvit.tasks.dense import loader
 from frugalvit.tasks.detection.commands import DetectExperiment
 from frugalvit.utils import system

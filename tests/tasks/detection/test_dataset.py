@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from frugalvit import create_backbone
 from frugalvit.data.rng import generator_for, uniform
 from frugalvit.tasks.dense import loader
-from frugalvit.tasks.dense.experiment import open_pictures
+from frugalvit.tasks.dense.commands import open_pictures
 from frugalvit.tasks.dense.loader import StepLoader
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection.coco import masks_of, open_coco
@@ -23,7 +23,6 @@ from frugalvit.tasks.detection.dataset import (
     Objects,
     View,
     make_targets,
-    stack_images,
     unpack_bits,
     unpack_on_device,
 )
@@ -179,18 +178,6 @@ def test_batches_of_real_objects_equal_the_oracle(data_root: Path) -> None:
     dataset = DetectionDataset(items, data, open_pictures(items, "ram"), True)
     task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=3)
     assert all(is_equal(task.batch_at(step), one_by_one(task, dataset, step, 3)) for step in range(4))
-
-
-def test_evaluation_resizes_images_as_training_does(shapes: Path) -> None:
-    data, task = open_coco(str(shapes)), task_of(False)
-    pictures = open_pictures(data.splits["train"], "ram")
-    read = [pictures.read(place) for place in range(3)]
-    sizes = [task.view.fit(50, 50, 80)] * 3
-    seen = stack_images(read, sizes, [False] * 3, task.mean, task.std)
-    for image, pixels in zip(seen, read, strict=True):
-        alone = F.interpolate(pixels[None].float() / 255, size=(80, 80), mode="bilinear", antialias=True)
-        assert torch.equal(image[:, :80, :80], task.normalize(alone)[0])
-        assert not image[:, 80:].any() and not image[:, :, 80:].any()
 
 
 @given(st.integers(0, 4), st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32 - 1))

@@ -194,11 +194,6 @@ def test_settings_are_those_of_torchvision() -> None:
     )
 
 
-def test_training_uses_the_eleven_sizes_of_the_papers() -> None:
-    view = View(800)
-    assert [view.side_for((place + 0.5) / 11) for place in range(11)] == list(range(480, 801, 32))
-
-
 @given(
     height=st.integers(20, 900), width=st.integers(20, 900), number=st.floats(0, 1, exclude_max=True)
 )  # fmt: skip

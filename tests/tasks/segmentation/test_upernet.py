@@ -11,17 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from torch.nn import functional as F
 from torchvision.transforms.functional import adjust_contrast
 
 from frugalvit import create_backbone
 from frugalvit.config.dense import TestConfig
 from frugalvit.data.rng import generator_for, uniform
-from frugalvit.tasks.dense import loader
-from frugalvit.tasks.dense.experiment import open_pictures
+from frugalvit.tasks.dense.commands import open_pictures
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader
-from frugalvit.tasks.dense.predict_io import single_device_fabric
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.segmentation import task as segment_task
 from frugalvit.tasks.segmentation import upernet as model
@@ -60,6 +57,25 @@ def test_every_parameter_has_a_gradient() -> None:
     sum(losses.values()).backward()
     assert [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None] == []
     assert set(segmenter(auxiliary=0).losses(images, labels)) == {"loss_main"}
+
+
+@pytest.mark.parametrize("auxiliary", [0.4, 0.1])
+def test_the_auxiliary_logits_are_aligned_with_the_image(auxiliary: float) -> None:
+    """On the second coarsest map; confident wrong logits cost 40 per pixel."""
+    net: Any = segmenter(2, auxiliary)
+    widths: list[int] = []
+
+    def halves(grid: torch.Tensor) -> torch.Tensor:
+        """Return class 0 in the left half of the map, class 1 in the right half."""
+        widths.append(grid.shape[3])
+        right = torch.arange(grid.shape[3]) >= grid.shape[3] // 2
+        return 40.0 * torch.stack([~right, right]).float()[None, :, None].expand(len(grid), 2, grid.shape[2], -1)
+
+    net.helper.forward = halves
+    labels = (torch.arange(64) >= 32).long().expand(1, 64, 64)
+    correct, wrong = (net.losses(torch.rand(1, 3, 64, 64), part)["loss_auxiliary"] for part in (labels, 1 - labels))
+    assert widths == [round(64 / net.pyramid.strides[-2])] * 2
+    assert correct < auxiliary * 1.0 and wrong == pytest.approx(auxiliary * 40.0, rel=0.1)
 
 
 class PixelPositions(torch.nn.Module):
@@ -277,12 +293,6 @@ def test_crops_filled_by_one_class_are_drawn_again() -> None:
     assert shares[0.75] > 90 > shares[1.0]
 
 
-def test_a_largest_share_of_one_takes_the_first_crop() -> None:
-    numbers = np.random.default_rng(0).random(COLUMNS).tolist()
-    crop = choose_crop(torch.zeros(64, 64, dtype=torch.uint8), 32, (2.0, 2.0), 1.0, numbers)
-    assert (crop.top, crop.left) == (int(numbers[2] * 33), int(numbers[3] * 33))
-
-
 def test_distortion_changes_colours_within_range() -> None:
     images, whole = torch.rand(8, 3, 6, 6), torch.ones(8, 1, 6, 6)
     none = torch.ones(8, 8, dtype=torch.float64) * 0.9
@@ -304,18 +314,6 @@ def test_contrast_equals_torchvision_without_the_padding() -> None:
     half = torch.tensor([[0.9, 0.5, 0.1, 0.0, 0.9, 0.5, 0.9, 0.5]], dtype=torch.float64)
     found = distort(padded, half, inside)[..., :4, :5]
     torch.testing.assert_close(found, adjust_contrast(picture, 0.5), atol=1e-5, rtol=0)
-
-
-def test_images_with_only_ignored_pixels_have_no_share(tmp_path: Path) -> None:
-    root = make_scenes(tmp_path / "shapes", train=1, val=3, side=40)
-    Image.fromarray(np.full((40, 40), IGNORED, np.uint8)).save(root / "masks" / "val" / "1.png")
-    data = open_scenes(str(root))
-    scenes = data.splits["val"]
-    task = SegmentationTask(segmenter(), 32)
-    task.fabric, task.eval_batch = single_device_fabric("cpu"), 3
-    _, shares = task.scores(SegmentationDataset(scenes, data, open_pictures(scenes, "ram")), TestConfig())
-    assert [scenes[place].path.name for place, _ in shares] == ["0.png", "2.png"]
-    assert all(0 <= share <= 1 for _, share in shares)
 
 
 def test_batches_depend_on_seed_step_and_rank(tmp_path: Path) -> None:
@@ -378,19 +376,6 @@ def test_an_epoch_sees_every_image_once() -> None:
     seen = [index for step in range(5) for index in loader.at(step)[0]]
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
     assert seen[:10] != seen[10:]
-
-
-@pytest.mark.parametrize(("memory", "masks"), [(4 * 24 * 48**2 + 1, False), (4 * 32 * 48**2, True)])
-def test_masks_are_cached_only_if_they_fit(
-    tmp_path: Path, memory: int, masks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Eight images of 48 × 48 take 24 × 48² bytes, their masks 8 × 48²; all may take a quarter of the memory."""
-    monkeypatch.setattr(loader, "memory_share", lambda: memory)
-    data = open_scenes(str(make_scenes(tmp_path / "shapes")))
-    scenes = data.splits["train"]
-    dataset = SegmentationDataset(scenes, data, open_pictures(scenes))
-    dataset.load(0)
-    assert dataset.pictures.keeps and len(dataset._cache) == masks
 
 
 @pytest.mark.parametrize(

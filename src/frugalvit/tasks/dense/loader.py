@@ -23,7 +23,7 @@ from frugalvit.data.decode import decode, read_header
 from frugalvit.data.rng import generator_for, uniform
 from frugalvit.data.unreadable import UnreadableImage, substitutes
 from frugalvit.errors import UserError
-from frugalvit.tasks.dense.image_headers import check_bad, warn_unreadable
+from frugalvit.tasks.dense.dataset import check_bad, warn_unreadable
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
 
@@ -167,11 +167,8 @@ class StepLoader(Generic[T]):
         """Return the indices of this rank's items. A batch may span two epochs, so that every batch is full."""
         part = self.batch // self.world
         start = step * self.batch + self.rank * part
-        return [self._index(position) for position in range(start, start + part)]
-
-    def _index(self, position: int) -> int:
-        epoch, within = divmod(position, self.count)
-        return self._order(epoch)[within]
+        positions = (divmod(position, self.count) for position in range(start, start + part))
+        return [self._order(epoch)[within] for epoch, within in positions]
 
     def _draw_order(self, epoch: int) -> list[int]:
         return torch.randperm(self.count, generator=generator_for(self.seed, "order", epoch)).tolist()

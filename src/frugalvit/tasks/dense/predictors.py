@@ -14,7 +14,6 @@ from frugalvit.data.decode import as_pixels
 from frugalvit.data.image_inputs import as_list
 from frugalvit.engine import hardware
 from frugalvit.engine.hardware import cpu_settings
-from frugalvit.tasks.dense.checkpoint import read_facts
 from frugalvit.tasks.detection import commands
 from frugalvit.tasks.segmentation import commands as segment_commands
 
@@ -33,10 +32,9 @@ class ReadyDetector:
     """A trained detector; ``classes`` are the names of its classes."""
 
     def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
-        facts = read_facts(str(where), "detect")
-        self.classes: tuple[str, ...] = tuple(facts["classes"])
         with hardware.preserve_onednn(), torch.random.fork_rng(devices=[]):
-            self._task = commands.load_task(str(where), facts, str(device), 1)
+            self._task, facts = commands.load_task(str(where), str(device))
+        self.classes: tuple[str, ...] = tuple(facts["classes"])
 
     def predict(self, pictures: Any, threshold: float = 0.5) -> list[list[Detection]]:
         """Return the objects of each image with a score of at least ``threshold``, the highest first.
@@ -59,10 +57,9 @@ class ReadySegmenter:
     """A trained segmenter; ``classes`` are the names of the numbers it predicts."""
 
     def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
-        facts = read_facts(str(where), "segment")
-        self.classes: tuple[str, ...] = tuple(facts["classes"])
         with hardware.preserve_onednn(), torch.random.fork_rng(devices=[]):
-            self._task = segment_commands.load_task(str(where), facts, str(device), 1)
+            self._task, facts = segment_commands.load_task(str(where), str(device))
+        self.classes: tuple[str, ...] = tuple(facts["classes"])
 
     def predict(self, pictures: Any) -> list[np.ndarray]:
         """Return for each image (H, W) the index in ``classes`` of every pixel. Inputs are as for a detector."""

@@ -16,7 +16,7 @@ from frugalvit.engine.param_groups import decay_groups, layer_groups, no_weight_
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
 from frugalvit.tasks.classification.predict import nonfinite_message
-from frugalvit.tasks.dense.loader import StepLoader
+from frugalvit.tasks.dense.loader import ImageReader, StepLoader
 from frugalvit.tasks.dense.pyramid import Pyramid
 
 
@@ -34,11 +34,6 @@ class DenseTask(Task):
         self, backbone: Backbone, *, weight_decay: float = 0.05, layer_decay: float = 1.0, steady: bool = False
     ) -> None:
         super().__init__()
-        if backbone.in_chans not in (1, 3):
-            raise UserError(
-                f"{backbone.name} takes images of {backbone.in_chans} channels. Use a backbone with in_chans 3, or 1 "
-                "for grey images."
-            )
         self._backbone = [backbone]  # in a list: the network owns it, and a second name would save it twice
         self.weight_decay, self.layer_decay, self.freezes_norms = weight_decay, layer_decay, steady
         self.register_buffer("mean", torch.tensor(backbone.mean)[:, None, None], persistent=False)
@@ -54,6 +49,10 @@ class DenseTask(Task):
         """Set the source of training batches, and the evaluation dataset with its split name and batch size."""
         self.feeding, self.evaluated, self.eval_split = feeding, evaluated, split
         self.fabric, self.eval_batch = fabric, batch
+
+    @abstractmethod
+    def make_dataset(self, items: list[Any], data: Any, pictures: ImageReader) -> Any:
+        """Pair images with their annotations."""
 
     @property
     def backbone(self) -> Backbone:

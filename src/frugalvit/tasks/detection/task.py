@@ -8,9 +8,10 @@ import torch
 from faster_coco_eval.core import mask as run_length
 from torch import Tensor, nn
 
-from frugalvit.tasks.dense.loader import StepLoader, share
+from frugalvit.tasks.dense.loader import ImageReader, StepLoader, share
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask
+from frugalvit.tasks.detection.coco import CocoData, CocoImage
 from frugalvit.tasks.detection.dataset import DetectionDataset, Objects, View, make_targets, padded_size, stack_images
 from frugalvit.tasks.detection.layers import Target
 from frugalvit.tasks.detection.metrics import AveragePrecision, average_precision
@@ -43,6 +44,9 @@ class DetectionTask(DenseTask):
     @property
     def pyramid(self) -> Pyramid:
         return self.net.features.pyramid
+
+    def make_dataset(self, items: list[CocoImage], data: CocoData, pictures: ImageReader) -> DetectionDataset:
+        return DetectionDataset(items, data, pictures, self.net.spec.masks)
 
     def _check_outputs(self, module: nn.Module, inputs: Any, outputs: tuple[Any, Any]) -> None:
         if not self.training:

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from frugalvit.config.dense import TestConfig
 from frugalvit.data.augment import color
-from frugalvit.tasks.dense.loader import StepLoader, share, to_device_flat
+from frugalvit.tasks.dense.loader import ImageReader, StepLoader, share, to_device_flat
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask
-from frugalvit.tasks.segmentation.dataset import SegmentationDataset
+from frugalvit.tasks.segmentation.dataset import Scene, SceneData, SegmentationDataset
 from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
 from frugalvit.tasks.segmentation.upernet import Segmenter, most_probable, probabilities
 from frugalvit.utils import console
@@ -119,6 +119,9 @@ class SegmentationTask(DenseTask):
     @property
     def pyramid(self) -> Pyramid:
         return self.net.pyramid
+
+    def make_dataset(self, items: list[Scene], data: SceneData, pictures: ImageReader) -> SegmentationDataset:
+        return SegmentationDataset(items, data, pictures)
 
     # -- training
 
