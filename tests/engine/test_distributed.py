@@ -213,12 +213,12 @@ def test_rank_zero_writes_the_comparison(
 def test_ranks_of_a_node_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frugalvit.data.cache.build.available_memory", lambda: 10_000)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert loader.ImageReader([], [(10, 20)]).keeps
+    assert loader.ImageReader([], [(10, 20)]).is_cached
     fabric: Any = SimpleNamespace(launch=lambda: None, world_size=1, global_rank=0, strategy=None)
     distributed.launch(fabric, 8)
-    assert not loader.ImageReader([], [(10, 20)]).keeps
+    assert not loader.ImageReader([], [(10, 20)]).is_cached
     distributed.launch(fabric, 1)
-    assert loader.ImageReader([], [(10, 20)]).keeps, "the next run of this process is alone"
+    assert loader.ImageReader([], [(10, 20)]).is_cached, "the next run of this process is alone"
 
 
 def test_same_number_of_readers_on_every_node(monkeypatch: pytest.MonkeyPatch) -> None:

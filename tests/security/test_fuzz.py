@@ -199,7 +199,7 @@ def test_coco(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> 
     def use() -> None:
         for images in open_coco(str(path)).splits.values():
             for image in images:
-                masks_of([e for e in image.learnable() if "segmentation" in e], image.height, image.width)
+                masks_of([e for e in image.trainable() if "segmentation" in e], image.height, image.width)
 
     assert is_answered(use)
 

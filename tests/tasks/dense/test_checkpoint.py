@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -41,33 +40,6 @@ def test_equal_networks_write_equal_files(run: Path, tmp_path: Path) -> None:
         assert (tmp_path / WEIGHTS).read_bytes() == (run / WEIGHTS).read_bytes()
 
 
-def test_images_of_one_size_share_a_batch(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "in").mkdir()
-    random = np.random.default_rng(0)
-    for number, size in enumerate([(40, 32), (40, 32), (40, 32), (32, 40), (40, 32)]):
-        Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)).save(tmp_path / "in" / f"{number}.png")
-    seen: list[int] = []
-    predict = SegmentationTask.predict
-
-    def counted(self: SegmentationTask, pictures: list[torch.Tensor], test: Any) -> torch.Tensor:
-        seen.append(len(pictures))
-        return predict(self, pictures, test)
-
-    monkeypatch.setattr(SegmentationTask, "predict", counted)
-    found = {}
-    for batch, groups in ((1, [1] * 5), (2, [2, 1, 1, 1]), (8, [3, 1, 1])):
-        values = {"model": str(run), "images": [str(tmp_path / "in")], "batch": batch, "device": "cpu"}
-        out = tmp_path / f"out_{batch}"
-        result = segment_commands.predict(SegmentPredictConfig.parse(values | {"out": str(out)}))
-        assert [Path(row[0]).stem for row in result.tables[0].rows] == list("01234")
-        assert seen == groups
-        seen.clear()
-        found[batch] = [np.asarray(Image.open(out / f"{number}.png")) for number in range(5)]
-    for number in range(5):
-        assert found[8][number].shape == found[1][number].shape
-        assert (found[8][number] == found[1][number]).mean() > 0.99
-
-
 def test_folders_without_a_trained_network(kind: Kind, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{tmp_path.name} .*frugalvit {kind.verb} train"):
         read_facts(str(tmp_path), kind.verb)
@@ -80,3 +52,18 @@ def test_folders_without_a_trained_network(kind: Kind, tmp_path: Path) -> None:
 def test_a_checkpoint_contains_the_backbone(model: Path) -> None:
     ours, best = (load_model(str(path)).backbone.state_dict() for path in (model, model / "checkpoints/best.pt"))
     assert ours.keys() == best.keys() and all(torch.equal(ours[name], best[name]) for name in ours)
+
+
+def test_batches_do_not_change_predictions(run: Path, tmp_path: Path) -> None:
+    """Images of several sizes: those of one size share a batch."""
+    (tmp_path / "in").mkdir()
+    random = np.random.default_rng(0)
+    for number, size in enumerate([(40, 32), (40, 32), (40, 32), (32, 40), (40, 32)]):
+        Image.fromarray(random.integers(0, 256, (*size, 3), dtype=np.uint8)).save(tmp_path / "in" / f"{number}.png")
+    for batch in (1, 8):
+        values = {"model": str(run), "images": [str(tmp_path / "in")], "batch": batch, "device": "cpu"}
+        result = segment_commands.predict(SegmentPredictConfig.parse(values | {"out": str(tmp_path / str(batch))}))
+        assert [Path(row[0]).stem for row in result.tables[0].rows] == list("01234")
+    for number in range(5):
+        alone, together = (np.asarray(Image.open(tmp_path / batch / f"{number}.png")) for batch in ("1", "8"))
+        assert (alone == together).mean() > 0.99

@@ -133,13 +133,13 @@ def test_changed_annotations_are_warned_of_on_resume(
     assert "masks or annotations" in resumed()
 
 
-@pytest.mark.parametrize(("split", "message"), [("auto", "one image"), ("given", "--split auto")])
-def test_one_image_is_too_few_and_makes_no_folder(kind: Kind, split: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", ["auto", "given"])
+def test_one_image_is_too_few_and_makes_no_folder(kind: Kind, split: str, tmp_path: Path) -> None:
     data = kind.make_data(tmp_path / "data", train=1, val=0, side=48)
     (data / "instances_val.json").unlink(missing_ok=True)
     for folder in data.glob("*/val"):
         folder.rmdir()
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match="--split auto"):
         kind.train(data, tmp_path / "run", split=split)
     assert not (tmp_path / "run").exists()
 

@@ -30,12 +30,12 @@ def test_small_images_are_enlarged_without_mixing_classes() -> None:
 
 def test_a_legend_has_the_colours_in_the_image() -> None:
     classes = ["ground", "square", "a name that takes much room", "another one that does"]
-    whole = with_legend(Image.new("RGB", (300, 40)), [0, 2, 3, 255], classes)
-    strip = np.asarray(whole)[40:]
+    full = with_legend(Image.new("RGB", (300, 40)), [0, 2, 3, 255], classes)
+    strip = np.asarray(full)[40:]
     shades = {tuple(pixel) for pixel in strip.reshape(-1, 3)}
     assert {colour(0), colour(2), colour(3), (90, 90, 90)} <= shades and colour(1) not in shades
     one = with_legend(Image.new("RGB", (300, 40)), [0], classes)
-    assert whole.height > one.height > 40 and whole.width == 300  # several lines, one line
+    assert full.height > one.height > 40 and full.width == 300  # several lines, one line
 
 
 def test_colours_are_in_json_and_report(

@@ -66,7 +66,7 @@ def test_the_next_readable_image_is_the_substitute(
     for number in (2, 5):
         (tmp_path / f"{number}.png").write_bytes(b"no image")
     assert pictures.find_bad(2, max_bad=0.5) == [2, 5]
-    found = [pictures.to_learn(index) for index in range(6)]
+    found = [pictures.read_or_substitute(index) for index in range(6)]
     assert [index for index, _ in found] == [0, 1, 3, 3, 4, 0]
     assert [int(pixels[0, 0, 0]) for _, pixels in found] == [0, 10, 30, 30, 40, 0]
     capsys.readouterr()
@@ -76,7 +76,7 @@ def test_the_next_readable_image_is_the_substitute(
     assert [Path(name).name for name, _ in others.bad] == ["2.png", "5.png"]
     shutil.rmtree(tmp_path)  # cached images remain
     if where == "ram":
-        assert [others.to_learn(index)[0] for index in range(4)] == [0, 1, 2, 3]
+        assert [others.read_or_substitute(index)[0] for index in range(4)] == [0, 1, 2, 3]
 
 
 def test_vanishing_images_are_named_until_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,8 +85,8 @@ def test_vanishing_images_are_named_until_too_many(tmp_path: Path, capsys: pytes
     for number in (1, 2):
         (tmp_path / f"{number}.png").unlink()
     for _ in range(2):
-        assert [pictures.to_learn(index)[0] for index in range(6)] == [0, 3, 3, 3, 4, 5]
+        assert [pictures.read_or_substitute(index)[0] for index in range(6)] == [0, 3, 3, 3, 4, 5]
     assert capsys.readouterr().err.count("(left out)") == 2 and len(pictures.bad) == 2
     (tmp_path / "4.png").unlink()
     with pytest.raises(UserError, match=r"3 of 6 images .*--cache\.max-bad"):
-        pictures.to_learn(4)
+        pictures.read_or_substitute(4)

@@ -15,7 +15,6 @@ from frugalvit.experiment.dense_auto_values import resolve_detection
 from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides, with_top
 from frugalvit.tasks.detection.layers import DetectorSpec, FloatAnchors, roi_align
 from frugalvit.tasks.detection.model import Detector
-from helpers.dense_models import SIZES, targets
 from helpers.dense_runs import TINY
 
 SMALL = {
@@ -119,15 +118,3 @@ def test_small_anchors_keep_regions_on_fine_maps(anchors: float, cells: int) -> 
     finest = net.features.strides[0]
     sides = [finest * cells * factor for factor in (0.2, 0.99, 1.01, 1.99, 2.01, 9)]
     assert map_levels([torch.tensor([[0.0, 0.0, side, side] for side in sides])]).tolist() == [0, 0, 1, 1, 2, 2]
-
-
-@pytest.mark.parametrize("head", ["mask-rcnn", "cascade"])
-def test_detectors_train_with_several_anchor_sizes(head: str) -> None:
-    net = tiny(DetectorSpec(**SMALL | {"classes": 3, "head": head, "anchors": 1.0, "octaves": 2}))
-    assert net.rpn.anchor_generator.num_anchors_per_location() == [6] * 4
-    losses = net(torch.rand(2, 3, 64, 64), SIZES, targets(masks=False))
-    assert all(torch.isfinite(value) for value in losses.values())
-    sum(losses.values()).backward()
-    assert [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None] == []
-    net.eval().set_score_threshold(0.0)
-    assert all(len(found["boxes"]) for found in net.detect(torch.rand(2, 3, 64, 64), SIZES, SIZES))

@@ -47,7 +47,7 @@ def test_objects_are_clipped_and_crowds_are_not_trained_on(data: Path) -> None:
     edit(data, "train", change)
     first, *others = open_coco(str(data)).splits["train"]
     assert first.objects[0]["bbox"] == [0, 50, 15, 14]
-    assert len(first.objects) == 2 and len(first.learnable()) == 1
+    assert len(first.objects) == 2 and len(first.trainable()) == 1
     assert len(others) == 7 and not any(image.objects for image in others), "images without objects are used"
 
 

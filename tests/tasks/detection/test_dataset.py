@@ -40,17 +40,17 @@ def one_by_one(
     """The oracle: resize every image and rasterize its masks by itself, then pad."""
     order = [
         int(
-            torch.randperm(len(dataset), generator=generator_for(seed, "order", place // len(dataset)))[
-                place % len(dataset)
+            torch.randperm(len(dataset), generator=generator_for(seed, "order", position // len(dataset)))[
+                position % len(dataset)
             ]
         )
-        for place in range(step * BATCH, (step + 1) * BATCH)
+        for position in range(step * BATCH, (step + 1) * BATCH)
     ]
     numbers = uniform(BATCH, 2, generator_for(seed, "augment", step)).tolist()
     images, sizes, targets = [], [], []
     for index, (size_number, flip_number) in zip(order, numbers, strict=True):
         annotated = dataset.images[index]
-        entries, pixels = annotated.learnable(), dataset.pictures.read(index)
+        entries, pixels = annotated.trainable(), dataset.pictures.read(index)
         height, width = task.view.fit(annotated.height, annotated.width, task.view.side_for(size_number))
         image = F.interpolate(pixels[None].float() / 255, size=(height, width), mode="bilinear", antialias=True)
         corners = torch.tensor([entry["bbox"] for entry in entries], dtype=torch.float32).reshape(-1, 4)
@@ -121,10 +121,10 @@ def test_batches_equal_the_oracle(shapes: Path, masks: bool, where: str, workers
     items, task = data.splits["train"], task_of(masks)
     dataset = DetectionDataset(items, data, open_pictures(items, where), masks)
     for seed in (0, 1):
-        task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
+        task.loader = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
         for step in range(6):
             assert is_equal(task.batch_at(step), one_by_one(task, dataset, step, seed))
-        task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
+        task.loader = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
         assert is_equal(task.batch_at(4), one_by_one(task, dataset, 4, seed))
     assert len(dataset._cache) == (len(items) if where == "ram" else 0)
 
@@ -138,13 +138,13 @@ def test_batches_with_objects_without_a_mask(tmp_path: Path, count: int, where: 
     def strip(content: dict[str, Any]) -> None:
         for entry in content["annotations"][:count]:
             del entry["segmentation"]
-        content["annotations"] = [content["annotations"][place] for place in (0, 3, 1, 2, *range(4, 10))]
+        content["annotations"] = [content["annotations"][position] for position in (0, 3, 1, 2, *range(4, 10))]
 
     edit(root, "train", strip)
     data = open_coco(str(root))
     items, task = data.splits["train"], task_of(True)
     dataset = DetectionDataset(items, data, open_pictures(items, where), True)
-    task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)
+    task.loader = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)
     batches = [task.batch_at(step) for step in range(6)]
     assert all(is_equal(batch, one_by_one(task, dataset, step, 0)) for step, batch in enumerate(batches))
     has_indices = ["mask_of" in target for batch in batches for target in batch.targets]
@@ -166,7 +166,7 @@ def test_masks_are_cached_only_if_they_fit(
     dataset = DetectionDataset(items, data, open_pictures(items), True)
     for index in range(len(items)):
         dataset.load(index)
-    assert dataset.pictures.keeps == pictures and len(dataset._cache) == (len(items) if masks else 0)
+    assert dataset.pictures.is_cached == pictures and len(dataset._cache) == (len(items) if masks else 0)
     boxes = DetectionDataset(items, data, open_pictures(items), False)
     boxes.load(0)
     assert len(boxes._cache) == pictures
@@ -176,7 +176,7 @@ def test_batches_of_real_objects_equal_the_oracle(data_root: Path) -> None:
     data = open_coco(str(data_root / "coco_mini"))
     items, task = data.splits["val"][:10], task_of(True)
     dataset = DetectionDataset(items, data, open_pictures(items, "ram"), True)
-    task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=3)
+    task.loader = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=3)
     assert all(is_equal(task.batch_at(step), one_by_one(task, dataset, step, 3)) for step in range(4))
 
 
@@ -196,19 +196,6 @@ def test_torch_unpacks_bits_as_numpy_does() -> None:
     assert torch.equal(unpack_on_device(bits), unpack_bits(bits))
 
 
-def test_targets_follow_resizing_and_flips() -> None:
-    inside = torch.zeros(2, 64, 64, dtype=torch.uint8)
-    inside[0, 4:34, 4:30] = inside[1, 20:40, 40:60] = 1
-    boxes = torch.tensor([[4.0, 4, 30, 34], [40.0, 20, 60, 40]])
-    objects = Objects(boxes, torch.tensor([1, 3]), torch.from_numpy(np.packbits(inside.numpy())))
-    for flip in (False, True):
-        (moved,) = make_targets([objects], [(64, 64)], [(128, 96)], [flip], torch.device("cpu"))
-        for box, mask in zip(moved["boxes"], moved["masks"], strict=True):
-            rows, columns = torch.nonzero(mask, as_tuple=True)
-            around = torch.tensor([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
-            assert torch.allclose(around.float(), box, atol=1.01)
-
-
 @pytest.mark.gpu
 def test_batches_are_equal_on_a_gpu(shapes: Path) -> None:
     bits = torch.arange(256, dtype=torch.uint8)
@@ -218,7 +205,7 @@ def test_batches_are_equal_on_a_gpu(shapes: Path) -> None:
     dataset = DetectionDataset(items, data, open_pictures(items, "ram"), True)
     found = []
     for device in ("cpu", "cuda"):
-        task.to(device).feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)
+        task.to(device).loader = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)
         found.append([task.batch_at(step) for step in range(3)])
     for here, there in zip(*found, strict=True):
         assert here.sizes == there.sizes

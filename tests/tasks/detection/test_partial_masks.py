@@ -27,8 +27,8 @@ def targets(known: list[list[bool]]) -> list[dict[str, Tensor]]:
         masks = torch.zeros(2, 64, 64, dtype=torch.uint8)
         masks[0, 4:34, 4:17] = masks[1, 20:40, 40:50] = 1
         there = torch.tensor(flags)
-        places = torch.where(there, there.cumsum(0) - 1, -1)
-        found.append({"boxes": boxes, "labels": torch.tensor([1, 3]), "masks": masks[there], "mask_of": places})
+        indices = torch.where(there, there.cumsum(0) - 1, -1)
+        found.append({"boxes": boxes, "labels": torch.tensor([1, 3]), "masks": masks[there], "mask_of": indices})
     return found
 
 
@@ -43,10 +43,10 @@ def losses(head: str, known: list[list[bool]]) -> tuple[Any, Tensor, dict[str, T
 @pytest.mark.parametrize("head", HEADS)
 def test_boxes_train_on_all_objects(head: str) -> None:
     """The same regions are sampled, so that the box losses are equal to the bit."""
-    _, _, whole = losses(head, [[True, True], [True, True]])
+    _, _, full = losses(head, [[True, True], [True, True]])
     net, images, found = losses(head, [[True, False], [False, False]])
     for name, value in found.items():
-        assert torch.equal(value, whole[name]) == (name != "loss_mask"), name
+        assert torch.equal(value, full[name]) == (name != "loss_mask"), name
     (seen,) = torch.autograd.grad(found["loss_mask"], images, retain_graph=True)
     assert seen[0].any() and not seen[1].any(), "the second image has no mask"
     boxes = sum(value for name, value in found.items() if name != "loss_mask")

@@ -59,8 +59,8 @@ def test_batches_have_one_size_and_results_are_in_order(
     batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data_folder = make_coco(tmp_path / "data", train=1, val=len(SHAPES), side=40)
-    for place, shape in enumerate(SHAPES):
-        resize(data_folder / "images" / f"val_{place}.png", shape)
+    for position, shape in enumerate(SHAPES):
+        resize(data_folder / "images" / f"val_{position}.png", shape)
 
     def change(content: dict[str, Any]) -> None:
         for entry, (height, width) in zip(content["images"], SHAPES, strict=True):

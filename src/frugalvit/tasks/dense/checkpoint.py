@@ -30,14 +30,8 @@ def save_trained(folder: Path, task: DenseTask, facts: dict[str, Any]) -> None:
     content = tensor_bytes(tensors, metadata={"frugalvit": __version__})
     write_atomically(folder / WEIGHTS, lambda handle: handle.write(content))
     backbone = task.backbone
-    described = {
-        "version": __version__,
-        "backbone": backbone.spec(),
-        "mean": backbone.mean,
-        "std": backbone.std,
-        **facts,
-    }
-    write_text(folder / FACTS, json.dumps(described, indent=1, ensure_ascii=False))
+    network = {"version": __version__, "backbone": backbone.spec(), "mean": backbone.mean, "std": backbone.std}
+    write_text(folder / FACTS, json.dumps(network | facts, indent=1, ensure_ascii=False))
 
 
 def load_trained(

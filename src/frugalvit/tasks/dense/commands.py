@@ -78,9 +78,7 @@ class DenseExperiment(Experiment[C, R]):
 
     def open_data(self, fabric: Fabric | None) -> Any:
         data, options = self.open_annotations(self.options), self.options
-        self.items, self.eval_items, self.eval_split, self.unseen = choose_splits(
-            data.splits, str(options.data), options.split
-        )
+        self.items, self.eval_items, self.eval_split, self.unseen = choose_splits(data.splits, str(options.data))
         return data
 
     def facts(self) -> Facts:
@@ -159,7 +157,7 @@ class DenseExperiment(Experiment[C, R]):
         """Write the notes on the data, the number of images of each split, and the files that were skipped."""
         bad = [SkippedFile(name, *entry) for name, part in self.used.items() for entry in part.pictures.bad]
         used = {name: len(part) - len(part.pictures.faults) for name, part in self.used.items()}
-        while_training = ["train"] if not self.used["train"].pictures.keeps else []
+        while_training = ["train"] if not self.used["train"].pictures.is_cached else []
         write_data_usage(self.run_folder, self.data.notes, used, [*self.data.bad, *bad], while_training)
 
     def compile_task(self) -> None:
@@ -174,7 +172,7 @@ class DenseExperiment(Experiment[C, R]):
         self._record_usage()
         run, task = self.run_folder, self.task
         if self.load_best(outcome):
-            task.seen = None
+            task.last_evaluation = None
         with collective_timeout(self.fabric, self.config.peer_timeout):
             scores = self.score_task(task, final, run.folder if run.writer else None)
         return {
@@ -212,22 +210,15 @@ def _list_files(paths: list[Path]) -> FileExamples:
     return files
 
 
-def choose_splits(
-    splits: dict[str, list[Any]], data: str, mode: str
-) -> tuple[list[Any], list[Any], str, list[Any] | None]:
-    """Return training images, evaluation images, the name of their split, and test images if there is also val.
-
-    mode: how the splits were made (--split)
-    """
+def choose_splits(splits: dict[str, list[Any]], data: str) -> tuple[list[Any], list[Any], str, list[Any] | None]:
+    """Return training images, evaluation images, the name of their split, and test images if there is also val."""
     if not splits.get("train"):
         raise UserError(f"{data} has no training images; its splits are {', '.join(splits) or 'empty'}.")
     if splits.get("val"):
         return splits["train"], splits["val"], "val", splits.get("test") or None
     if splits.get("test"):
         return splits["train"], splits["test"], "test", None  # evaluated only: it chooses nothing
-    if mode in ("auto", "remake"):
-        raise UserError(f"{data} has one image; at least two are needed, one to train on and one to score on.")
-    raise UserError(f"{data} has no images to score on: no val, no test. Use --split auto, which makes val from train.")
+    raise UserError(f"{data} has no images to score on. --split auto makes val from train, which needs two images.")
 
 
 def readable(
@@ -248,9 +239,7 @@ def readable(
 
 def open_pictures(items: list[Any], where: str = "auto", device: torch.device | None = None) -> ImageReader:
     sizes = [(item.height, item.width) for item in items]
-    return ImageReader(
-        [item.path for item in items], sizes, where=where, device=None if device is None else str(device)
-    )
+    return ImageReader([item.path for item in items], sizes, where=where, device=device)
 
 
 def limit_warmup(warmup: int, steps: int) -> int:

@@ -45,7 +45,7 @@ def read_image_sizes(
     bad:     list to which unreadable images are added
     """
     with ThreadPoolExecutor(min(16, 4 * cores())) as pool:
-        results = pool.map(_size_or_fault, paths, chunksize=32)
+        results = pool.map(read_image_size, paths, chunksize=32)
         sizes = list(console.progress(results, total=len(paths), label="checking images"))
     faults = [size for size in sizes if isinstance(size, UnreadableImage)]
     warn_unreadable(faults, len(paths), max_bad)
@@ -53,15 +53,8 @@ def read_image_sizes(
     return [None if isinstance(size, UnreadableImage) else size for size in sizes]
 
 
-def _size_or_fault(path: Path) -> tuple[int, int] | UnreadableImage:
-    try:
-        return read_image_size(path)
-    except UnreadableImage as fault:
-        return fault
-
-
-def read_image_size(path: Path) -> tuple[int, int]:
-    """Read the (height, width) of an upright image, or raise ``UnreadableImage``.
+def read_image_size(path: Path) -> tuple[int, int] | UnreadableImage:
+    """Read the (height, width) of an upright image; return the error of an unreadable one.
 
     The header is enough, unless EXIF rotates the image: versions of Pillow disagree about the size of a rotated TIFF.
     """
@@ -71,7 +64,10 @@ def read_image_size(path: Path) -> tuple[int, int]:
                 return image.height, image.width
     except UNREADABLE:
         pass  # decoding names the reason
-    height, width, _ = decode(path).shape
+    try:
+        height, width, _ = decode(path).shape
+    except UnreadableImage as fault:
+        return fault
     return height, width
 
 

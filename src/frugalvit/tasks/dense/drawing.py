@@ -82,21 +82,13 @@ def with_legend(picture: Image.Image, present: Iterable[int], classes: Sequence[
     height = max(12, round(picture.width / 70))
     font, line = ImageFont.load_default(size=height), round(1.6 * height)
     named = [("ignored", _GREY) if n == IGNORED else (str(classes[n]), colour(n)) for n in sorted(set(present))]
-    corners: list[tuple[int, int]] = []
-    x = y = 0
-    for name, _ in named:
-        width = round(font.getlength(name)) + 2 * line
-        if x and x + width > picture.width:
-            x, y = 0, y + line
-        corners.append((x, y))
-        x += width
-    canvas = Image.new("RGB", (picture.width, picture.height + y + line), "white")
+    canvas = Image.new("RGB", (picture.width, picture.height + line * len(named)), "white")
     canvas.paste(picture, (0, 0))
     draw = ImageDraw.Draw(canvas)
-    for (name, shade), (left, top) in zip(named, corners, strict=True):
-        corner, side = (left + line // 4, picture.height + top + line // 4), line // 2
-        draw.rectangle((*corner, corner[0] + side, corner[1] + side), fill=shade)
-        draw.text((left + line, picture.height + top + line / 2), name, fill="black", font=font, anchor="lm")
+    for row, (name, shade) in enumerate(named):
+        top, margin = picture.height + row * line, line // 4
+        draw.rectangle((margin, top + margin, line - margin, top + line - margin), fill=shade)
+        draw.text((line, top + line / 2), name, fill="black", font=font, anchor="lm")
     return canvas
 
 

@@ -23,7 +23,7 @@ from frugalvit.tasks.dense.pyramid import Pyramid
 class DenseTask(Task):
     """A network on a backbone. Subclasses define batches, losses and scores.
 
-    steady: keep the statistics of the backbone's batch norms, because it has pre-trained weights and batches are small
+    freeze_norms: keep the statistics of the backbone's batch norms: it is pre-trained, and batches are small
     """
 
     net: Any  # Detector or Segmenter
@@ -31,23 +31,25 @@ class DenseTask(Task):
     std: Tensor
 
     def __init__(
-        self, backbone: Backbone, *, weight_decay: float = 0.05, layer_decay: float = 1.0, steady: bool = False
+        self, backbone: Backbone, *, weight_decay: float = 0.05, layer_decay: float = 1.0, freeze_norms: bool = False
     ) -> None:
         super().__init__()
         self._backbone = [backbone]  # in a list: the network owns it, and a second name would save it twice
-        self.weight_decay, self.layer_decay, self.freezes_norms = weight_decay, layer_decay, steady
+        self.weight_decay, self.layer_decay, self.freezes_norms = weight_decay, layer_decay, freeze_norms
         self.register_buffer("mean", torch.tensor(backbone.mean)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(backbone.std)[:, None, None], persistent=False)
-        self.feeding: StepLoader[Any] | None = None
+        self.loader: StepLoader[Any] | None = None
         self.evaluated: Any = None
         self.eval_split = "val"
         self.eval_batch = 1
-        self.seen: tuple[Any, Any] | None = None  # the dataset evaluated since the last step, and its results
+        self.last_evaluation: tuple[Any, Any] | None = (
+            None  # the dataset evaluated since the last step, and its results
+        )
         self.fabric: Fabric | None = None
 
-    def set_data(self, feeding: StepLoader[Any], evaluated: Any, split: str, fabric: Fabric, batch: int) -> None:
+    def set_data(self, loader: StepLoader[Any], evaluated: Any, split: str, fabric: Fabric, batch: int) -> None:
         """Set the source of training batches, and the evaluation dataset with its split name and batch size."""
-        self.feeding, self.evaluated, self.eval_split = feeding, evaluated, split
+        self.loader, self.evaluated, self.eval_split = loader, evaluated, split
         self.fabric, self.eval_batch = fabric, batch
 
     @abstractmethod

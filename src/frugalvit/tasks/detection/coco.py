@@ -51,13 +51,13 @@ class CocoImage:
     truth: Path
     objects: list[dict[str, Any]] = field(default_factory=list)
 
-    def learnable(self) -> list[dict[str, Any]]:
+    def trainable(self) -> list[dict[str, Any]]:
         """Return the objects a detector trains on: all but crowds."""
         return [entry for entry in self.objects if not entry["iscrowd"]]
 
     def masked(self) -> list[dict[str, Any]]:
         """Return the trainable objects that have a mask."""
-        return [entry for entry in self.learnable() if "segmentation" in entry]
+        return [entry for entry in self.trainable() if "segmentation" in entry]
 
 
 @dataclass
@@ -78,7 +78,7 @@ class CocoData:
     def masks(self) -> tuple[int, int]:
         """Count the training objects that have a mask, and all training objects."""
         images = self.splits.get("train", [])
-        return sum(len(image.masked()) for image in images), sum(len(image.learnable()) for image in images)
+        return sum(len(image.masked()) for image in images), sum(len(image.trainable()) for image in images)
 
     def should_learn_masks(self) -> tuple[bool, str]:
         """Return whether enough training objects have a mask, and the reason in words."""
@@ -94,7 +94,7 @@ class CocoData:
         images, classes = self.splits.get("train", []), self.class_of()
         every, masked = (
             {classes[entry["category_id"]] for image in images for entry in objects(image)}
-            for objects in (CocoImage.learnable, CocoImage.masked)
+            for objects in (CocoImage.trainable, CocoImage.masked)
         )
         return tuple(sorted(every - masked))
 

@@ -64,26 +64,15 @@ def open_annotations(config: DetectConfig) -> CocoData:
 
 def make_task(config: ResolvedDetectConfig, data: CocoData, backbone: Backbone) -> DetectionTask:
     """Build the detector."""
-    sizes = config.detector
-    spec = DetectorSpec(
-        len(data.classes),
-        config.head,
-        config.masks,
-        sizes.channels,
-        sizes.hidden,
-        sizes.anchors,
-        sizes.proposals,
-        sizes.samples,
-        sizes.detections,
-        sizes.octaves,
-        data.maskless() if config.masks else (),
-    )
+    maskless = data.maskless() if config.masks else ()
+    sizes = config.detector.model_dump()
+    spec = DetectorSpec(len(data.classes), config.head, config.masks, maskless=maskless, **sizes)
     return DetectionTask(
         Detector(Pyramid(backbone), spec),
         View(config.img_size, config.scales, config.longest),
         weight_decay=config.optimizer.weight_decay,
         layer_decay=config.optimizer.layer_decay,
-        steady=bool(config.init or config.pretrained),
+        freeze_norms=bool(config.init or config.pretrained),
     )
 
 
@@ -102,7 +91,7 @@ def score_detector(task: DetectionTask, dataset: DetectionDataset, folder: Path 
         make_folder(folder / layout.PICTURES)
         names = {"bbox": "box", "segm": "mask"}
         classes = dataset.data.class_of()
-        counts = Counter(classes[entry["category_id"]] for image in dataset.images for entry in image.learnable())
+        counts = Counter(classes[entry["category_id"]] for image in dataset.images for entry in image.trainable())
         rows = [
             [name, counts[number], *(ap.classes[number - 1] for ap in scores.values())]
             for number, name in enumerate(dataset.data.classes, 1)
@@ -128,7 +117,7 @@ def _draw_images(
             detected[entry["image"]].append(entry)
     classes = dataset.data.class_of()
     truths = [
-        [{**entry, "label": classes[entry["category_id"]]} for entry in image.learnable()] for image in dataset.images
+        [{**entry, "label": classes[entry["category_id"]]} for entry in image.trainable()] for image in dataset.images
     ]
 
     def draw(score: float, index: int) -> tuple[Image.Image, str]:
@@ -192,8 +181,9 @@ def load_task(where: str, device: str, batch: int = 1) -> tuple[DetectionTask, d
     """Load a trained detector for evaluation; return it and the facts about it."""
 
     def build(backbone: Backbone, facts: dict[str, Any]) -> DetectionTask:
-        view = View(facts["view"]["side"], tuple(facts["view"]["scales"]), facts["view"]["longest"])
-        return DetectionTask(Detector(Pyramid(backbone), DetectorSpec(**facts["spec"])), view)
+        view, spec = facts["view"], facts["spec"]  # with lists in place of tuples
+        net = Detector(Pyramid(backbone), DetectorSpec(**spec | {"maskless": tuple(spec["maskless"])}))
+        return DetectionTask(net, View(view["side"], tuple(view["scales"]), view["longest"]))
 
     return load_trained(where, "detect", build, device, batch)
 

@@ -3,7 +3,7 @@
 A new head is one file with a subclass of :class:`DetectorHead` and one line in ``DETECTOR_HEADS`` of config/dense.py.
 """
 
-import importlib
+import pkgutil
 from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
@@ -70,7 +70,4 @@ class MaskRCNNHead(BatchedRoIHeads, DetectorHead):
 def build_head(spec: DetectorSpec, features: FeaturePyramid) -> DetectorHead:
     """Build the head that ``spec.head`` names."""
     head = DETECTOR_HEADS[spec.head]
-    if isinstance(head, str):
-        module, _, name = head.partition(":")
-        head = getattr(importlib.import_module(module), name)
-    return head(spec, features)
+    return (pkgutil.resolve_name(head) if isinstance(head, str) else head)(spec, features)

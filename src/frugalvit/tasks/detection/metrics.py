@@ -28,9 +28,9 @@ class AveragePrecision:
     ap: float | None
     ap50: float | None
     ap75: float | None
-    small: float | None
-    medium: float | None
-    large: float | None
+    ap_small: float | None
+    ap_medium: float | None
+    ap_large: float | None
     curves: dict[str, list[float]]
     classes: list[float | None]
 
@@ -71,7 +71,8 @@ def average_precision(
         evaluation.summarize()
     precision = evaluation.eval["precision"][..., 0, -1]  # (IoU, recall, class), all areas, most detections
     stats = [None if value < 0 else float(value) for value in evaluation.stats[:6]]  # -1: no such object
-    return AveragePrecision(*stats, curves=_curves(precision), classes=_per_class(precision))
+    classes = [float(part[part > -1].mean()) if (part > -1).any() else None for part in np.moveaxis(precision, 2, 0)]
+    return AveragePrecision(*stats, curves=_curves(precision), classes=classes)
 
 
 def ground_truth(images: Sequence[CocoImage], data: CocoData) -> dict[str, Any]:
@@ -103,14 +104,6 @@ def _curves(precision: np.ndarray) -> dict[str, list[float]]:
         return {}
     overlaps = {"IoU 0.50": 0, "IoU 0.75": 5, "IoU 0.90": 8}
     return {name: [float(v) for v in precision[index][:, present].mean(1)] for name, index in overlaps.items()}
-
-
-def _per_class(precision: np.ndarray) -> list[float | None]:
-    means: list[float | None] = []
-    for number in range(precision.shape[2]):
-        values = precision[:, :, number]
-        means.append(float(values[values > -1].mean()) if (values > -1).any() else None)
-    return means
 
 
 def agreement(truth: list[dict[str, Any]], detections: list[dict[str, Any]]) -> float:

@@ -68,8 +68,7 @@ def open_annotations(config: SegmentConfig) -> SceneData:
 
 def make_task(config: ResolvedSegmentConfig, data: SceneData, backbone: Backbone) -> SegmentationTask:
     """Build the segmenter."""
-    decoder = config.decoder
-    spec = SegmenterSpec(len(data.classes), decoder.channels, decoder.dropout, decoder.auxiliary)
+    spec = SegmenterSpec(len(data.classes), **config.decoder.model_dump())
     return SegmentationTask(
         Segmenter(Pyramid(backbone), spec),
         config.img_size,
@@ -79,7 +78,7 @@ def make_task(config: ResolvedSegmentConfig, data: SceneData, backbone: Backbone
         test=config.test,
         weight_decay=config.optimizer.weight_decay,
         layer_decay=config.optimizer.layer_decay,
-        steady=bool(config.init or config.pretrained),
+        freeze_norms=bool(config.init or config.pretrained),
     )
 
 

@@ -12,6 +12,7 @@ folder has that name, or contains <split>annot/) and 0 in ADE20K ("reduce zero l
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,7 +78,7 @@ class SegmentationDataset:
 
     def __init__(self, scenes: list[Scene], data: SceneData, pictures: ImageReader) -> None:
         self.scenes, self.data, self.pictures = scenes, data, pictures
-        self._caches = pictures.keeps and sum(scene.height * scene.width for scene in scenes) <= pictures.room
+        self._caches = pictures.is_cached and sum(scene.height * scene.width for scene in scenes) <= pictures.free_bytes
         self._cache: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
@@ -85,7 +86,7 @@ class SegmentationDataset:
 
     def load(self, index: int) -> tuple[Tensor, Tensor]:
         """Return the pixels and classes of a training image; of the next one if it is unreadable."""
-        index, pixels = self.pictures.to_learn(index)
+        index, pixels = self.pictures.read_or_substitute(index)
         return pixels, self.labels(index)
 
     def labels(self, index: int) -> Tensor:
@@ -154,11 +155,24 @@ def read_labels(path: Path) -> np.ndarray:
 def find_pairs(root: Path, only: str | None = None) -> tuple[dict[str, Pairs], str]:
     """Return (image, mask) paths by split, and the layout's name; with ``only`` of one split."""
     is_voc = (root / "JPEGImages").is_dir() and (root / "SegmentationClass").is_dir()
-    splits, layout = (_find_voc_lists(root), "voc") if is_voc else _find_folders(root)
+    splits: dict[str, Any]
+    splits, layout = (_read_voc_lists(root), "voc") if is_voc else _find_folders(root)
     if only is not None and only not in splits:
         raise UserError(f"{root} has no split '{only}'. It has: {', '.join(splits)}.")
-    read = _read_voc_list if is_voc else match_masks
-    return {split: read(*paths) for split, paths in splits.items() if only in (None, split)}, layout
+    splits = {split: part for split, part in splits.items() if only in (None, split)}
+    return splits if is_voc else {split: match_masks(*folders) for split, folders in splits.items()}, layout
+
+
+def _read_voc_lists(root: Path) -> dict[str, Pairs]:
+    splits: dict[str, Pairs] = {}
+    for split in ("train", "val", "test"):
+        listing = root / "ImageSets" / "Segmentation" / f"{split}.txt"
+        names = listing.read_text(encoding="utf-8-sig").split() if listing.is_file() else []
+        if names:
+            splits[split] = [(root / f"JPEGImages/{n}.jpg", root / f"SegmentationClass/{n}.png") for n in names]
+    if not splits:
+        raise UserError(f"{root} has no lists of images. Add ImageSets/Segmentation/train.txt.")
+    return splits
 
 
 def _find_folders(root: Path) -> tuple[dict[str, tuple[Path, Path]], str]:
@@ -181,19 +195,6 @@ def _find_folders(root: Path) -> tuple[dict[str, tuple[Path, Path]], str]:
             "CamVid."
         )
     return folders, layout
-
-
-def _find_voc_lists(root: Path) -> dict[str, tuple[Path, Path]]:
-    lists = {split: root / "ImageSets" / "Segmentation" / f"{split}.txt" for split in ("train", "val", "test")}
-    lists = {split: path for split, path in lists.items() if path.is_file() and path.stat().st_size}
-    if not lists:
-        raise UserError(f"{root} has no lists of images. Add ImageSets/Segmentation/train.txt.")
-    return {split: (root, path) for split, path in lists.items()}
-
-
-def _read_voc_list(root: Path, listing: Path) -> Pairs:
-    names = listing.read_text(encoding="utf-8-sig").split()
-    return [(root / "JPEGImages" / f"{name}.jpg", root / "SegmentationClass" / f"{name}.png") for name in names]
 
 
 def match_masks(images: Path, masks: Path) -> Pairs:
