@@ -107,7 +107,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "above 255": (lambda d: change_mask(d, 0, lambda m: m.astype(np.uint16) + 300), {}, "label 5"),
     "no mask": (lambda d: (d / "masks/train/5.png").unlink(), {}, r"No mask for .*5\.png"),
     "no masks": (lambda d: (d / "masks/train").rename(d / "other"), {}, r"there is no folder .*masks/train"),
-    "no layout": (lambda d: (d / "masks").rename(d / "other"), {}, "layout"),
+    "no layout": (lambda d: (d / "images").rename(d / "other"), {}, "layout"),
     "one class": (lambda d: [change_mask(d, n, lambda m: m * 0) for n in range(8)], {"only": "train"}, "two classes"),
     "0 and 255": (lambda d: [change_mask(d, n, lambda m: m // 255 * 255) for n in range(8)], {"only": "train"}, "255"),
     "too many names": (lambda d: (d / "classes.txt").write_text("\n".join(map(str, range(257)))), {}, r"classes\.txt"),

@@ -42,9 +42,7 @@ class DenseTask(Task):
         self.evaluated: Any = None
         self.eval_split = "val"
         self.eval_batch = 1
-        self.last_evaluation: tuple[Any, Any] | None = (
-            None  # the dataset evaluated since the last step, and its results
-        )
+        self.last_evaluation: Any = None  # the dataset evaluated since the last step, and its results
         self.fabric: Fabric | None = None
 
     def set_data(self, loader: StepLoader[Any], evaluated: Any, split: str, fabric: Fabric, batch: int) -> None:

@@ -81,8 +81,9 @@ class DetectionTask(DenseTask):
 
     def cached_detections(self, dataset: DetectionDataset) -> list[dict[str, Any]]:
         """Return the detections of a dataset; those of the last evaluation if no step followed it."""
-        is_scored = self.last_evaluation is not None and self.last_evaluation[0] is dataset
-        return self.last_evaluation[1] if is_scored else self.find(dataset)
+        if self.last_evaluation is not None and self.last_evaluation[0] is dataset:
+            return self.last_evaluation[1]
+        return self.find(dataset)
 
     def find(self, dataset: DetectionDataset) -> list[dict[str, Any]]:
         """Detect objects in all images, on all ranks. Detections are in the order of the images."""

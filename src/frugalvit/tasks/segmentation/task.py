@@ -172,9 +172,10 @@ class SegmentationTask(DenseTask):
         self, dataset: SegmentationDataset, test: TestConfig
     ) -> tuple[Confusion, list[tuple[int, float]]]:
         """Return the scores of a dataset. With default ``test`` reuse those of an evaluation after the last step."""
-        is_scored = self.last_evaluation is not None and self.last_evaluation[0] is dataset
         is_default = test.model_dump() == TestConfig().model_dump()
-        return self.last_evaluation[1] if is_scored and is_default else self.scores(dataset, test)
+        if self.last_evaluation is not None and self.last_evaluation[0] is dataset and is_default:
+            return self.last_evaluation[1]
+        return self.scores(dataset, test)
 
     def scores(self, dataset: SegmentationDataset, test: TestConfig) -> tuple[Confusion, list[tuple[int, float]]]:
         """Return the confusion matrix of all images, and (index, share of correct pixels) of each.
