@@ -10,18 +10,17 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from frugalvit.report import svg_charts
-from frugalvit.report.run_record import RunRecord, as_finite, drop_copies
+from frugalvit.report.run_record import RunRecord, as_finite
 from frugalvit.utils import console, palette
 from frugalvit.utils.statistics import Difference, Spread
 from frugalvit.utils.tables import as_text
 from frugalvit.utils.text import pluralize, truncate_list
 
-_LARGEST_TABLE = 30
-"""With more classes a confusion matrix is a picture, not a table."""
+_LARGEST_TABLE = 30  # classes; a larger confusion matrix is a picture, not a table
+_OPEN = 10  # skipped files; a longer list is folded
 
 _NOT_RESULTS = {"run", "auto", "classes", "confusion", "per_class", "notes", "config"}
 _FIRST = ("task", "backbone", "data", "top1", "top5", "mean_per_class", "knn", "box_ap", "mask_ap", "miou", "loss")
@@ -65,17 +64,10 @@ def legend(records: list[RunRecord]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def data_names(records: list[RunRecord]) -> list[str]:
-    """Return the data of each run: the folder's name, or paths if names are not unique; "" if unknown."""
-    paths = [str(record.setting.get("data") or "") for record in records]
-    names = [Path(path).name or path for path in paths]
-    return names if len(set(names)) == len(set(paths)) else paths
-
-
 def results(records: list[RunRecord]) -> str:
     """Make a table with the scalars of every run's summary, after a row of means for several seeds.
 
-    Texts that all runs share, and the list of copies, are below the table.
+    Texts that all runs share are below the table.
     """
     scalars = [_scalars(record.summary) for record in records]
     keys = dict.fromkeys(key for values in scalars for key in values)
@@ -84,35 +76,20 @@ def results(records: list[RunRecord]) -> str:
         return ""
     if len(records) == 1:
         return table(["", ""], [[key.replace("_", " "), as_text(scalars[0][key])] for key in ordered])
-    if "best_step" in keys:  # the text about the weights repeats the number
-        ordered = [key for key in ordered if key != "weights"]
-    data = data_names(records)
-    if "data" not in keys and len(set(data)) > 1:
-        ordered.insert(0, "data")
-        scalars = [values | {"data": name or None} for values, name in zip(scalars, data, strict=True)]
     columns = {key: [values.get(key) for values in scalars] for key in ordered}
     common = {key: cells[0] for key, cells in columns.items() if isinstance(cells[0], str) and len(set(cells)) == 1}
     ordered = [key for key in ordered if key not in common]
     values = {id(record): row for record, row in zip(records, scalars, strict=True)}
     rows: list[list[Any]] = []
     for kind in dict.fromkeys(record.kind() for record in records):
-        members = drop_copies([record for record in records if record.kind() == kind])
+        members = [record for record in records if record.kind() == kind]
         if len(members) > 1:
             name = f"mean of {len(members)}: {members[0].name} …"
             rows.append([name, *(_mean(key, [values[id(m)].get(key) for m in members]) for key in ordered)])
     rows += [[record.name, *(values[id(record)].get(key) for key in ordered)] for record in records]
     below = " · ".join(f"{key.replace('_', ' ')}: {value}" for key, value in common.items())
     drawn = table(["run", *(key.replace("_", " ") for key in ordered)], rows)
-    return drawn + (f'<p class="quiet">All runs: {escape(below)}</p>' if below else "") + _copies(records)
-
-
-def _copies(records: list[RunRecord]) -> str:
-    """List the runs that are copies of each other."""
-    names_of: dict[tuple[str, str], list[str]] = {}
-    for record in records:
-        names_of.setdefault(record.identity(), []).append(record.name)
-    texts = [f"{', '.join(names)}: the same run (settings and seed)" for names in names_of.values() if len(names) > 1]
-    return "".join(f'<p class="quiet">{escape(text)}; it counts once.</p>' for text in texts)
+    return drawn + (f'<p class="quiet">All runs: {escape(below)}</p>' if below else "")
 
 
 def comparisons(results: Mapping[str, dict[str, Any]]) -> str:
@@ -197,13 +174,7 @@ def _scores(record: RunRecord) -> list[tuple[str, Any, str]]:
         ("loss", "loss"),
     )
     summary = record.summary
-    numbers = [(label, summary[key], "") for key, label in names if isinstance(summary.get(key), int | float)]
-    knn = summary.get("knn")
-    if isinstance(knn, dict):
-        best = max((value for value in knn.values() if isinstance(value, int | float)), default=None)
-        if best is not None:
-            numbers.append(("best k-NN", best, ""))
-    return numbers
+    return [(label, summary[key], "") for key, label in names if isinstance(summary.get(key), int | float)]
 
 
 def curves(records: list[RunRecord]) -> str:
@@ -273,7 +244,7 @@ def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
 def mistakes(record: RunRecord) -> str:
     """Show pictures with their classes and files."""
     items = "".join(
-        f'<figure><img src="{entry["image"]}" alt=""><figcaption>'
+        f'<figure><img src="{escape(entry["image"])}" alt=""><figcaption>'
         f"<b>{escape(entry['label'])}</b> predicted as <b>{escape(entry['predicted'])}</b>"
         f' <span class="quiet">{100 * entry["probability"]:.0f}\u00a0%</span>'
         f'<br><span class="quiet">{escape(entry.get("file", ""))}</span></figcaption></figure>'
@@ -340,16 +311,12 @@ def _scalars(summary: dict[str, Any]) -> dict[str, Any]:
 def _mean(key: str, values: list[Any]) -> Any:
     if key == "seed":
         return None
-    if isinstance(values[0], int) and all(value == values[0] for value in values):
-        return values[0]  # a common count has no deviation
+    if len(set(map(str, values))) == 1:
+        return values[0]  # a common value has no deviation
     numbers = [number for value in values if (number := as_finite(value)) is not None]
-    if len(numbers) < 2 or len(numbers) != len(values):
-        return values[0] if len(set(map(str, values))) == 1 else "-"
+    if len(numbers) != len(values):
+        return "-"
     return f"{as_text(statistics.fmean(numbers))} ± {as_text(statistics.stdev(numbers))}"
-
-
-_OPEN = 10
-"""A longer list of skipped files is folded."""
 
 
 def data(record: RunRecord) -> str:
