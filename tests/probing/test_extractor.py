@@ -14,7 +14,7 @@ from frugalvit.data.decode import decode
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model
 from frugalvit.probing import extractor as extract
-from frugalvit.probing.extractor import FeatureExtractor, model_hash, resolve_precision
+from frugalvit.probing.extractor import FeatureExtractor, model_hash
 from helpers import suite_layouts
 
 
@@ -145,15 +145,3 @@ def test_non_finite_features_are_not_cached(model: Model, squares: Path, cache: 
     with pytest.raises(UserError, match="NaN"):
         FeatureExtractor(broken)(examples)
     assert not list(cache.rglob("*.npz"))
-
-
-def test_auto_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that only emulates bf16 is faster with fp16."""
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
-    assert resolve_precision("auto", torch.device("cuda")) == "fp16"
-    assert [resolve_precision("auto", torch.device(kind)) for kind in ("cpu", "mps")] == ["32", "32"]
-    assert [resolve_precision(name, torch.device("cpu")) for name in ("32", "bf16", "fp16")] == [
-        "32",
-        "bf16",
-        "fp16",
-    ]

@@ -175,15 +175,6 @@ def test_short_line_searches_go_downhill(trials: int, monkeypatch: pytest.Monkey
         assert values[-1] <= values[-2] * (1 + 1e-9) and not fit.converged[0]
 
 
-def test_order_and_start_do_not_change_the_minimum() -> None:
-    features, labels = few(60, 96, 30)
-    problem = LogisticRegression(features.double(), labels)
-    first = problem.fit([1e-6, 1e2, 1e-2], tolerance=1e-6)
-    again = problem.fit([1e-6, 1e2, 1e-2], start=problem.fit([1e4, 1e-1]), tolerance=1e-6)
-    assert first.strengths == again.strengths == [1e-6, 1e2, 1e-2]
-    torch.testing.assert_close(first.weight, again.weight, rtol=1e-4, atol=1e-5)
-
-
 def test_extrapolation_over_log_strength() -> None:
     features, labels = blobs(60, 5, 3, noise=1.0)
     fit = LogisticRegression(features, labels).fit([1.0, 1e-2])

@@ -1,6 +1,5 @@
 """The probe commands, from options to results: splits, keys, recorded scores, errors before the work."""
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.benchmarking.inference import accuracy_of
 from frugalvit.cli.command_table import COMMANDS
-from frugalvit.config.probe import EmbedConfig, KnnConfig, LinearConfig, LogisticConfig, SuiteConfig
+from frugalvit.config.probe import EmbedConfig, KnnConfig, LinearConfig, LogisticConfig
 from frugalvit.errors import UserError
 from frugalvit.probing import probe
-from frugalvit.probing.knn import knn, knn_accuracy
-from frugalvit.probing.linear import linear, linear_probe
-from frugalvit.probing.logistic import logistic, logistic_probe
+from frugalvit.probing.knn import knn
+from frugalvit.probing.linear import linear
+from frugalvit.probing.logistic import logistic
 from frugalvit.probing.registry import PROBES
 from helpers import suite_layouts
 
@@ -160,19 +159,3 @@ def test_blocks_needs_last_blocks(kind: Any) -> None:
     if kind is not LinearConfig:  # its default is last_blocks
         with pytest.raises(UserError, match="--blocks"):
             kind.parse(options)
-
-
-@pytest.mark.parametrize(
-    ("function", "options"),
-    [
-        (knn_accuracy, {KnnConfig: {"ks": "ks", "temperature": "temperature"}}),
-        (linear_probe, {LinearConfig: dict.fromkeys(("lrs", "weight_decays", "epochs")) | {"batch": "probe_batch"}}),
-        (logistic_probe, {LogisticConfig: {"max_iterations": None}, SuiteConfig: {"max_iterations": None}}),
-    ],
-)
-def test_python_and_command_have_the_same_defaults(function: Any, options: dict[Any, dict[str, Any]]) -> None:
-    signature = inspect.signature(function).parameters
-    for config, names in options.items():
-        for name, field in names.items():
-            default = config.model_fields[field or name].default
-            assert signature[name].default == (tuple(default) if isinstance(default, list) else default)

@@ -3,10 +3,7 @@
 import csv
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -98,6 +95,10 @@ def test_results_are_cached_until_the_data_changes(four: Path, tmp_path: Path, m
     assert scored == ["dtd"]
     run(four, tmp_path / "out", seed=1)  # other random weights: another model
     assert len(scored) == 5
+    for setting in ({"val_fraction": 0.3}, {"max_iterations": 7}, {"precision": "bf16"}):
+        run(four, tmp_path / "out", datasets=["gtsrb"], **setting)
+        run(four, tmp_path / "out", datasets=["gtsrb"], batch=3, **setting)
+    assert scored[5:] == ["gtsrb"] * 3
 
 
 def test_unconverged_fits_are_warned_of(four: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,36 +129,3 @@ def test_own_data_shows_the_metric_of_its_labels(tmp_path: Path) -> None:
     scored = {"score": 80.0, "metric": "map11", "classes": 3, "train_images": 4, "test_images": 2}
     table = suite.summarize([entry], {"model": {"mine": scored}}, tmp_path).tables[0]
     assert table.rows[0][:2] == ["mine", "11-point mAP"]
-
-
-def identity(
-    targets: np.ndarray | None = None,
-    images: str = "same",
-    metric: str = "map11",
-    weights: str = "w",
-    precision: str = "32",
-    ratio: float = 1.0,
-    **settings: Any,
-) -> str:
-    """The key of a cached result."""
-    examples = SimpleNamespace(fingerprint=lambda: images, targets=targets)
-    transform = SimpleNamespace(spec=lambda: {"resize_ratio": ratio})
-    source: Any = SimpleNamespace(splits={"train": examples})
-    entry: Any = SimpleNamespace(metric=metric)
-    extractor: Any = SimpleNamespace(weights=weights, precision=precision, model=SimpleNamespace(transform=transform))
-    return suite._identity(entry, source, extractor, SuiteConfig(model="x", **settings))
-
-
-def test_cached_results_depend_on_all_settings() -> None:
-    others: list[dict[str, Any]] = [{"targets": np.eye(3)}, {"targets": np.eye(3, k=1)}, {"images": "other"}]
-    others += [
-        {"metric": "accuracy"},
-        {"weights": "v"},
-        {"ratio": 1.2},
-        {"precision": "bf16"},
-        {"val_fraction": 0.3},
-        {"seed": 1},
-        {"max_iterations": 7},
-    ]
-    assert len({identity(), *(identity(**other) for other in others)}) == 1 + len(others)
-    assert identity(batch=3, workers=1) == identity()

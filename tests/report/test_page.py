@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import shutil
 from html.parser import HTMLParser
 
 import numpy as np
@@ -151,8 +150,8 @@ def test_unfinished_runs_are_marked(tmp_path):
     (runs[1] / "decisions.json").write_text('[{"name": "batch", "value": 48, "reason": "half of the images"}]')
     assert "ot finished" not in page.report([read_run(runs[0])])
     alone, both = (page.report([read_run(run) for run in part]) for part in (runs[1:], runs))
-    assert f"--resume {runs[1]}" in alone and "half of the images" in alone
-    assert "Not finished: killed." in both
+    assert "--resume" in alone and "half of the images" in alone
+    assert f"Not finished: {runs[1]}." in both
 
 
 def test_alarms_come_before_curves(tmp_path):
@@ -203,35 +202,12 @@ def test_policy_lists_our_scripts(tmp_path):
         assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy[1]
 
 
-def test_long_runs_make_small_pages(tmp_path):
-    runs = [write_run(tmp_path / f"seed_{s}", seed=s, epochs=100, steps=15) for s in range(5)]
-    model = PatchFeatures((224, 224), cell=16, heads=12)
-    page.write_report(runs[:1], tmp_path / "one.html", model=model, examples=FewExamples())
-    for run in runs[1:]:
-        shutil.copy(runs[0] / "lens.json", run)
-    out = page.write_report(runs, tmp_path / "r.html")
-    assert out.stat().st_size < 10_000_000
-    assert "explorer" in Reader(out.read_text()).ids
-
-
 def test_models_with_a_1x1_grid_get_a_report(tmp_path, capsys):
     console.set_quiet(False)
     run = write_run(tmp_path / "run")
     out = page.write_report([run], run / "report.html", model=PatchFeatures((8, 8)), examples=FewExamples())
     assert out.is_file() and not (run / "lens.json").exists()
     assert "1x1 grid" in capsys.readouterr().err
-
-
-def test_lens_is_written_only_with_a_page(tmp_path, monkeypatch):
-    run = write_run(tmp_path / "run")
-
-    def broken(*_):
-        raise RuntimeError
-
-    monkeypatch.setattr(page, "report", broken)
-    with pytest.raises(RuntimeError):
-        page.write_report([run], tmp_path / "r.html", model=PatchFeatures(), examples=FewExamples())
-    assert not (run / "lens.json").exists()
 
 
 @pytest.mark.parametrize("same", [True, False])

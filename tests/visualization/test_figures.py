@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 
-from frugalvit.features import Features
 from frugalvit.utils.plotting import save
 from frugalvit.visualization import attention, correspondence
 from frugalvit.visualization import figures as plots
@@ -83,11 +82,6 @@ def test_regions_of_a_padded_picture_are_cut():
         assert (axis.get_xlim(), axis.get_ylim()) == ((-0.5, 27.5), (27.5, -0.5))
         (box,) = axis.patches
         assert (box.get_xy(), box.get_width(), box.get_height()) == ((23.5, 7.5), 4, 8)
-    grid = torch.eye(16).view(1, 16, 4, 4)
-    matches = correspondence.correspond(*(Features(grid, grid.mean((2, 3))),) * 2, top=16)
-    figure = plots.correspondence_figure([plots.MatchedViews("one", image, image, matches, (regions, regions))])
-    ends = {text.xy for text in figure.axes[1].texts}
-    assert {x for x, _ in ends} == {y for _, y in ends} == {3.5, 11.5, 19.5, 25.5}
 
 
 def test_score_figure(tmp_path):

@@ -229,6 +229,8 @@ def _examples(config: CorrespondConfig) -> ImageDataset:
 
 def _new_file(out: str | None, stem: str, suffix: str) -> Path:
     """Return the path of a new file: ``out``, or a free name in the folder ``out``."""
+    if out is not None and len(os.fsencode(Path(out).name)) > _MAX_NAME:
+        raise UserError(f"--out {out} is too long for a file name.")
     if out is None or Path(out).is_dir():
         stem = re.sub(r"[^\w.-]+", "-", stem).encode()[:_MAX_STEM].decode("utf-8", "ignore")
         numbered = (f"{stem}{f'_{n}' if n > 1 else ''}.{suffix}" for n in range(1, 100_000))
@@ -237,8 +239,6 @@ def _new_file(out: str | None, stem: str, suffix: str) -> Path:
     if path.suffix != f".{suffix}":
         hint = "choose another name" if suffix == "html" else "use --format or another name"
         raise UserError(f"--out {out} does not end with .{suffix}; {hint}.")
-    if len(os.fsencode(path.name)) > _MAX_NAME:
-        raise UserError(f"--out {out} is too long for a file name.")
     if path.exists():
         raise UserError(f"{path} exists; choose another --out.")
     make_folder(path.parent)

@@ -142,7 +142,7 @@ def _facts(config: EmbedConfig, source: DatasetSplits, features: FeatureSet) -> 
 
 
 def _draw(picture: Path, features: FeatureSet, examples: ImageDataset, groups: list[list[tuple[int, str]]]) -> None:
-    """Draw groups of images, each given by its row of the features and the first line of its caption."""
+    """Draw groups of images, each as its row of the features and the first line of its caption."""
     from frugalvit.embedding.contact_sheet import COLUMNS, make_thumbnail, sheet_figure
     from frugalvit.utils.plotting import save
 

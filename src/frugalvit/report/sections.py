@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from frugalvit.report import svg_charts
 from frugalvit.report.run_record import RunRecord, as_finite
 from frugalvit.utils import console, palette
@@ -57,8 +59,7 @@ def legend(records: list[RunRecord]) -> str:
         return ""
     items = []
     for style, kind in enumerate(kinds):
-        names = [record.name for record in records if record.kind() == kind]
-        text = truncate_list(names, 1)
+        text = truncate_list([record.name for record in records if record.kind() == kind], 1)
         swatch = f'<svg viewBox="0 0 34 8" aria-hidden="true">{svg_charts.swatch(style, 34)}</svg>'
         items.append(f"<li>{swatch}{escape(text)}</li>")
     return f'<ul class="legend">{"".join(items)}</ul>'
@@ -79,14 +80,15 @@ def results(records: list[RunRecord]) -> str:
     columns = {key: [values.get(key) for values in scalars] for key in ordered}
     common = {key: cells[0] for key, cells in columns.items() if isinstance(cells[0], str) and len(set(cells)) == 1}
     ordered = [key for key in ordered if key not in common]
-    values = {id(record): row for record, row in zip(records, scalars, strict=True)}
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for record, values in zip(records, scalars, strict=True):
+        by_kind.setdefault(record.kind(), []).append({"run": record.name} | values)
     rows: list[list[Any]] = []
-    for kind in dict.fromkeys(record.kind() for record in records):
-        members = [record for record in records if record.kind() == kind]
+    for members in by_kind.values():
         if len(members) > 1:
-            name = f"mean of {len(members)}: {members[0].name} …"
-            rows.append([name, *(_mean(key, [values[id(m)].get(key) for m in members]) for key in ordered)])
-    rows += [[record.name, *(values[id(record)].get(key) for key in ordered)] for record in records]
+            name = f"mean of {len(members)}: {members[0]['run']} …"
+            rows.append([name, *(_mean(key, [values.get(key) for values in members]) for key in ordered)])
+    rows += [[values.get(key) for key in ("run", *ordered)] for members in by_kind.values() for values in members]
     below = " · ".join(f"{key.replace('_', ' ')}: {value}" for key, value in common.items())
     drawn = table(["run", *(key.replace("_", " ") for key in ordered)], rows)
     return drawn + (f'<p class="quiet">All runs: {escape(below)}</p>' if below else "")
@@ -118,17 +120,10 @@ def _comparison(result: dict[str, Any]) -> str:
 
 def unfinished(records: list[RunRecord]) -> str:
     """Warn that the numbers of an unfinished run are not its result."""
-    waiting = [record for record in records if not record.finished]
-    if not waiting:
+    folders = ", ".join(console.shell_quote(record.folder) for record in records if not record.finished)
+    if not folders:
         return ""
-    if len(records) == 1:
-        command = f"--resume {console.shell_quote(waiting[0].folder)}"
-        text = (
-            f"This run is not finished. The page shows its current state. If it was stopped, resume it with {command}."
-        )
-    else:
-        names = ", ".join(record.name for record in waiting)
-        text = f"Not finished: {names}. The page shows their current state. Resume a stopped run with --resume FOLDER."
+    text = f"Not finished: {folders}. The page shows the current state. If a run was stopped, resume it with --resume."
     return f'<p class="lead unfinished">{escape(text)}</p>'
 
 
@@ -222,16 +217,13 @@ def _small_confusion(matrix: list[list[int]], names: list[str], totals: list[int
 def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
     from PIL import Image
 
-    colours = palette.heat_bytes()
-    pixels = bytearray()
-    for row in matrix:
-        total = max(sum(row), 1)
-        for count in row:
-            level = round(255 * (count / total) ** 0.5)  # the root makes rare mistakes visible
-            pixels += colours[3 * level : 3 * level + 3]
+    counts = np.array(matrix)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    levels = (255 * shares**0.5).round().astype(np.uint8)  # the root makes rare mistakes visible
+    colours = np.frombuffer(palette.heat_bytes(), np.uint8).reshape(-1, 3)
     side = len(matrix)
     buffer = io.BytesIO()
-    Image.frombytes("RGB", (side, side), bytes(pixels)).save(buffer, "PNG", optimize=True)
+    Image.fromarray(colours[levels]).save(buffer, "PNG", optimize=True)
     source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     cells = {str(i): {str(j): count for j, count in enumerate(row) if count} for i, row in enumerate(matrix)}
     return (

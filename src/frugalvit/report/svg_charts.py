@@ -41,6 +41,7 @@ class Panel:
     by_split: bool
 
 
+# Headings, and parts of the names of their metrics; the first match counts.
 _HEADINGS: tuple[tuple[str, str], ...] = (
     ("Loss", "loss cross_entropy"),
     ("k-NN", "knn"),
@@ -50,8 +51,6 @@ _HEADINGS: tuple[tuple[str, str], ...] = (
     ("Loss", "localization view region"),
     ("Schedules", "lr decay momentum temp weight lambda ema"),
 )
-"""Headings, and parts of the names of their metrics; the first match counts."""
-
 _ORDER = ("Loss", "Accuracy", "k-NN", "Localisation error", "Schedules", "Health", "Other")
 
 
