@@ -13,13 +13,11 @@ from PIL import Image
 
 from frugalvit.backbones import factory
 from frugalvit.config.dense import DetectConfig, SegmentCompareConfig, SegmentConfig
-from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.runs.layout import DENSE_FILES
 from frugalvit.tasks.detection import commands
-from helpers.dense_runs import COMMON, HEADS, Kind, detect_config
+from helpers.dense_runs import COMMON, HEADS, Kind
 from helpers.dense_samples import edit, make_coco
-from helpers.tiny_runs import resolve
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -142,12 +140,6 @@ def test_one_image_is_too_few_and_makes_no_folder(kind: Kind, split: str, tmp_pa
     with pytest.raises(UserError, match="--split auto"):
         kind.train(data, tmp_path / "run", split=split)
     assert not (tmp_path / "run").exists()
-
-
-def test_epochs_count_steps_of_the_accumulated_batch(tmp_path: Path) -> None:
-    config = detect_config(tmp_path, tmp_path / "run", steps=None, epochs=4, batch=10, accumulate=4)
-    plan = TrainPlan.from_config(resolve(config, 100), 100, 1)
-    assert (plan.images_per_step, plan.steps_per_epoch, plan.steps) == (8, 12, 48)
 
 
 @pytest.mark.slow

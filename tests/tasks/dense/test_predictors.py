@@ -47,13 +47,6 @@ def test_a_segmenter_equals_its_command(segmenter: Path, scenes: Path, tmp_path:
     assert len(ready.classes) == 3
 
 
-def test_grey_arrays_are_images_and_floats_are_not(detector: Path, segmenter: Path) -> None:
-    grey = np.full((40, 52), 90, np.uint8)
-    assert fv.load_segmenter(segmenter, device="cpu").predict([grey, grey[..., None]])[1].shape == (40, 52)
-    with pytest.raises(fv.UserError, match=r"float64.*\(4, 4, 4\)"):
-        fv.load_detector(detector, device="cpu").predict(np.zeros((4, 4, 4)))
-
-
 def test_loading_keeps_random_state_and_onednn(kind: Kind, model: Path) -> None:
     load = fv.load_detector if kind.verb == "detect" else fv.load_segmenter
     torch.manual_seed(5)

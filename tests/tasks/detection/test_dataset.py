@@ -172,14 +172,6 @@ def test_masks_are_cached_only_if_they_fit(
     assert len(boxes._cache) == pictures
 
 
-def test_batches_of_real_objects_equal_the_oracle(data_root: Path) -> None:
-    data = open_coco(str(data_root / "coco_mini"))
-    items, task = data.splits["val"][:10], task_of(True)
-    dataset = DetectionDataset(items, data, open_pictures(items, "ram"), True)
-    task.loader = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=3)
-    assert all(is_equal(task.batch_at(step), one_by_one(task, dataset, step, 3)) for step in range(4))
-
-
 @given(st.integers(0, 4), st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_masks_survive_packing(count: int, height: int, width: int, seed: int) -> None:
     """Also if they end within a byte."""

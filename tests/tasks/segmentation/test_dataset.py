@@ -56,7 +56,7 @@ def test_voc_reads_lists_and_palettes(tmp_path: Path) -> None:
     opened = open_scenes(str(as_voc(make_scenes(tmp_path / "VOC2012"))))
     assert len(opened.classes) == 21 and opened.classes[15] == "person"
     assert {split: len(scenes) for split, scenes in opened.splits.items()} == {"train": 8, "val": 4}
-    assert set(np.unique(read_labels(opened.splits["train"][0].mask))) == {0, 1, 2, 255}
+    assert set(np.unique(read_labels(opened.splits["train"][0].truth))) == {0, 1, 2, 255}
 
 
 def test_one_folder_of_each_is_split(tmp_path: Path) -> None:

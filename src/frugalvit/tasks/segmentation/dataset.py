@@ -47,17 +47,12 @@ _VOC = (
 
 @dataclass
 class Scene:
-    """One image and its mask."""
+    """One image and its mask, the file ``truth``."""
 
     path: Path
-    mask: Path
+    truth: Path
     height: int
     width: int
-
-    @property
-    def truth(self) -> Path:
-        """The file with the ground truth."""
-        return self.mask
 
 
 @dataclass
@@ -93,7 +88,7 @@ class SegmentationDataset:
         """Return the classes (H, W) of an image."""
         classes = self._cache.get(index)
         if classes is None:
-            classes = torch.from_numpy(self.data.table[read_labels(self.scenes[index].mask)])
+            classes = torch.from_numpy(self.data.table[read_labels(self.scenes[index].truth)])
             if self._caches:
                 self._cache[index] = classes
         return classes
@@ -231,16 +226,16 @@ def _find_labels(splits: dict[str, list[Scene]]) -> dict[int, Path]:
         results = console.progress(pool.map(_labels_in, scenes), total=len(scenes), label="reading masks")
         for scene, labels in zip(scenes, results, strict=True):
             for label in labels:
-                examples.setdefault(label, scene.mask)
+                examples.setdefault(label, scene.truth)
     return dict(sorted(examples.items()))
 
 
 def _labels_in(scene: Scene) -> list[int]:
     """Return the labels in a mask, after checking its size."""
-    labels = read_labels(scene.mask)
+    labels = read_labels(scene.truth)
     if labels.shape != (scene.height, scene.width):
         raise UserError(
-            f"{scene.mask} has {labels.shape[1]}×{labels.shape[0]} px, but its image {scene.path.name} has "
+            f"{scene.truth} has {labels.shape[1]}×{labels.shape[0]} px, but its image {scene.path.name} has "
             f"{scene.width}×{scene.height} (upright, as EXIF says). Both must have the same size."
         )
     return np.flatnonzero(np.bincount(labels.ravel())).tolist()
