@@ -19,7 +19,6 @@ import numpy as np
 from frugalvit.config.data import PackConfig
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.image_size import best_device, input_size, median_side, min_cached_size, probe_images
-from frugalvit.data.inspect import clean
 from frugalvit.data.open import open_data
 from frugalvit.data.paths import is_inside, local
 from frugalvit.data.unreadable import UnreadableImage
@@ -188,7 +187,7 @@ def _write_split(
             form = examples.header(int(index)).format
             content = examples.raw(int(index))
         except UnreadableImage as error:
-            bad.append({"name": clean(error.name), "reason": clean(error.reason)})
+            bad.append({"name": error.name, "reason": error.reason})
             continue
         if archive is None or written >= limit:
             _finish(archive, folder, shards, count)
