@@ -50,7 +50,7 @@ def test_unlabelled_images_beside_class_folders(squares: Path, tmp_path: Path) -
         assert len(arrays["paths"]) == 49 and labels["loose.png"] == -1 and (arrays["labels"] >= 0).sum() == 48
         splits = dict(zip((Path(path).name for path in arrays["paths"]), arrays["splits"], strict=True))
         assert splits["loose.png"] == "train"
-    assert any("1 loose image" in note for note in result.notes)
+    assert any("1 unlabelled image" in note for note in result.notes)
     near = embed(EmbedConfig(data=str(folder), neighbours=str(folder / "train" / "class1" / "0.png"), count=30,
                              picture=str(tmp_path / "near.png"), **TINY)).data["neighbours"]  # fmt: skip
     assert [entry["class"] for entry in near if entry["image"].endswith("loose.png")] == [None]
