@@ -5,14 +5,11 @@ import pickle
 import struct
 import warnings
 import zlib
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image, ImageOps, features
 
 from frugalvit.data.decode import decode, read_header
@@ -195,55 +192,6 @@ def test_pillow_never_warns_the_user() -> None:
         with pytest.raises(UnreadableImage):
             decode(encode(Image.fromarray(COLOUR), "TIFF")[:-30])
     assert not caught
-
-
-# ---- fuzzing --------------------------------------------------------------------------------------------------------
-
-FRAMES = [Image.new("RGB", (6, 6), colour) for colour in ("red", "lime")]
-SEEDS = [PNG, JPEG[:2000] + JPEG[-200:], encode(Image.fromarray(GREY), "BMP"), encode(FRAMES[0], "GIF")]
-SEEDS += [encode(Image.fromarray(COLOUR), name) for name in ("TIFF", "PPM", "WEBP")]
-SEEDS += [encode(Image.fromarray(COLOUR), "TIFF", compression="tiff_lzw"), encode(Image.fromarray(COLOUR), "JPEG")]
-if features.check("jpg_2000"):
-    SEEDS.append(encode(Image.fromarray(COLOUR), "JPEG2000"))
-if features.check("avif"):
-    SEEDS.append(encode(Image.fromarray(COLOUR), "AVIF"))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _small_images() -> Iterator[None]:
-    """Refuse large images, which take long to decode."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("frugalvit.data.decode.MAX_MEGAPIXELS", 2.0)
-        yield
-
-
-def survives(content: bytes) -> bool:
-    """True if there are pixels of the right kind, or a reason in one line; any other error fails the test."""
-    try:
-        pixels, reason = decode(content, "fuzzed"), "none"
-    except UnreadableImage as bad:
-        pixels, reason = np.zeros((1, 1, 3), np.uint8), bad.reason
-    return pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] == 3 and "\n" not in (reason or "\n")
-
-
-@settings(max_examples=200)
-@given(st.binary(max_size=300))
-def test_random_bytes(content: bytes) -> None:
-    assert survives(content)
-
-
-@settings(max_examples=250)
-@given(
-    st.sampled_from(SEEDS),
-    st.lists(st.tuples(st.integers(0, 4000), st.binary(min_size=1, max_size=4)), max_size=6),
-    st.integers(0, 4000),
-)
-def test_damaged_images(seed: bytes, patches: list[tuple[int, bytes]], cut: int) -> None:
-    content = bytearray(seed)
-    for position, patch in patches:
-        position %= len(content)
-        content[position : position + len(patch)] = patch
-    assert survives(bytes(content[: max(len(content) - cut % len(content), 1)] if cut % 3 == 0 else content))
 
 
 def test_8_bit_values_in_32_bits() -> None:

@@ -149,13 +149,6 @@ def test_replace_refuses_other_folders(beside: str, tmp_path: Path) -> None:
     assert (out / beside).read_text() == '{"mine": 1}' and (out / "train-000000.tar").exists()
 
 
-def test_the_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(fv.UserError, match="working folder"):
-        fv.save_data(".", (GREY, None))
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("thing", [GREY, None, 3, "", [GREY]])
 def test_open_data_refuses_other_types(thing: Any) -> None:
     with pytest.raises(fv.UserError, match=r"fv\.save_data"):

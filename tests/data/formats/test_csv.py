@@ -178,17 +178,6 @@ def test_select_classes_of_a_table(tmp_path: Path) -> None:
 
 
 @settings(max_examples=60)
-@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")))
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".txt"])
-def test_fuzzed_tables(tmp_path_factory: pytest.TempPathFactory, suffix: str, content: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / f"fuzz{suffix}"
-    for prefix in (b"", b"path,label\n", b'{"path": "'):
-        path.write_bytes(prefix + content)
-        with contextlib.suppress(UserError):
-            open_data(path)
-
-
-@settings(max_examples=60)
 @given(st.text(max_size=300))
 def test_fuzzed_names(where: str) -> None:
     with contextlib.suppress(UserError):
