@@ -41,11 +41,6 @@ def test_hold_out_is_stratified_and_independent_of_order(
     np.testing.assert_array_equal(again, held[order])
 
 
-@pytest.mark.parametrize(("images", "held"), [(1, 0), (2, 1), (14, 1), (16, 2), (24, 2), (26, 3), (100, 10)])
-def test_held_out_count_is_rounded(images: int, held: int) -> None:
-    assert hold_out([f"{i}.jpg" for i in range(images)], None, 0.1, 0).sum() == held
-
-
 def test_seeds_differ_and_parts_do_not_overlap() -> None:
     examples = make([0, 1] * 50)
     picks = [tuple(np.flatnonzero(hold_out(examples.keys, examples.labels, 0.2, seed))) for seed in range(3)]

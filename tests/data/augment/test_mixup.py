@@ -7,7 +7,7 @@ from scipy.stats import ks_2samp
 from timm.data.mixup import Mixup, cutmix_bbox_and_lam, mixup_target
 
 from frugalvit.config.data import MixingConfig
-from frugalvit.data.augment.mixup import Blend, Mixing, partners, soft_targets
+from frugalvit.data.augment.mixup import Blend, Mixing, soft_targets
 
 
 def batch(count: int, size: int = 8, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -54,12 +54,6 @@ def test_halves_mix_within_themselves() -> None:
     for part in (slice(0, 4), slice(4, 8)):
         mixed, soft = mixing.apply(images[part], labels[part], blend)
         assert torch.equal(mixed, whole[part]) and torch.equal(soft, targets[part])
-
-
-def test_partners() -> None:
-    assert partners(6).tolist() == [1, 0, 3, 2, 5, 4]
-    assert partners(5).tolist() == [1, 0, 3, 2, 0]
-    assert partners(1).tolist() == [0]
 
 
 def draws(config: MixingConfig, count: int = 2000, size: tuple[int, int] = (32, 48)) -> list[Blend]:
