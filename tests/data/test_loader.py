@@ -246,8 +246,8 @@ def test_grouped_steps_on_the_device(crops: bool) -> None:
     )
     assert grouped.grouped_steps == 8
     for step in range(5, 16):
-        found = [one.batch_at(step).images for one in (alone, grouped, resumed if step > 10 else grouped)]
-        by_itself, together, again = (views if crops else [views] for views in found)
+        views_of = [one.batch_at(step).images for one in (alone, grouped, resumed if step > 10 else grouped)]
+        by_itself, together, again = (views if crops else [views] for views in views_of)
         for mine, other, repeated in zip(together, by_itself, again, strict=True):
             assert ((mine - other).abs() > 0.06).float().mean() < 0.01  # as between devices
             assert torch.equal(mine, repeated)

@@ -84,8 +84,8 @@ def test_datasets_are_read_once(tmp_path: Path) -> None:
 )
 def test_labels(labels: Any, classes: Any, names: Any, numbers: list[int], tmp_path: Path) -> None:
     source = fv.open_data(fv.save_data(tmp_path / "out", (GREY[:3], labels), classes=classes), split="given")
-    found = source.splits["train"].labels
-    assert source.classes == names and found is not None and found.tolist() == numbers
+    stored = source.splits["train"].labels
+    assert source.classes == names and stored is not None and stored.tolist() == numbers
 
 
 class Frame(dict[str, list[str]]):

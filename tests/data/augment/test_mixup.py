@@ -50,10 +50,10 @@ def test_targets_equal_timms() -> None:
 def test_halves_mix_within_themselves() -> None:
     images, labels = batch(8)
     mixing, blend = Mixing(MixingConfig(), 5), Blend(0.6)
-    whole, targets = mixing.apply(images, labels, blend)
+    full, targets = mixing.apply(images, labels, blend)
     for part in (slice(0, 4), slice(4, 8)):
         mixed, soft = mixing.apply(images[part], labels[part], blend)
-        assert torch.equal(mixed, whole[part]) and torch.equal(soft, targets[part])
+        assert torch.equal(mixed, full[part]) and torch.equal(soft, targets[part])
 
 
 def draws(config: MixingConfig, count: int = 2000, size: tuple[int, int] = (32, 48)) -> list[Blend]:

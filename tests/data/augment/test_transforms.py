@@ -39,9 +39,9 @@ def test_result_does_not_depend_on_other_images() -> None:
     images = pictures(6, 40, 40)
     augment = TrainAugment(AugmentConfig(jitter=(0.4, 0.4, 0.2, 0.1), blur=0.5, grayscale=0.5), 40)
     numbers = uniform(6, augment.columns, torch.Generator().manual_seed(0))
-    whole = augment.apply(images, sizes_of(images), numbers)
+    full = augment.apply(images, sizes_of(images), numbers)
     part = augment.apply(images[3:], sizes_of(images)[3:], numbers[3:])
-    torch.testing.assert_close(whole[3:], part, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(full[3:], part, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("out_size", [(64, 64), (48, 96), (120, 40)])
@@ -58,7 +58,7 @@ def test_crops_are_stretched_only_by_the_ratio(out_size: tuple[int, int]) -> Non
         per_row = (view[:, 0, -3, 2] - view[:, 0, 2, 2]) / (view.shape[2] - 5)
         per_column = (view[:, 1, 2, -3] - view[:, 1, 2, 2]) / (view.shape[3] - 5)
         stretch = per_column / per_row
-        assert stretch.min() > 0.72 and stretch.max() < 1.4  # boxes are whole pixels, and the border is cut
+        assert stretch.min() > 0.72 and stretch.max() < 1.4  # boxes are rounded to pixels, and the border is cut
         assert stretch.max() - stretch.min() > 0.2
         assert view[:, :2, 2, 2].std(0).min() > 0.04  # crops have different positions
 
@@ -83,8 +83,8 @@ def test_single_image_equals_timms_transform(size: int, shape: tuple[int, int]) 
         std=ours.normalize.std,
     )
     expected = theirs(Image.fromarray(pixels))
-    whole = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-    once, twice = ours(whole, torch.tensor([shape]))[0], ours.image(pixels)[0]
+    full = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    once, twice = ours(full, torch.tensor([shape]))[0], ours.image(pixels)[0]
     assert (once - expected).abs().mean() < 0.5 * LEVEL / min(ours.normalize.std)
     assert (once - expected).abs().max() < 2 * LEVEL / min(ours.normalize.std)
     assert (twice - expected).abs().mean() < 0.06
@@ -148,8 +148,8 @@ def test_blur_kernel_holds_three_sigmas(kind: str) -> None:
         out = augment(images, sizes_of(images), torch.Generator())
     else:
         still = {"jitter_prob": 0.0, "grayscale": 0.0, "solarize": 0.0, "flip": 0.0, "local_crops": 0}
-        whole = {"global_scale": (1.0, 1.0), "ratio": (1.0, 1.0), "blur_first": 1.0, "blur_sigma": (5.0, 5.0)}
-        out = MultiCrop(CropsConfig(**still, **whole), 60, *plain)(images, sizes_of(images), torch.Generator())[0]
+        full = {"global_scale": (1.0, 1.0), "ratio": (1.0, 1.0), "blur_first": 1.0, "blur_sigma": (5.0, 5.0)}
+        out = MultiCrop(CropsConfig(**still, **full), 60, *plain)(images, sizes_of(images), torch.Generator())[0]
     expected = functional.gaussian_blur(images.float() / 255, [31, 31], [5.0, 5.0])
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=0)
 
