@@ -31,7 +31,7 @@ from frugalvit.tasks.dense import loader
 from frugalvit.tasks.detection.commands import DetectExperiment
 from frugalvit.utils import system
 from frugalvit.utils.tables import CommandResult
-from helpers.fake_distributed import gather
+from helpers.fake_distributed import run_ranks
 from helpers.toy_task import ToyTask, run_toy
 
 
@@ -67,7 +67,7 @@ def test_all_ranks_score_rank_zeros_best_weights(tmp_path: Path) -> None:
         run.close()
         return [state["weight"].tolist() for state in loaded]
 
-    assert gather(2, finish) == [[[1.0, 1.0]]] * 2
+    assert run_ranks(2, finish) == [[[1.0, 1.0]]] * 2
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -80,7 +80,7 @@ def test_run_folder_must_be_shared(shared: bool, tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         distributed.check_shared_filesystem(fabric, folder)
 
-    errors = gather(2, check)
+    errors = run_ranks(2, check)
     assert not list(tmp_path.rglob(".seen*"))
     if shared:
         assert errors == [None, None]
@@ -93,7 +93,7 @@ def test_resume_auto_needs_the_run_on_all_ranks() -> None:
         run = "run" if fabric.global_rank == 0 else None
         resume.check_ranks_agree(TrainConfig(out="run").model_copy(update={"resume": run}), fabric)
 
-    errors = gather(2, check)
+    errors = run_ranks(2, check)
     assert all(isinstance(e, UserError) and "Some processes see a run in run" in str(e) for e in errors)
 
 
@@ -112,7 +112,7 @@ def live(monkeypatch: pytest.MonkeyPatch, out: Path, open_source: Any, body: Any
         experiment._train = body  # type: ignore[method-assign]
         return experiment.run()
 
-    return gather(2, command)
+    return run_ranks(2, command)
 
 
 def test_a_stopped_run_says_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_same_number_of_readers_on_every_node(monkeypatch: pytest.MonkeyPatch) -
         shards = StreamingDataset([f"{i}.tar" for i in range(100)], ShardSurvey(None, 9, None, []), None, None, sample)
         return builders.resolve_readers(config, shards, fabric, AutoValues()).workers
 
-    assert gather(4, decide) == [4, 4, 4, 4]
+    assert run_ranks(4, decide) == [4, 4, 4, 4]
 
 
 @pytest.mark.parametrize(("lengths", "error"), [((5, 5), ""), ((5, 4), "this one")])
@@ -258,7 +258,7 @@ def test_all_ranks_cache_the_same_images(lengths: tuple[int, int], error: str, m
         ranks.own = fabric.global_rank
         return builders._build_store(examples, (8, 8), TrainConfig(), fabric.device, fabric).readable
 
-    found = gather(2, keep)
+    found = run_ranks(2, keep)
     assert places == ["off", "off"]
     if error:
         assert all(isinstance(one, UserError) and error in str(one) for one in found)
@@ -282,7 +282,7 @@ def test_detection_ranks_use_the_same_images(monkeypatch: pytest.MonkeyPatch) ->
             experiment._open_eval_set([1, 2, 3])
 
     for training in (True, False):
-        errors = gather(2, partial(open_set, training=training))
+        errors = run_ranks(2, partial(open_set, training=training))
         texts = [str(error).partition("(")[2].partition(")")[0] for error in errors]
         assert texts == ["this one 3 of 3", "this one 2 of 3"]
 
@@ -299,7 +299,7 @@ def test_timeout_counts_only_in_steps(waits: list[float]) -> None:
             assert len(arrived) == 2
             fabric.barrier()
 
-    assert gather(2, work) == [None, None]
+    assert run_ranks(2, work) == [None, None]
     assert waits == [5.0, 5.0, distributed.SETUP_TIMEOUT, distributed.SETUP_TIMEOUT]
     fabric: Any = SimpleNamespace(launch=lambda: None, barrier=lambda: None, world_size=2, global_rank=0, strategy=None)
     distributed.launch(fabric)

@@ -24,8 +24,8 @@ from frugalvit.engine.hardware import make_precision
 from frugalvit.engine.schedules import Cosine
 from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder
-from helpers.fake_distributed import gather
-from helpers.fork_server import Nursery
+from helpers.fake_distributed import run_ranks
+from helpers.fork_server import ForkServer
 from helpers.processes import torchrun_variables
 from helpers.tiny_runs import TRAIN, write_config, write_images
 from helpers.toy_task import ToyTask, run_toy, toy_plan
@@ -177,23 +177,23 @@ def test_resumed_window_covers_all_ranks() -> None:
         return part._means()
 
     wanted = {"loss": (1 + 2 + 3 + 4 + 5) / 3 / 5 + 10, "sign": (1 + 3 + 5) / 3 / 3 + 10}
-    whole = gather(3, go_on)
+    whole = run_ranks(3, go_on)
     assert whole == [pytest.approx(wanted)] * 3
-    assert gather(3, resume) == whole
+    assert run_ranks(3, resume) == whole
 
 
 def test_rank_zero_decides_when_to_save() -> None:
     """All ranks take part in saving, so they must not use their own clocks."""
 
     def ask(peer: Any) -> list[bool]:
-        part, said = RankTrainer(peer, {}), []
+        part, output = RankTrainer(peer, {}), []
         for step, waited in ((4, 0.0), (5, 90.0), (6, 90.0)):  # lines are logged at even steps
             part.step = step
             part.saved_at = time.monotonic() - (waited if peer.global_rank == 0 else 90.0 - waited)
-            said.append(part.time_to_save())
-        return said
+            output.append(part.time_to_save())
+        return output
 
-    assert gather(2, ask) == [[False, False, True]] * 2
+    assert run_ranks(2, ask) == [[False, False, True]] * 2
 
 
 @pytest.mark.parametrize(("scaled", "borne"), [(False, 5), (True, 21)])
@@ -291,16 +291,16 @@ def test_lost_rank_after_training_is_reported(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_rank_that_dies_while_scoring(tmp_path: Path) -> None:
     """With a real second process."""
-    nursery = Nursery(tmp_path)
+    server = ForkServer(tmp_path)
     write_images(tmp_path / "images")
     write_config(tmp_path / "config.yaml", TRAIN, steps=2)
     words = ["train", "images", "--config", "config.yaml", "--out", "run", "--device", "cpu"]
     first, second = torchrun_variables(2)
-    child = nursery.start(*words, **first)
+    child = server.start(*words, **first)
     leave = "import frugalvit.tasks.classification.train as c, os; c._finish = lambda *a: os._exit(9)"
     run = f"{leave}; import sys; from frugalvit.cli import main as cli; sys.exit(cli.main({words!r}))"
     variables = os.environ | second | {"OMP_NUM_THREADS": "1", "FRUGALVIT_CACHE": str(tmp_path / "cache")}
     peer = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, env=variables, capture_output=True, timeout=120)
     assert peer.returncode == 9, peer.stderr
-    assert child.wait() == 2, child.said()
-    assert "Another rank of this run ended" in child.said() and "Traceback" not in child.said()
+    assert child.wait() == 2, child.output()
+    assert "Another rank of this run ended" in child.output() and "Traceback" not in child.output()
