@@ -103,8 +103,7 @@ def _run(words: list[str]) -> int:
     except SystemExit:  # argparse printed --help
         return 0
     console.set_quiet(common.quiet)
-    with console.spinner(f"frugalvit {command.name}"):
-        result = command.load_function()(config)
+    result = command.load_function()(config)
     if console.get_rank() > 0:
         return 0
     status = int(result.data.get("exit", 0))
