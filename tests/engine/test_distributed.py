@@ -43,7 +43,7 @@ class StopTest(Exception):
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The timeouts of collectives; threads have no process group."""
     given: list[float] = []
-    monkeypatch.setattr(distributed, "_wait_at_most", given.append)
+    monkeypatch.setattr(distributed, "_set_timeout", given.append)
     monkeypatch.setattr(distributed, "FILESYSTEM_TIMEOUT", 0.3)
     return given
 

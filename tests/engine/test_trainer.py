@@ -196,10 +196,10 @@ def test_rank_zero_decides_when_to_save() -> None:
     assert run_ranks(2, ask) == [[False, False, True]] * 2
 
 
-@pytest.mark.parametrize(("scaled", "borne"), [(False, 5), (True, 21)])
-def test_scaler_may_skip_its_first_steps(scaled: bool, borne: int) -> None:
+@pytest.mark.parametrize(("scaled", "limit"), [(False, 5), (True, 21)])
+def test_scaler_may_skip_its_first_steps(scaled: bool, limit: int) -> None:
     """fp16 starts with overflows: from 65,536 it needs up to sixteen steps."""
-    assert trainer.Trainer._patience(SimpleNamespace(plan=toy_plan(), scaled=scaled)) == borne
+    assert trainer.Trainer._max_nonfinite(SimpleNamespace(plan=toy_plan(), scaled=scaled)) == limit
 
 
 def test_failure_dump_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,8 @@ class TrainPlan:
     evaluate_every: int = 0
     save_every: int = 0
     save_minutes: float = 10.0
-    patience_for_bad_steps: int = 5
-    patience_for_peers: float = 300.0  # seconds
+    max_nonfinite_steps: int = 5  # in a row
+    rank_timeout: float = 300.0  # seconds
 
     @classmethod
     def from_config(
@@ -78,7 +78,7 @@ class TrainPlan:
             seed=config.seed,
             log_every=min(config.log_every, max(1, steps // lines)),
             save_every=config.save_every,
-            patience_for_peers=config.peer_timeout,
+            rank_timeout=config.peer_timeout,
         )
 
 
