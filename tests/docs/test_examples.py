@@ -1,4 +1,4 @@
-"""The examples run, and each marks its three important lines."""
+"""The examples run."""
 
 import importlib.util
 import math
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FILES = sorted(EXAMPLES.glob("*.py"))
 
 
 def load(name: str) -> Any:
@@ -23,21 +22,10 @@ def load(name: str) -> Any:
     return module
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_three_marked_lines(path: Path) -> None:
-    marks = [line.partition("# <- ")[2][0] for line in path.read_text().splitlines() if "# <- " in line]
-    assert marks == ["1", "2", "3"]
-
-
 @pytest.mark.parametrize("name", ["plain_pytorch", "timm_loop", "resnet", "region_matching", "own_objective"])
 def test_example_runs(name: str) -> None:
     losses = load(name).main(steps=4)
     assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses)
-
-
-def test_region_matching_with_wider_pooled_features() -> None:
-    losses = load("region_matching").main(steps=2, backbone="mobilenetv3_small_050")
-    assert all(math.isfinite(loss) for loss in losses)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.engine import auto_batch
 from frugalvit.engine.schedules import Constant
 from frugalvit.engine.trainer import TrainPlan
-from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from helpers.toy_task import ToyBatch, ToyTask
@@ -96,18 +95,3 @@ def test_continued_run_has_a_trial_step(tmp_path: Path, resumed: bool, monkeypat
     parts = auto_batch.fit_to_memory(config, plan, task, run, fabric).accumulate
     run.close()
     assert parts == (1 if resumed else 2)
-
-
-def test_refused_split_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
-        raise UserError("no such batch")
-
-    monkeypatch.setattr(auto_batch, "parts_that_fit", lambda *_: 2)
-    fabric: Any = SimpleNamespace(device=torch.device("cuda"), to_device=lambda _: None, world_size=1)
-    config, run, task = TrainConfig(), RunFolder(tmp_path), cast(Any, MixedTask())
-    task.batches = SimpleNamespace(with_batch_size=refuse)
-    plan = TrainPlan(steps=1, steps_per_epoch=1, lr=Constant(0.1), images_per_step=8)
-    with pytest.raises(UserError, match="no such batch"):
-        auto_batch.fit_to_memory(config, plan, task, run, fabric)
-    run.close()
-    assert config.accumulate == 1 and not (tmp_path / "config.yaml").exists()

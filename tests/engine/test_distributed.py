@@ -1,7 +1,6 @@
 """Distributed training, with threads as ranks; ``test_two_processes.py`` uses real processes."""
 
 import os
-import signal
 import threading
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from lightning_fabric import Fabric
 
 from frugalvit.comparison import compare
 from frugalvit.config.dense import DetectConfig
@@ -20,7 +18,6 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.dataset import ArrayExamples
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, StreamingDataset
 from frugalvit.engine import distributed
-from frugalvit.engine.trainer import RunInterrupted
 from frugalvit.errors import LostRankError, UserError
 from frugalvit.experiment import builders, resume
 from frugalvit.experiment.auto_values import AutoValues
@@ -32,7 +29,6 @@ from frugalvit.tasks.detection.commands import DetectExperiment
 from frugalvit.utils import system
 from frugalvit.utils.tables import CommandResult
 from helpers.fake_distributed import run_ranks
-from helpers.toy_task import ToyTask, run_toy
 
 
 class StopTest(Exception):
@@ -115,15 +111,6 @@ def live(monkeypatch: pytest.MonkeyPatch, out: Path, open_source: Any, body: Any
     return run_ranks(2, command)
 
 
-def test_a_stopped_run_says_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: Any) -> CommandResult:
-        raise RunInterrupted("SIGTERM")
-
-    results = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), stop)
-    assert [result.data["stopped"] for result in results] == ["SIGTERM"] * 2
-    assert all(f"--resume {tmp_path / 'run'}" in result.data["resume"] for result in results)
-
-
 @pytest.mark.parametrize("lost", [0, 1])
 def test_rank_that_cannot_open_the_data(lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def open_source(_: TrainConfig, fabric: Any) -> Any:
@@ -156,22 +143,6 @@ def test_every_remaining_rank_reports_a_lost_rank(tmp_path: Path, monkeypatch: p
 
     errors = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
     assert [type(error) for error in errors] == [LostRankError] * 2
-
-
-def test_all_ranks_wait_until_rank_zero_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    real = RunFolder.save_checkpoint
-    monkeypatch.setattr(RunFolder, "save_checkpoint", lambda *args, **more: done.append("save") or real(*args, **more))
-    monkeypatch.setattr(Fabric, "barrier", lambda *_: done.append("barrier"))
-
-    class Told(ToyTask):
-        def after_step(self, step: int, skipped: torch.Tensor) -> None:
-            if step == 4:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(RunInterrupted, match="SIGTERM"):
-        run_toy(tmp_path / "run", Told(), save_every=100)
-    assert done[-2:] == ["save", "barrier"]
 
 
 @pytest.mark.parametrize(("rank", "error"), [("0", KeyboardInterrupt), ("1", SystemExit)])

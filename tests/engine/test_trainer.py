@@ -18,7 +18,6 @@ from lightning_fabric import Fabric
 from frugalvit.cli import main as cli
 from frugalvit.engine import step as stepping
 from frugalvit.engine import trainer
-from frugalvit.engine.distributed import fail_on_lost_rank
 from frugalvit.engine.failure_dump import is_out_of_memory
 from frugalvit.engine.hardware import make_precision
 from frugalvit.engine.schedules import Cosine
@@ -43,23 +42,6 @@ def test_resumed_optimizer_uses_this_machines_step(tmp_path: Path, monkeypatch: 
     assert [group["fused"] for group in groups(tmp_path / "run")] == [False]
     run_toy(tmp_path / "run", ToyTask(), steps=8)
     assert [group["fused"] for group in groups(tmp_path / "run")] == [True]
-
-
-def test_continued_optimizer_keeps_its_own_settings(tmp_path: Path) -> None:
-    run_toy(tmp_path / "run", ToyTask(), steps=4, betas=(0.8, 0.9))
-    run_toy(tmp_path / "run", ToyTask(), steps=8, betas=(0.9, 0.95))
-    assert [tuple(group["betas"]) for group in groups(tmp_path / "run")] == [(0.9, 0.95)]
-
-
-def test_resumed_optimizer_has_its_moments(tmp_path: Path) -> None:
-    run_toy(tmp_path / "whole", ToyTask(), steps=8)
-    run_toy(tmp_path / "parts", ToyTask(), steps=4)
-    run_toy(tmp_path / "parts", ToyTask(), steps=8)
-    whole, parts = (
-        torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True) for name in ("whole", "parts")
-    )
-    torch.testing.assert_close(whole["task"], parts["task"], rtol=0, atol=0)
-    torch.testing.assert_close(whole["optimizer"]["state"], parts["optimizer"]["state"], rtol=0, atol=0)
 
 
 def test_skipped_steps_are_counted_across_a_resume(tmp_path: Path) -> None:
@@ -241,20 +223,6 @@ def test_metrics_after_a_power_failure(tmp_path: Path, capsys: pytest.CaptureFix
     assert "skipping a damaged line" in capsys.readouterr().err
 
 
-def test_run_closes_on_a_full_disk(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-
-    class Full:
-        def close(self) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    run._metrics = Full()  # type: ignore[assignment]
-    run.close()
-    again = RunFolder(tmp_path)  # the lock is free
-    assert again.writer
-    again.close()
-
-
 def test_summary_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -274,18 +242,6 @@ def test_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert cli.main(["train"]) == 2
     printed = capsys.readouterr().err
     assert printed.count("\n") == 1 and "No space left on device: model.safetensors" in printed
-
-
-def test_lost_rank_after_training_is_reported(tmp_path: Path) -> None:
-    """The last scores are gathered over all ranks."""
-    fabric = SimpleNamespace(world_size=2)
-    with (
-        pytest.raises(UserError, match=r"Another rank of this run ended.*--resume"),
-        fail_on_lost_rank(fabric, tmp_path, 5.0),  # type: ignore[arg-type]
-    ):
-        raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:1234")
-    with pytest.raises(RuntimeError, match="else"), fail_on_lost_rank(Fabric(accelerator="cpu"), tmp_path, 5.0):
-        raise RuntimeError("something else timed out")
 
 
 @pytest.mark.slow

@@ -51,7 +51,8 @@ def demo(config: DemoConfig) -> CommandResult:
     )
     result = compare(settings)
     first = folder / "compare" / "with" / "seed_0"
-    unseen = sorted((digits / "test").glob("*/*.png"))[:: max(1, len(list((digits / "test").glob("*/*.png"))) // 6)][:6]
+    unseen = sorted((digits / "test").glob("*/*.png"))
+    unseen = unseen[:: max(1, len(unseen) // 6)][:6]
     console.info("3/3  Predicting six unseen digits.")
     predictions = predict(PredictConfig(model=str(first), images=[str(path) for path in unseen], top=2))
     difference = result.data["differences"]["with"]
@@ -93,13 +94,10 @@ def write_digits(folder: Path, labels: int) -> Path:
 
 
 def _verdict(difference: dict[str, float]) -> str:
-    """Describe the measured difference."""
     mean, low, high = difference["mean"], difference["low"], difference["high"]
     if difference["count"] < 2:
         return f"Here the difference is {mean:+.2f} points with one seed, which says little."
     interval = f"{mean:+.2f} points (95 % interval {low:+.2f} to {high:+.2f})"
-    if low > 0:
-        return f"Here the loss helps: {interval}."
-    if high < 0:
-        return f"Here the loss hurts: {interval}."
+    if low > 0 or high < 0:
+        return f"Here the loss {'helps' if low > 0 else 'hurts'}: {interval}."
     return f"Here the difference is {interval}: more seeds are needed to tell whether the loss helps."

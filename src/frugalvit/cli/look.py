@@ -37,8 +37,8 @@ from frugalvit.visualization.model_views import (
     spread_evenly,
 )
 
-_MAX_NAME, _MAX_STEM = 230, 160
-"""Largest file name, and largest part of it from an image's name, in bytes: most systems allow 255."""
+_MAX_STEM = 160
+"""Bytes of an image's name that a file name may contain: most systems allow 255 in all."""
 
 
 def correspond(config: CorrespondConfig) -> CommandResult:
@@ -131,11 +131,7 @@ def attend(config: AttendConfig) -> CommandResult:
     path = _new_file(config.out, f"attend_{picture.name}", config.format)
     save(figures.attention_figure(image, view, regions, f"{model.name}: {picture.name}", config.mass), path)
     heads = [
-        {
-            "head": head,
-            "entropy": view.entropy[head].item(),
-            "regions": int(view.masks[head].sum()),
-        }
+        {"head": head, "entropy": view.entropy[head].item(), "regions": int(view.masks[head].sum())}
         | ({"on_class_token": view.elsewhere[head].item()} if view.extra else {})
         for head in view.order
     ]
@@ -239,9 +235,8 @@ def _new_file(out: str | None, stem: str, suffix: str) -> Path:
         return next(path for name in numbered if not (path := Path(out or "") / name).exists())
     path = Path(out) if Path(out).suffix else Path(f"{out}.{suffix}")
     if path.suffix != f".{suffix}":
-        hint = "choose another name" if suffix == "html" else "use --format or another name"
-        raise UserError(f"--out {out} does not end with .{suffix}; {hint}.")
-    if len(os.fsencode(path.name)) > _MAX_NAME:
+        raise UserError(f"--out {out} does not end with .{suffix}.")
+    if len(os.fsencode(path.name)) > 230:  # temporary files have longer names; most systems allow 255
         raise UserError(f"--out {out} is too long for a file name.")
     if path.exists():
         raise UserError(f"{path} exists; choose another --out.")
