@@ -113,25 +113,21 @@ def tune(config: Config) -> CommandResult:
     raise fv.UserError("failed")
 
 
-def in_default(dtype: torch.dtype) -> Any:
-    @contextlib.contextmanager
-    def within() -> Iterator[None]:
-        torch.set_default_dtype(dtype)
-        try:
-            yield
-            assert torch.get_default_dtype() == dtype
-        finally:
-            torch.set_default_dtype(torch.float32)
-
-    return within
+@contextlib.contextmanager
+def float64_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 MODES = {
     "autocast": lambda: torch.autocast("cpu"),
     "no gradients": torch.no_grad,
     "inference": torch.inference_mode,
-    "float64": in_default(torch.float64),
-    "bfloat16": in_default(torch.bfloat16),
+    "float64": float64_default,
     "another device": lambda: torch.device("meta"),
 }
 

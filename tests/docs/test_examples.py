@@ -4,7 +4,7 @@ import importlib.util
 import math
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -54,31 +54,3 @@ def test_lightning_lines_without_lightning(monkeypatch: pytest.MonkeyPatch) -> N
     head = set(model.localization.parameters())
     assert head <= {p for group in optimizer.param_groups for p in group["params"]}
     assert all(parameter.grad is not None for parameter in head)
-
-
-def test_trainer_lines_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Swin(nn.Module):
-        def __init__(self, config: Any) -> None:
-            super().__init__()
-            self.swin = nn.Conv2d(3, 8, 16, 16)
-            self.swin.num_features = 8  # type: ignore[assignment]
-
-        def post_init(self) -> None: ...
-
-        def forward(self, pixel_values: Tensor, labels: Tensor | None, output_hidden_states: bool) -> Any:
-            grid = self.swin(pixel_values)
-            loss = None if labels is None else nn.functional.cross_entropy(grid.mean((2, 3)), labels)
-            return SimpleNamespace(loss=loss, reshaped_hidden_states=(grid,) if output_hidden_states else None)
-
-    module: Any = ModuleType("transformers")
-    module.SwinForImageClassification = Swin
-    for name in ("SwinConfig", "Trainer", "TrainingArguments", "set_seed"):
-        setattr(module, name, object)
-    monkeypatch.setitem(sys.modules, "transformers", module)
-    model = load("huggingface_trainer").LocalizingSwinForImageClassification(None)
-    images, labels = torch.randn(2, 3, 64, 64), torch.tensor([0, 1])
-    plain = nn.functional.cross_entropy(model.swin(images).mean((2, 3)), labels)
-    loss = model(images, labels).loss
-    loss.backward()
-    assert loss > plain and all(parameter.grad is not None for parameter in model.localization.parameters())
-    assert torch.equal(model.eval()(images, labels).loss, plain)

@@ -162,22 +162,6 @@ def test_stopped_comparison(
         assert left.value.code == 0  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("devices", "writes"), [(2, False), (1, True)], ids=["the second of two", "a lone one"])
-def test_rank_zero_writes_the_comparison(
-    devices: int, writes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Clusters set ranks in the environment of single processes."""
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    written: list[Path] = []
-    monkeypatch.setattr(compare, "write_comparison", lambda folder, *_: written.append(folder))
-    monkeypatch.setattr(compare, "run_once", lambda *_: {"run": "r", "top1": 1.0})
-    config = compare.CompareConfig.parse(
-        {"data": "photos", "out": str(tmp_path / "c"), "settings": ["a: lr=1", "b: lr=2"], "devices": devices}
-    )
-    compare.compare(config)
-    assert bool(written) == writes
-
-
 # -- decisions of all ranks
 
 

@@ -263,12 +263,3 @@ def test_teacher_update_uses_the_momentum_of_the_step(step: int) -> None:
     task.after_step(step)
     means = {parameter.mean().item() for teacher, _ in pairs for parameter in teacher.parameters()}
     assert list(means) == pytest.approx([task.momentum.at(step)] * len(means))
-
-
-def test_features_are_the_teachers() -> None:
-    """A run exports the teacher's weights, in eval mode."""
-    task = label_free("resnet10t")
-    seen: list[Any] = []
-    task.monitor = SimpleNamespace(evaluate=lambda backbone: seen.append((backbone, backbone.training)) or {"knn": 1.0})
-    assert task.evaluate(0) == {"knn": 1.0} and seen == [(task.teacher, False)]
-    assert task.training and task.teacher.training

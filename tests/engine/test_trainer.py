@@ -20,7 +20,6 @@ from frugalvit.engine import step as stepping
 from frugalvit.engine import trainer
 from frugalvit.engine.failure_dump import is_out_of_memory
 from frugalvit.engine.hardware import make_precision
-from frugalvit.engine.schedules import Cosine
 from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder
 from helpers.fake_distributed import run_ranks
@@ -106,19 +105,6 @@ def test_mean_of_values_that_some_steps_lack(tmp_path: Path) -> None:
     assert line["number"] == sum(range(6)) / 6
     assert line["sign"] == (0 + 3) / 2
     assert line["gradient_norm"] > 0
-
-
-def test_logged_rate_is_the_schedules(tmp_path: Path) -> None:
-    """Parameter groups may scale the rate."""
-
-    class Scaled(ToyTask):
-        def parameter_groups(self) -> list[dict[str, Any]]:
-            return [group | {"lr_scale": 0.25} for group in super().parameter_groups()]
-
-    run_toy(tmp_path / "run", Scaled(), steps=4, log_every=1, lr=Cosine(0.1, 0.0, 4))
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["lr"] for line in lines] == [Cosine(0.1, 0.0, 4).at(step) for step in range(4)]
-    assert groups(tmp_path / "run")[0]["lr"] == 0.25 * lines[-1]["lr"]
 
 
 class RankTrainer(trainer.Trainer):
