@@ -12,7 +12,6 @@ from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.cli import look
 from frugalvit.cli import main as cli
 from frugalvit.experiment.load_model import load_model
-from frugalvit.report import page
 from helpers.report_samples import write_picture, write_run
 
 
@@ -263,20 +262,13 @@ def test_report_of_run_folders(here, capsys):
     assert "There is no run" in get_error(capsys, "report", "runs/three")
 
 
-def test_a_page_replaces_a_page_of_the_same_runs_only(here, capsys):
+def test_a_report_of_another_run_is_not_replaced(here, capsys):
     one, two = (write_run(here / "runs" / name, seed=seed, extras=False) for seed, name in enumerate(("one", "two")))
-    run(capsys, "report", one, two, "-o", "both.html")
-    run(capsys, "report", two, one, "-o", "both.html")  # in another order they are the same
     run(capsys, "report", "runs/one")
-    (here / "explored.html").write_text(page.explorer({"images": [], "models": []}, "explored"))
     before = {path: path.read_bytes() for path in here.rglob("*.html")}
-    for words in ((one, "-o", "both.html"), (one, two, "-o", "explored.html"), (two, "-o", "explored.html")):
-        assert "is not a report of these runs" in get_error(capsys, "report", *words)
     for words in ((two, "-o", "runs/one/report.html"), (one, two, "-o", "runs/two/report.html")):
         assert "is the page of the run in that folder" in get_error(capsys, "report", *words)
     assert {path: path.read_bytes() for path in here.rglob("*.html")} == before
-    (here / "runs").rename(here / "moved")  # a page goes with its run
-    run(capsys, "report", "moved/one")
 
 
 def test_report_of_a_real_run_in_a_browser(here, capsys, browser):

@@ -1,7 +1,4 @@
-"""Schedules as functions of the step: a run of three steps works as well as one of a million.
-
-``warmup_steps`` caps the warm-up at a share of the run.
-"""
+"""Schedules as functions of the step."""
 
 import math
 from dataclasses import dataclass

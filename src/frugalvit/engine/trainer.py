@@ -48,7 +48,7 @@ def fit(task: Task, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> dict[str
         "best": trainer.best,
         "best_step": trainer.best_step,
         "seconds": trainer.stopwatch.seconds(),
-        "seconds_per_step": statistics.median(paces) if (paces := trainer.paces or trainer.earlier_paces) else None,
+        "seconds_per_step": statistics.median(trainer.paces) if trainer.paces else None,
         "skipped": int(trainer.guard[1]),
         "broken": task.nonfinite_outputs,
     }
@@ -66,7 +66,6 @@ class Trainer(TrainStep):
         self.stopwatch = Stopwatch()
         self.saved_at = time.monotonic()
         self.paces: list[float] = []  # seconds per step, one value per logged window
-        self.earlier_paces: list[float] = []  # from before the resume
         self.window_began = (time.monotonic(), 0)
         self.stop = GracefulStop()
         self.shared_signal = 0  # a stop signal that any rank received
@@ -253,8 +252,6 @@ class Trainer(TrainStep):
         for line in self.run.metrics():
             values = {name: math.nan if value is None else value for name, value in line.items() if name not in _LABELS}
             self.should_end |= self.task.on_metrics(line["step"], values)
-            if line.get("images_per_second"):
-                self.earlier_paces.append(self.plan.images_per_step / line["images_per_second"])
 
     # -- failures
 

@@ -30,7 +30,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -78,35 +77,14 @@ def write_report(
     records = [read_run(folder, seen.get(folder)) for folder in folders]
     make_names_unique(records)
     compared = {str(run): result for run in runs if (result := read_comparison(Path(run)))}
-    text = report(records, compared, page_tag(runs, out))
+    text = report(records, compared)
     for folder, lens in seen.items():  # after the page is made: a lens that cannot be shown must not stay in the folder
         write_text(folder / layout.LENS, json.dumps(lens))
     write_text(out, text)
     return out
 
 
-def page_tag(runs: Sequence[Path], out: Path) -> str:
-    """Return the tag that pages about the same runs have in common.
-
-    It is a hash of the paths relative to the page's folder, so that page and runs can move together.
-    """
-    home = out.resolve().parent
-    # There is no relative path to another drive.
-    paths = (os.path.relpath(run, home) if run.anchor == home.anchor else str(run) for run in map(Path.resolve, runs))
-    return _tag(f"report {hashlib.sha256(chr(10).join(sorted(paths)).encode()).hexdigest()[:16]}")
-
-
-def read_page_tag(text: str) -> str | None:
-    """Return the tag of a page; None if it has none."""
-    match = re.search(_tag('[^"]*'), text)
-    return match[0] if match else None
-
-
-def _tag(content: str) -> str:
-    return f'<meta name="frugalvit" content="{content}">'
-
-
-def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | None = None, tag: str = "") -> str:
+def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | None = None) -> str:
     """Make the page of one or several runs, and of comparisons by name."""
     first = records[0]
     title = first.name if len(records) == 1 else f"{len(records)} runs"
@@ -139,13 +117,13 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
     notes = [f"{record.name}: {note}" for record in records for note in record.notes]
     tail = "".join(f'<p class="quiet">{escape(note)}</p>' for note in notes)
     head = sections.unfinished(records) + (sections.tiles(first) if len(records) == 1 else "")
-    return render(title, _about(records), head + "".join(parts) + tail, tag)
+    return render(title, _about(records), head + "".join(parts) + tail)
 
 
 def explorer(data: dict[str, Any], title: str) -> str:
     """Make a page with the explorer alone."""
     about = ", ".join(model["name"] for model in data["models"])
-    return render(title, about, explorer_section(data), _tag("explorer"))
+    return render(title, about, explorer_section(data))
 
 
 def explorer_section(data: dict[str, Any] | None) -> str:
@@ -159,7 +137,7 @@ def explorer_section(data: dict[str, Any] | None) -> str:
     return sections.section("explorer", "Explorer", f'<div class="explorer">{svg_charts.json_block(data)}</div>', lead)
 
 
-def render(title: str, about: str, content: str, tag: str = "") -> str:
+def render(title: str, about: str, content: str) -> str:
     """Fill the template. The page's policy lists the hashes of the scripts, so that no other script runs."""
     style = _template("style.css")
     light, dark = palette.css_variables()
@@ -172,7 +150,7 @@ def render(title: str, about: str, content: str, tag: str = "") -> str:
         "title": escape(title),
         "about": escape(about),
         "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}",
-        "generator": GENERATOR + tag,
+        "generator": GENERATOR,
         "style": style.replace("{{light}}", light).replace("{{dark}}", dark),
         "links": "".join(f'<a href="#{identity}">{text}</a>' for identity, text in links) if len(links) > 1 else "",
         "content": content,

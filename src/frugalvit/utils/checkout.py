@@ -27,7 +27,7 @@ def require_benchmarks(purpose: str) -> Path:
 
 
 def import_benchmark(name: str, purpose: str) -> ModuleType:
-    """Import a module of ``benchmarks/``. Its folder stays on the path, where spawned workers look for it too."""
+    """Import a module of ``benchmarks/``; its folder stays on the path for spawned workers."""
     folder = str(require_benchmarks(purpose))
     if folder not in sys.path:
         sys.path.append(folder)
