@@ -13,8 +13,8 @@ import torch._dynamo.testing
 import torch._inductor.config as inductor
 from lightning_fabric import Fabric
 
+import train_step
 from frugalvit.backbones import Backbone, create_backbone
-from frugalvit.benchmarking import train_step
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
