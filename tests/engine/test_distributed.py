@@ -38,10 +38,10 @@ class StopTest(Exception):
 @pytest.fixture(autouse=True)
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The timeouts of collectives; threads have no process group."""
-    given: list[float] = []
-    monkeypatch.setattr(distributed, "_set_timeout", given.append)
+    timeouts: list[float] = []
+    monkeypatch.setattr(distributed, "_set_timeout", timeouts.append)
     monkeypatch.setattr(distributed, "FILESYSTEM_TIMEOUT", 0.3)
-    return given
+    return timeouts
 
 
 # -- the folder of the run
@@ -96,7 +96,7 @@ def test_resume_auto_needs_the_run_on_all_ranks() -> None:
 # -- a command with several processes
 
 
-def live(monkeypatch: pytest.MonkeyPatch, out: Path, open_source: Any, body: Any) -> list[Any]:
+def run_command(monkeypatch: pytest.MonkeyPatch, out: Path, open_source: Any, body: Any) -> list[Any]:
     peers = threading.local()
     monkeypatch.setattr(builders, "make_fabric", lambda _: peers.own)
 
@@ -118,7 +118,7 @@ def test_rank_that_cannot_open_the_data(lost: int, tmp_path: Path, monkeypatch: 
             raise UserError("There is no folder photos.")
         return SimpleNamespace(name="photos")
 
-    results = live(monkeypatch, tmp_path / "run", open_source, lambda *_: CommandResult({}))
+    results = run_command(monkeypatch, tmp_path / "run", open_source, lambda *_: CommandResult({}))
     assert str(results[lost]) == "There is no folder photos."
     left = results[1 - lost]
     assert isinstance(left, UserError), left
@@ -129,7 +129,7 @@ def test_an_error_in_the_body_removes_the_empty_run(tmp_path: Path, monkeypatch:
     def body(*_: Any) -> CommandResult:
         raise UserError("There are no weights for this network.")
 
-    errors = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
+    errors = run_command(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
     assert [type(error) for error in errors] == [UserError, UserError]
     assert len({str(error) for error in errors}) == 1 and not (tmp_path / "run").exists()
 
@@ -141,7 +141,7 @@ def test_every_remaining_rank_reports_a_lost_rank(tmp_path: Path, monkeypatch: p
         with distributed.fail_on_lost_rank(Mock(world_size=2), None, 1.0):
             raise RuntimeError("[gloo] Connection closed by peer")
 
-    errors = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
+    errors = run_command(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
     assert [type(error) for error in errors] == [LostRankError] * 2
 
 
@@ -198,11 +198,11 @@ def test_same_number_of_readers_on_every_node(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("lengths", "error"), [((5, 5), ""), ((5, 4), "this one")])
 def test_all_ranks_cache_the_same_images(lengths: tuple[int, int], error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank has more RAM, or cannot read an image."""
-    places: list[str] = []
+    locations: list[str] = []
 
     def build(*_: Any, agree: Any, **__: Any) -> Any:
         rank = ranks.own
-        places.append(agree(("ram", "off")[rank]))
+        locations.append(agree(("ram", "off")[rank]))
         return SimpleNamespace(readable=lengths[rank])
 
     ranks = threading.local()
@@ -213,12 +213,12 @@ def test_all_ranks_cache_the_same_images(lengths: tuple[int, int], error: str, m
         ranks.own = fabric.global_rank
         return builders._build_store(examples, (8, 8), TrainConfig(), fabric.device, fabric).readable
 
-    found = run_ranks(2, keep)
-    assert places == ["off", "off"]
+    results = run_ranks(2, keep)
+    assert locations == ["off", "off"]
     if error:
-        assert all(isinstance(one, UserError) and error in str(one) for one in found)
+        assert all(isinstance(one, UserError) and error in str(one) for one in results)
     else:
-        assert found == [5, 5]
+        assert results == [5, 5]
 
 
 def test_detection_ranks_use_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def test_resumed_window_covers_all_ranks() -> None:
     """Ranks have different losses; resumed inside a window they log the same as without the stop."""
     saved: dict[str, Any] = {}
 
-    def go_on(peer: Any) -> dict[str, float]:
+    def run_on(peer: Any) -> dict[str, float]:
         part = RankTrainer(peer, saved)
         part.see(1, 2, 3)
         part.save()
@@ -145,23 +145,23 @@ def test_resumed_window_covers_all_ranks() -> None:
         return part._means()
 
     wanted = {"loss": (1 + 2 + 3 + 4 + 5) / 3 / 5 + 10, "sign": (1 + 3 + 5) / 3 / 3 + 10}
-    whole = run_ranks(3, go_on)
-    assert whole == [pytest.approx(wanted)] * 3
-    assert run_ranks(3, resume) == whole
+    expected = run_ranks(3, run_on)
+    assert expected == [pytest.approx(wanted)] * 3
+    assert run_ranks(3, resume) == expected
 
 
 def test_rank_zero_decides_when_to_save() -> None:
     """All ranks take part in saving, so they must not use their own clocks."""
 
-    def ask(peer: Any) -> list[bool]:
-        part, output = RankTrainer(peer, {}), []
+    def decide(peer: Any) -> list[bool]:
+        part, decisions = RankTrainer(peer, {}), []
         for step, waited in ((4, 0.0), (5, 90.0), (6, 90.0)):  # lines are logged at even steps
             part.step = step
             part.saved_at = time.monotonic() - (waited if peer.global_rank == 0 else 90.0 - waited)
-            output.append(part.time_to_save())
-        return output
+            decisions.append(part.time_to_save())
+        return decisions
 
-    assert run_ranks(2, ask) == [[False, False, True]] * 2
+    assert run_ranks(2, decide) == [[False, False, True]] * 2
 
 
 @pytest.mark.parametrize(("scaled", "limit"), [(False, 5), (True, 21)])
