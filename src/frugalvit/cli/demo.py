@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -57,10 +58,10 @@ def demo(config: DemoConfig) -> CommandResult:
     unseen = unseen[:: max(1, len(unseen) // 6)][:6]
     console.info("3/3  Predicting six unseen digits.")
     predictions = predict(PredictConfig(model=str(first), images=[str(path) for path in unseen], top=2))
-    stored = result.data["differences"]["with"]  # None: no interval
-    difference = Difference(**{name: math.nan if value is None else value for name, value in stored.items()})
+    stored: dict[str, Any] = result.data["differences"]["with"]  # None: no interval
+    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in stored.items()}
     notes = [
-        f"With Drloc - without (95 % interval): {difference}",
+        f"With Drloc - without (95 % interval): {Difference(**values)}",
         "",
         f"See         {first}/report.html",
         f"            {folder}/compare/comparison.png",

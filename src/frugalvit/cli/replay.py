@@ -60,7 +60,8 @@ def replay(config: ReplayConfig) -> CommandResult:
         note += f" (part {part + 1} of {len(parts)})" if first else f" (all {len(parts)} parts of the step)"
     rows: list[list[object]] = []
     for stage in dict.fromkeys(stage for stage, _ in bad):
-        rows += [[stage, name] for name in [name for kind, name in bad if kind == stage][: config.top]]
+        names = [name for kind, name in bad if kind == stage]
+        rows.extend([stage, name] for name in names[: config.top])
     data = {"step": dump["step"], "part": part, "first_bad": first, "bad": [list(pair) for pair in bad]}
     table = Table(["kind", "name"], rows, f"step {dump['step']}: {len(bad)} non-finite tensors")
     tables = [Table(["loss", "value"], [[name, str(value.item())] for name, value in losses.items()])]
