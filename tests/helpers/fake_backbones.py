@@ -1,4 +1,4 @@
-"""Small networks with known answers that replace a trained backbone."""
+"""Small networks with known answers instead of a trained backbone."""
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ class PatchFeatures(nn.Module):
 
 
 class PositionFeatures(PatchFeatures):
-    """Features of the position, which ``coordinate_images`` stores in the red and green channel."""
+    """The position itself: reads the coordinates that a picture carries in its red and green channel."""
 
     def forward(self, images: Tensor) -> Features:
         cells = nn.functional.avg_pool2d(images, self.cell)
@@ -49,7 +49,7 @@ class PositionFeatures(PatchFeatures):
 
 
 class PaddedPositions(PatchFeatures):
-    """Which positions of ``coordinate_images`` a region covers; padding covers none."""
+    """The positions of ``coordinate_images`` that a region covers; padding counts as no position."""
 
     def __init__(self, img_size: tuple[int, int], cell: int, heads: int = 3) -> None:
         super().__init__(img_size, cell, dim=64, heads=heads)
@@ -68,7 +68,7 @@ class PaddedPositions(PatchFeatures):
 
 
 class ConstantFeatures(PatchFeatures):
-    """The same features for every region."""
+    """Every region looks the same."""
 
     def forward(self, images: Tensor) -> Features:
         rows, columns = self.grid_size(tuple(images.shape[2:]))

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ from frugalvit.visualization.model_views import (
     spread_evenly,
 )
 
-_MAX_STEM = 160
-"""Bytes of an image's name that a file name may contain: most systems allow 255 in all."""
+_MAX_NAME, _MAX_STEM = 230, 160
+"""Largest file name, and largest part of it from an image's name, in bytes: most systems allow 255."""
 
 
 def correspond(config: CorrespondConfig) -> CommandResult:
@@ -107,7 +108,7 @@ def _score_matches(
         out = str(Path(config.out).with_stem(f"{Path(config.out).stem}_scores"))
     path = _new_file(out, "correspond_scores", config.format)
     save(figures.score_figure(scores), path)
-    result.data |= {"chart": str(path), "scores": {name: score.as_dict() for name, score in scores.items()}}
+    result.data |= {"chart": str(path), "scores": {name: asdict(score) for name, score in scores.items()}}
     rows: list[list[object]] = [
         [name, s.accuracy, s.error, s.error_cells, s.chance_accuracy, s.chance_error, s.images]
         for name, s in scores.items()
@@ -183,7 +184,7 @@ def report(config: ReportConfig) -> CommandResult:
 
 
 def _check_replaceable(out: Path, runs: list[Path]) -> None:
-    """Allow a page to replace another page of frugalvit, but not that of another run."""
+    """Allow a page to replace a page of frugalvit only, and not that of another run."""
     is_own = len(runs) == 1 and out.resolve() == runs[0].resolve() / layout.REPORT
     if out.name == layout.REPORT and not is_own and is_run(out.parent):
         raise UserError(f"{out} is the page of the run in that folder; choose another --out.")
@@ -224,15 +225,16 @@ def _examples(config: CorrespondConfig) -> ImageDataset:
 
 def _new_file(out: str | None, stem: str, suffix: str) -> Path:
     """Return the path of a new file: ``out``, or a free name in the folder ``out``."""
+    if out is not None and len(os.fsencode(Path(out).name)) > _MAX_NAME:
+        raise UserError(f"--out {out} is too long for a file name.")
     if out is None or Path(out).is_dir():
         stem = re.sub(r"[^\w.-]+", "-", stem).encode()[:_MAX_STEM].decode("utf-8", "ignore")
         numbered = (f"{stem}{f'_{n}' if n > 1 else ''}.{suffix}" for n in range(1, 100_000))
         return next(path for name in numbered if not (path := Path(out or "") / name).exists())
     path = Path(out) if Path(out).suffix else Path(f"{out}.{suffix}")
     if path.suffix != f".{suffix}":
-        raise UserError(f"--out {out} does not end with .{suffix}.")
-    if len(os.fsencode(path.name)) > 230:  # temporary files have longer names; most systems allow 255
-        raise UserError(f"--out {out} is too long for a file name.")
+        hint = "choose another name" if suffix == "html" else "use --format or another name"
+        raise UserError(f"--out {out} does not end with .{suffix}; {hint}.")
     if path.exists():
         raise UserError(f"{path} exists; choose another --out.")
     make_folder(path.parent)
