@@ -56,7 +56,7 @@ def save_data(
         split: MemoryExamples(contents, numbers[split], split) for split, (contents, _) in parts.items()
     }
     source = DatasetSplits(folder.resolve().name, "memory", "arrays", names, splits)
-    with working_folder(folder.resolve(), inside=False) as fresh:  # the old dataset stays until the new one is complete
+    with working_folder(folder.resolve()) as fresh:  # the old dataset stays until the new one is complete
         with console.quiet():
             packed = pack(source, fresh, shuffle=False).data
         for bad in packed["bad"]:
