@@ -13,7 +13,7 @@ from frugalvit.tasks.dense.dataset import make_splits, read_image_size
 from frugalvit.tasks.detection.coco import open_coco
 from frugalvit.tasks.segmentation.dataset import Scene, open_scenes
 from helpers.dense_runs import Kind
-from helpers.dense_samples import as_voc, make_coco, make_scenes
+from helpers.dense_samples import make_scenes
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -52,28 +52,6 @@ def test_an_unreadable_mask_is_named_once(tmp_path: Path) -> None:
     path.write_bytes(b"no mask")
     with pytest.raises(UserError, match=r"1\.png is not a readable mask"):
         open_scenes(str(data), max_bad=1.0)
-
-
-@pytest.mark.parametrize("fraction", [0.1, 0.5])
-def test_images_in_train_and_val_stay_in_one_split(tmp_path: Path, fraction: float) -> None:
-    data = make_coco(tmp_path / "data", train=12)
-    (data / "instances_val.json").write_bytes((data / "instances_train.json").read_bytes())
-    splits = open_coco(str(data), "remake", fraction).splits
-    train, val = ({image.path for image in splits[split]} for split in ("train", "val"))
-    assert len(train | val) == 12 and train and val and not train & val
-    assert sum(len(images) for images in splits.values()) == 24
-
-
-def test_images_listed_twice_stay_in_one_split(tmp_path: Path) -> None:
-    """In Pascal VOC's layout an image is a line of a list."""
-    data = as_voc(make_scenes(tmp_path / "data", train=12, val=0))
-    lists = data / "ImageSets" / "Segmentation"
-    (lists / "train.txt").write_text("".join(f"train{i % 12}\n" for i in range(36)))
-    splits = open_scenes(str(data), val_fraction=0.2).splits
-    train, val = ({scene.path for scene in splits[split]} for split in ("train", "val"))
-    assert len(train | val) == 12 and train and val and not train & val
-    (lists / "train.txt").write_text("train3\ntrain3\n")
-    assert list(open_scenes(str(data)).splits) == ["train"], "one image cannot be split"
 
 
 def test_splits_follow_the_hash_of_the_names() -> None:
