@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_config import saved_size
 from frugalvit.config.tools import EXPORTS, ExportConfig
 from frugalvit.config.yaml import read_yaml
@@ -21,8 +20,7 @@ from frugalvit.engine.hardware import configure_cpu
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by, without_scores
 from frugalvit.export.format import ExportFormat, ExportJob, Run
-from frugalvit.export.inference_model import ReadyModel, load
-from frugalvit.export.model_card import in_pixels
+from frugalvit.export.inference_model import load
 from frugalvit.export.verify import check_images
 from frugalvit.runs import layout
 from frugalvit.tasks.classification.predict import nonfinite_message
@@ -43,23 +41,24 @@ def export(config: ExportConfig) -> CommandResult:
     model = load(config.model, img_size=config.img_size, backbone=config.backbone)
     out = Path(config.out or f"{model.name}-{config.to}")
     remove_leftovers(out.absolute())
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists():
         raise UserError(f"{out} already exists: choose another folder with --out.")
-    settings, meta, scored_at = _read_settings(config.model), model.meta, _scored_size(config, model)
-    if scored_at is not None:
-        meta = without_scores(meta)  # they are the scores of another input size
-    images, source = check_images(model, config.images, settings)
+    settings, size = _read_settings(config.model), saved_size(config.model)
+    resized = config.img_size is not None and size not in (None, model.backbone.img_size)
+    meta = without_scores(model.meta) if resized else model.meta
+    images, source = check_images(model, config.images, settings.get("data"))
     with torch.inference_mode():
         if not bool(model(images).isfinite().all()):
             raise UserError(nonfinite_message(config.model))
     console.info(f"writing {model.backbone.name} for {config.to}, then checking it on {source}")
     with _staged(out) as folder:
-        network, run = export_format.write(ExportJob(config, model, folder, meta, settings, scored_at))
+        network, run = export_format.write(ExportJob(config, model, folder, meta, settings, resized))
         difference = largest_difference(network, run, images)
         if not difference <= TOLERANCE:
             raise UserError(
                 f"The {config.to} export differs from torch by {difference:.2g} (allowed: {TOLERANCE:g}) on "
-                f"{source} and was deleted. {advise_on_difference(model.backbone, config.to)}"
+                f"{source} and was deleted. A network of your own must load timm's weights (docs/extending.md). "
+                f"Otherwise please report this model: {model.backbone.name}."
             )
     files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     data = {
@@ -73,8 +72,8 @@ def export(config: ExportConfig) -> CommandResult:
     }
     rows: list[list[object]] = [[name, round(size / 1e6, 3)] for name, size in files.items()]
     notes = [f"equals torch within {difference:.1e} on {source}"]
-    if scored_at is not None and meta != model.meta:
-        notes.append(f"config.json has no scores: they were measured at {in_pixels(scored_at)}")
+    if meta != model.meta:
+        notes.append("config.json has no scores: they were measured at another image size")
     if (Path(config.model) / layout.DENSE_FACTS).exists():
         notes.append("this is the backbone alone: use detectors and segmenters with 'frugalvit detect|segment predict'")
     if not Path(config.model).exists():
@@ -100,47 +99,20 @@ def largest_difference(network: nn.Module, run: Run, images: Tensor) -> float:
     return largest
 
 
-def advise_on_difference(backbone: Backbone, to: str) -> str:
-    """Say what to do about an export that computes something else."""
-    is_users = type(backbone.model).__module__.partition(".")[0] not in ("frugalvit", "timm")
-    if is_users and to in ("timm", "hf"):
-        return f"The function that makes {backbone.name} must load timm's pretrained weights (docs/extending.md)."
-    return f"Please report this model: {backbone.name}."
-
-
 def _read_settings(model: str) -> dict[str, Any]:
     """Read config.yaml of a run; empty if the model is not a run."""
     config = (described_by(Path(model)) or Path(model)) / layout.CONFIG
     return read_yaml(config) if config.is_file() else {}
 
 
-def _scored_size(config: ExportConfig, model: ReadyModel) -> tuple[int, int] | None:
-    """Return the input size of the model's scores if the export has another."""
-    size = None if config.img_size is None else saved_size(config.model)
-    return None if size == model.backbone.img_size else size
-
-
 @contextlib.contextmanager
 def _staged(out: Path) -> Iterator[Path]:
-    """Yield a working folder that replaces ``out`` at the end, and is removed on an error.
-
-    It is beside ``out``, or inside if that is an empty folder, which may be mounted or the current one.
-    """
-    inside, path = out.is_dir(), out.absolute()
-    make_folder(path if inside else path.parent)
-    with working_folder(path, inside=inside) as folder:
+    """Yield a working folder that is moved to ``out`` at the end, and is removed on an error."""
+    path = out.absolute()
+    make_folder(path.parent)
+    with working_folder(path, inside=False) as folder:
         yield folder
-        finished = folder.rename(folder.parent.with_suffix(""))  # remove_leftovers does not delete this name
-    try:
-        if inside:
-            if any(entry.name != finished.name for entry in out.iterdir()):
-                raise OSError(None, "other files were written there")
-            for entry in finished.iterdir():
-                entry.rename(out / entry.name)
-            finished.rmdir()
-        else:
-            finished.rename(out)
-    except OSError as error:
-        raise UserError(
-            f"The export is finished but cannot be moved to {out} ({error.strerror or error}): it is in {finished}."
-        ) from None
+        try:
+            folder.rename(path)
+        except OSError as error:
+            raise UserError(f"The export cannot be moved to {out}: {error.strerror or error}.") from None

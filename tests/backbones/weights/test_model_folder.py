@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 
 from frugalvit import create_backbone
 from frugalvit.backbones.weights.load import load_weights
-from frugalvit.backbones.weights.model_config import WEIGHT_FILES, class_names, crop_share
+from frugalvit.backbones.weights.model_config import WEIGHT_FILES, class_names, crop_share, timm_architecture
 from frugalvit.backbones.weights.model_folder import load_model_folder, save_model_folder
-from frugalvit.backbones.weights.timm_config import timm_config
 from frugalvit.data.augment.transforms import EvalTransform
 from frugalvit.errors import UserError
 
@@ -215,8 +214,8 @@ def test_trained_network_keeps_its_shape_at_small_sizes(name: str, keywords: dic
         ]
         with torch.inference_mode():
             torch.testing.assert_close(loaded(images).pooled, backbone(images).pooled, atol=1e-5, rtol=1e-5)
-    assert "keep_patch_size" not in timm_config(small)["model_args"]
-    assert timm_config(small)["architecture"] != "frugalvit_small_stem"
+    architecture, arguments = timm_architecture(small)
+    assert "keep_patch_size" not in arguments and architecture != "frugalvit_small_stem"
     assert create_backbone(name, 96, **keywords).grid_size(96) > (grid, grid)
 
 

@@ -224,9 +224,6 @@ class T2TViT(StagedModel):
         normed = self.norm(tokens)
         return self.to_grid((normed if norm else tokens, height, width)), self.head_drop(normed[:, 0])
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        return self.features_of(self.run_blocks(images))
-
     def features_of(self, state: Tokens) -> Tensor:
         return self.norm(state[0])
 
