@@ -1,9 +1,7 @@
 """``create_backbone``: a name to a Backbone, for our networks and every timm network with a final grid."""
 
-import inspect
 import operator
 import re
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +14,7 @@ from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
 from frugalvit.backbones.registry import get_architecture, get_family
 from frugalvit.backbones.small_images import adapt, note_small_grid, set_stem_stride
 from frugalvit.backbones.timm_features import Size, build_on_meta
-from frugalvit.errors import UserError, did_you_mean
+from frugalvit.errors import UserError
 
 # Offered to every network, and dropped for those without the keyword: with them one object takes every image size.
 _FLEXIBLE = {"dynamic_img_size": True, "strict_img_size": False}
@@ -135,7 +133,7 @@ def build_timm(
                 optional = {key: value for key, value in optional.items() if key not in unknown}
                 continue
             if wrong := [keyword for keyword in keywords if keyword in unknown]:
-                raise UserError(_unknown_keyword(name, wrong[0], _known_keywords(architecture, str(error)))) from error
+                raise UserError(_unknown_keyword(name, wrong[0])) from error
             raise UserError(f"{name} cannot be built with {_format(keywords)}: {_first_line(error)}") from error
         except Exception as error:
             if pretrained:
@@ -201,17 +199,10 @@ def _unexpected_keywords(message: str) -> list[str]:
     return re.findall(r"'(\w+)'", named[1] or named[2]) if named else []
 
 
-def _known_keywords(architecture: str, message: str) -> set[str]:
-    """Keywords of the class that raised the TypeError (``SwinTransformer.__init__() got an unexpected …``)."""
-    module = sys.modules[timm.models.model_entrypoint(architecture.partition(".")[0]).__module__]
-    kind = getattr(module, message.partition(".__init__()")[0], None)
-    return set(inspect.signature(kind).parameters) if inspect.isclass(kind) else set()
-
-
-def _unknown_keyword(name: str, keyword: str, known: set[str]) -> str:
+def _unknown_keyword(name: str, keyword: str) -> str:
     if keyword == "drop_path_rate":
         return f"{name} has no stochastic depth; leave drop_path out"
-    return f"{name} has no keyword {keyword!r}.{did_you_mean(keyword, known)}"
+    return f"{name} has no keyword {keyword!r}; see its class in timm or frugalvit.backbones.architectures"
 
 
 def _first_line(error: Exception) -> str:
