@@ -1,6 +1,5 @@
 """``create_backbone``: a name to a Backbone, for our networks and every timm network with a final grid."""
 
-import operator
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +11,9 @@ from torch import nn
 
 from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
 from frugalvit.backbones.registry import get_architecture, get_family
-from frugalvit.backbones.small_images import adapt, note_small_grid, set_stem_stride
+from frugalvit.backbones.small_images import adapt, format_keywords, note_small_grid, set_stem_stride
 from frugalvit.backbones.timm_features import Size, build_on_meta
-from frugalvit.errors import UserError
+from frugalvit.errors import UserError, to_count
 
 # Offered to every network, and dropped for those without the keyword: with them one object takes every image size.
 _FLEXIBLE = {"dynamic_img_size": True, "strict_img_size": False}
@@ -47,7 +46,7 @@ def create_backbone(
                 stride of the stem of a convolutional network
     """
     size = to_size(img_size)
-    num_classes, in_chans = to_count("num_classes", num_classes, 0), to_count("in_chans", in_chans, 1)
+    num_classes, in_chans = to_count("num_classes", num_classes, 0), to_count("in_chans", in_chans)
     keywords = {key: value for key, value in keywords.items() if value is not None}
     # drop_path_rate is timm's name. Left in the keywords, it would override drop_path of a teacher.
     rate = keywords.pop("drop_path_rate", None)
@@ -134,14 +133,14 @@ def build_timm(
                 continue
             if wrong := [keyword for keyword in keywords if keyword in unknown]:
                 raise UserError(_unknown_keyword(name, wrong[0])) from error
-            raise UserError(f"{name} cannot be built with {_format(keywords)}: {_first_line(error)}") from error
+            raise UserError(f"{name} cannot be built with {format_keywords(keywords)}: {_first_line(error)}") from error
         except Exception as error:
             if pretrained:
                 raise UserError(
                     f"pretrained weights of {name} cannot be downloaded ({_first_line(error)}); "
                     "check the connection, or use a weights file (--init, load_weights)"
                 ) from error
-            options = _format({**keywords, "img_size": img_size})
+            options = format_keywords({**keywords, "img_size": img_size})
             raise UserError(f"{name} cannot be built with {options}: {_first_line(error)}") from error
     if stem_stride is not None:
         set_stem_stride(model, int(stem_stride))
@@ -152,21 +151,10 @@ def to_size(img_size: int | Sequence[int]) -> Size:
     """Return (height, width) from a number of pixels or a pair."""
     try:
         pair: Any = img_size if hasattr(img_size, "__len__") else (img_size, img_size)
-        height, width = (to_count("img_size", side, 1) for side in pair)
+        height, width = (to_count("img_size", side) for side in pair)
     except (TypeError, ValueError, UserError):
         raise UserError(f"img_size={img_size!r} is not a size; use pixels, or (height, width)") from None
     return height, width
-
-
-def to_count(name: str, value: Any, least: int) -> int:
-    """Return ``value`` as int if it is an integer (numpy's too) of at least ``least``."""
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < least:
-        raise UserError(f"{name}={value!r}: use an integer of at least {least}")
-    return number
 
 
 def _default_statistics(in_chans: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -211,7 +199,3 @@ def _first_line(error: Exception) -> str:
 
 def _to_json(value: Any) -> Any:
     return [_to_json(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def _format(keywords: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in keywords.items()) or "its defaults"

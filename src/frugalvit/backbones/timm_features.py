@@ -5,6 +5,7 @@ A network that does not fit raises UserError.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -106,8 +107,7 @@ def cells_in_image(grid: Size, image: Size, padded: Size) -> Size:
 
 def padded_sizes(model: nn.Module, size: Size, img_size: Size) -> list[Size]:
     """Sizes to pad images of ``size`` to until the network, built for ``img_size``, accepts them; smallest first."""
-    info = list(getattr(model, "feature_info", None) or [])
-    step = (info[-1].get("reduction") if info else 0) or 32
+    step = reduction(model) or 32
     units = [(1, 1), (step, step), (32, 32), (64, 64), img_size]
     sizes = [(-(-size[0] // unit[0]) * unit[0], -(-size[1] // unit[1]) * unit[1]) for unit in units]
     return list(dict.fromkeys(sizes))
@@ -282,7 +282,16 @@ def _last_attention_module(model: nn.Module, name: str) -> nn.Module:
     return attentions[-1]
 
 
-# Trial runs
+# Contexts
+
+
+@contextmanager
+def quiet_tables() -> Iterator[None]:
+    """Suppress the warnings of timm's resizing of bias tables about its indexing, which users cannot fix."""
+    with warnings.catch_warnings():
+        for message in ("Using a non-tuple sequence", r"torch.searchsorted\(\): input value tensor is non-contiguous"):
+            warnings.filterwarnings("ignore", message, UserWarning, module=r"timm\.layers\.interpolate")
+        yield
 
 
 @contextmanager

@@ -16,12 +16,16 @@ from torch import Tensor, nn
 from frugalvit.backbones.weights.model_config import saved_size
 from frugalvit.config.tools import EXPORTS, ExportConfig
 from frugalvit.config.yaml import read_yaml
+from frugalvit.data import open_data
+from frugalvit.data.decode import decode
+from frugalvit.data.formats.registry import find_format
+from frugalvit.data.paths import local
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.engine.hardware import configure_cpu
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by, without_scores
 from frugalvit.export.format import ExportFormat, ExportJob, Run
-from frugalvit.export.inference_model import load
-from frugalvit.export.verify import check_images
+from frugalvit.export.inference_model import ReadyModel, load
 from frugalvit.runs import layout
 from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.utils import console
@@ -30,6 +34,7 @@ from frugalvit.utils.tables import CommandResult, Table
 
 TOLERANCE = 1e-3
 """The largest absolute difference from torch that an exported model may have."""
+CHECKED = 5  # images
 
 
 def export(config: ExportConfig) -> CommandResult:
@@ -84,6 +89,44 @@ def export(config: ExportConfig) -> CommandResult:
 def _make_format(name: str) -> ExportFormat:
     module, _, attribute = EXPORTS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)()
+
+
+def check_images(model: ReadyModel, images: str | None, run_data: str | None) -> tuple[Tensor, str]:
+    """Return a batch of preprocessed images and a description of them.
+
+    images:   the user's choice, which may be remote
+    run_data: the data of the model's run; used if it is a local path, never downloaded
+    """
+    backbone = model.backbone
+    data = images or run_data
+    if data and backbone.in_chans == 3 and (images or local(data).exists()):
+        try:
+            pixels = read_images(data)
+        except UserError as error:
+            if images:
+                raise
+            console.warning(f"cannot read the run's data ({error}); checking the export on noise")
+        else:
+            return model.transform(pixels), f"{len(pixels)} images of {data}"
+    noise = torch.randn(CHECKED, backbone.in_chans, *backbone.img_size, generator=torch.Generator().manual_seed(0))
+    return noise, f"{CHECKED} images of noise"
+
+
+def read_images(data: str) -> list[Any]:
+    """Read the first readable images of a file, a folder or a dataset."""
+    if Path(data).is_file() and find_format(data) is None:
+        return [decode(data)]
+    splits = open_data(data, split="given").splits
+    examples: Any = next((splits[name] for name in ("test", "val", "train") if len(splits.get(name, ()))), [])
+    pixels: list[Any] = []
+    for index in range(len(examples)):
+        with contextlib.suppress(UnreadableImage):
+            pixels.append(examples.read(index))
+        if len(pixels) == CHECKED:
+            break
+    if not pixels:
+        raise UserError(f"{data} has no readable image.")
+    return pixels
 
 
 def largest_difference(network: nn.Module, run: Run, images: Tensor) -> float:

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from frugalvit.backbones.base import Backbone
-from frugalvit.backbones.factory import to_count, to_size
+from frugalvit.backbones.factory import to_size
 from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.data.image_inputs import as_list
 from frugalvit.engine import hardware
 from frugalvit.engine.hardware import cpu_settings, numbered_device
-from frugalvit.errors import UserError
+from frugalvit.errors import UserError, to_count
 from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.features import Features
 from frugalvit.tasks.classification.predict import nonfinite_message
@@ -60,7 +60,7 @@ class ReadyModel(nn.Module):
         """
         if not self.backbone.num_classes:
             raise UserError(f"{self.name} has no classifier; use features() instead.")
-        top, batch = to_count("top", top, 1), to_count("batch", batch, 1)
+        top, batch = to_count("top", top), to_count("batch", batch)
         inputs = as_list(pictures)
         names = self.classes or tuple(str(index) for index in range(self.backbone.num_classes))
         predictions: list[list[tuple[str, float]]] = []

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.drop import DropPath
 from timm.layers.weight_init import trunc_normal_
@@ -47,18 +46,6 @@ class Residual(nn.Module):
 
     def attention(self, x: Tensor) -> Tensor:
         return self.fn.attention(self.norm(x))  # type: ignore[operator]
-
-
-class Mlp(nn.Module):
-    """Two linear layers with a GELU between them, over the last dimension."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
 
 
 class Blocks(nn.Module):

@@ -38,7 +38,7 @@ from frugalvit.backbones.architectures.windows import (
     window_partition,
     window_reverse,
 )
-from frugalvit.backbones.weights.resample import quiet_tables
+from frugalvit.backbones.timm_features import quiet_tables
 from frugalvit.errors import UserError
 from frugalvit.utils.triton import TRITON_AVAILABLE
 

@@ -22,12 +22,12 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from timm.layers.mlp import Mlp
 from timm.layers.weight_init import trunc_normal_
 from timm.models import register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures.common import (
-    Mlp,
     Parts,
     StagedModel,
     build,
@@ -40,8 +40,6 @@ from frugalvit.backbones.architectures.common import (
     timm_cfg,
 )
 from frugalvit.errors import UserError
-
-__all__ = ["VisionLongformer"]
 
 Tokens = tuple[Tensor, int, int]
 """(B, global tokens + h * w, C), h, w."""

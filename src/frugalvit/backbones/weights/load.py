@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from frugalvit.backbones.base import Backbone
+from frugalvit.backbones.timm_features import quiet_tables
 from frugalvit.backbones.weights import released_checkpoints
 from frugalvit.backbones.weights.fit import Fitted, fit
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, saved_network, weights_in
-from frugalvit.backbones.weights.resample import quiet_tables
 from frugalvit.backbones.weights.safe_load import read_checkpoint, read_with_metadata
 from frugalvit.errors import UserError
 from frugalvit.utils.text import truncate_list
