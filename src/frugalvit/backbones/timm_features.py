@@ -108,7 +108,8 @@ def cells_in_image(grid: Size, image: Size, padded: Size) -> Size:
 def padded_sizes(model: nn.Module, size: Size, img_size: Size) -> list[Size]:
     """Sizes to pad images of ``size`` to until the network, built for ``img_size``, accepts them; smallest first."""
     step = reduction(model) or 32
-    units = [(1, 1), (step, step), (32, 32), (64, 64), img_size]
+    published = (getattr(model, "pretrained_cfg", None) or {}).get("input_size") or (3, *img_size)
+    units = [(1, 1), (step, step), (32, 32), (64, 64), img_size, tuple(published[1:])]
     sizes = [(-(-size[0] // unit[0]) * unit[0], -(-size[1] // unit[1]) * unit[1]) for unit in units]
     return list(dict.fromkeys(sizes))
 

@@ -5,15 +5,15 @@ import warnings
 import numpy as np
 import pytest
 import torch
-
-from frugalvit.backbones import create_backbone
-from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.resample import (
     inner_bias_table,
     quiet_tables,
     resample_bias_table,
     resample_position_embedding,
 )
+
+from frugalvit.backbones import create_backbone
+from frugalvit.backbones.weights.load import load_weights
 from helpers.released_checkpoints import microsoft, swin, vit
 
 
