@@ -123,15 +123,8 @@ def test_pt2_has_a_dynamic_batch(name: str, tmp_path: Path):
     assert config["label_names"] == list(CLASSES)
 
 
-@pytest.mark.slow
 def test_programs_cannot_be_loaded_as_models(tmp_path: Path):
-    folder, backbone = made(tmp_path, "resnet")
+    folder, _ = made(tmp_path, "resnet")
     run_export(model=str(folder), to="pt2", out=str(tmp_path / "out"))
-    images = torch.rand(2, 3, *backbone.img_size)
-    logits = torch.export.load(tmp_path / "out" / "model.pt2").module()(images)
-    assert isinstance(logits, torch.Tensor) and logits.shape == (2, len(CLASSES))
     with pytest.raises(UserError, match="pt2"):
         fv.load(str(tmp_path / "out"))
-    (tmp_path / "out" / "model.pt2").rename(tmp_path / "out" / "model.onnx")
-    with pytest.raises(UserError, match="ONNX"):
-        run_export(model=str(tmp_path / "out"), to="timm", out=str(tmp_path / "again"))

@@ -139,11 +139,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} contains no model (no config.json).") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a readable JSON file ({' '.join(str(error).split())}).") from None
-    pretrained = config.get("pretrained_cfg") or {} if isinstance(config, dict) else None
+    if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
+        raise UserError(f"{path} has no 'architecture'; it was not written by frugalvit or timm.")
+    pretrained = config.get("pretrained_cfg") or {}
     if not isinstance(pretrained, dict) or len(pretrained.get("input_size") or (3, 224, 224)) != 3:
         raise UserError(f"{path} has a damaged 'pretrained_cfg'; it was not written by frugalvit or timm.")
-    if not isinstance(config.get("architecture"), str):
-        raise UserError(f"{path} has no 'architecture'; it was not written by frugalvit or timm.")
     return config | {"pretrained_cfg": pretrained}
 
 
