@@ -263,11 +263,3 @@ def test_impossible_shapes_raise_user_error(name):
 def test_images_smaller_than_a_kernel_raise_user_error(name):
     with pytest.raises(UserError, match="40x2 pixels"):
         tiny(name)(images(1, 3, 40, 2))
-
-
-@every_model
-def test_dropout_before_the_classifier(name):
-    model = tiny(name, drop_rate=0.5)
-    pooled = model.train().forward_grid(images(2, 3, 64, 64))[1]
-    assert 0.2 < (pooled == 0).float().mean() < 0.8
-    assert not (model.eval().forward_grid(images(2, 3, 64, 64))[1] == 0).any()

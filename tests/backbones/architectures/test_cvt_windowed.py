@@ -1,13 +1,10 @@
 """The attention of the windowed CvT equals loops over positions."""
 
-import pytest
-import timm
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from frugalvit.backbones.architectures.cvt_windowed import WindowAttention
-from frugalvit.errors import UserError
 
 
 def attention_by_loops(layer: WindowAttention, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,8 +75,3 @@ def test_padding_does_not_change_batch_statistics():
     layer(x)
     seen = layer.qkv.dw(x).mean((0, 2, 3))
     torch.testing.assert_close(layer.qkv.bn.running_mean, 0.1 * seen)
-
-
-def test_unknown_padding_raises_user_error():
-    with pytest.raises(UserError, match="'masked' or 'zeros'"):
-        timm.create_model("cvt_tiny_w7", padding="reflect")

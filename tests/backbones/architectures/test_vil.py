@@ -94,8 +94,3 @@ def test_sparse_last_stage_has_no_attention_map():
     model = timm.create_model("vil_tiny_w7", embed_dim=8, depths=(1, 1), num_heads=(1, 1), sparse_stages=2)
     with pytest.raises(UserError, match="sparse"):
         model.last_attention(torch.randn(1, 3, 32, 32))
-
-
-def test_unknown_bias_resize_raises_user_error():
-    with pytest.raises(UserError, match="bias_resize='picture'"):
-        timm.create_model("vil_tiny_w7", bias_resize="picture")

@@ -27,11 +27,6 @@ def test_relative_bias_equals_indexing(plan: WindowPlan) -> None:
         assert torch.equal(relative_bias(table, plan), theirs)
 
 
-def test_offsets_are_cached() -> None:
-    plan, table = plans()[0], torch.nn.Parameter(torch.zeros(169, 3))
-    assert offsets(plan, table) is offsets(plan, table) is offsets(plan, table.detach())
-
-
 @pytest.mark.parametrize("plan", plans(), ids=str)
 def test_every_pair_reads_one_row(plan: WindowPlan) -> None:
     index = offsets(plan, torch.zeros(1)).flatten()
