@@ -102,14 +102,6 @@ def test_onnx_keeps_the_epsilon_of_a_division(tmp_path: Path, photographs: Path)
     assert check_onnx(folder, "features", tmp_path / "out", photographs) < 1e-3
 
 
-def test_onnx_of_a_model_without_classifier(tmp_path: Path, photos: Path):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    folder, _ = made(tmp_path, "vit", num_classes=0)
-    run_export(model=str(folder), to="onnx", out=str(tmp_path / "out"), images=str(photos / "0.jpg"))
-    session = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), providers=["CPUExecutionProvider"])
-    assert [output.name for output in session.get_outputs()] == ["pooled", "grid"]
-
-
 @pytest.mark.parametrize("name", ["swin", pytest.param("t2t", marks=pytest.mark.slow)])
 def test_pt2_has_a_dynamic_batch(name: str, tmp_path: Path):
     folder, backbone = made(tmp_path, name)

@@ -217,16 +217,6 @@ def test_classifier_and_channels(name):
 
 
 @every_model
-def test_smaller_patches_give_a_larger_grid(name):
-    model = tiny(name, img_size=32, patch_size=2)
-    assert model.forward_grid(images(1, 3, 32, 32))[0].shape[2] == 2 * 32 // STRIDE[name]
-    same_weights = tiny(name).state_dict()
-    other = [key for key, value in model.state_dict().items() if value.shape != same_weights[key].shape]
-    # T2T's positions, the first patch of ViL and Swin; Swin's windows are smaller on smaller maps.
-    assert len([key for key in other if not key.endswith("relative_position_bias_table")]) <= 1
-
-
-@every_model
 def test_forward_intermediates_selects_stages(name):
     model = tiny(name)
     pixels = images(1, 3, 64, 64)
