@@ -137,7 +137,7 @@ def stage_blocks(model: nn.Module, name: str) -> list[list[nn.Module]]:
     else:
         stages = [blocks for stage in _stage_modules(model, info) if (blocks := _blocks_of(stage))]
     if not stages:
-        raise UserError(f"the blocks of {name} cannot be told apart; choose another network, or pooled features")
+        raise UserError(f"{name} has no list of blocks; choose another network, or pooled features")
     return stages
 
 
