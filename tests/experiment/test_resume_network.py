@@ -118,7 +118,6 @@ def test_resume_keeps_the_statistics_of_pretrained_weights(
     """A resumed run fetches no weights any more; its images are normalised as before."""
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **more: create(name, **more))
-    monkeypatch.setattr(factory, "_check_hub", lambda *_: None)
     values = TRAIN | {"backbone": "test_vit.r160_in1k", "backbone_args": {}, "pretrained": True, "img_size": 32}
     values |= {"data": images, "device": "cpu"}
     train(TrainConfig.parse(values | {"out": str(tmp_path / "whole")}))
