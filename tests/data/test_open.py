@@ -12,10 +12,8 @@ from PIL import Image
 from frugalvit.cli.main import main
 from frugalvit.data import check_trainable, image_size, open_data
 from frugalvit.data.image_size import median_side
-from frugalvit.data.open import classes_in_shards
 from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.data.webdataset.pack import pack
-from frugalvit.data.webdataset.streaming_dataset import open_stream
 from frugalvit.errors import UserError
 from helpers.data_layouts import fill, lock, picture, sizes
 
@@ -280,23 +278,8 @@ def test_repeated_class_in_list_is_an_error(tmp_path: Path, capsys: pytest.Captu
             assert main(["data", str(tmp_path / place), "--classes", str(file)]) == 2
             printed = capsys.readouterr().err
             assert message in printed and printed.count("\n") == 1
-        with pytest.raises(UserError, match="Remove one of them"):
-            classes_in_shards(str(tmp_path / "shards"), str(file))
     file.write_text("polar bear\npolar fox\n\n\n")
     assert open_data(tmp_path / "in", classes=file).classes == ("polar bear", "polar fox")
-
-
-def test_select_classes_with_spaces_in_shards(tmp_path: Path) -> None:
-    """Without an index the names in streamed shards are unknown, so both readings of a line count."""
-    fill(tmp_path / "in", {"train/polar bear": 2, "train/polar": 2, "train/n01": 2})
-    pack(open_data(tmp_path / "in", split="given"), tmp_path / "shards")
-    (tmp_path / "list.txt").write_text("polar bear\nn01 tench\n")
-    where, file = str(tmp_path / "shards"), str(tmp_path / "list.txt")
-    wanted = classes_in_shards(where, file)
-    assert open_stream(where, labelled=True, split="given", classes=wanted).classes == ("n01", "polar bear")
-    (tmp_path / "shards" / "index.json").unlink()
-    assert classes_in_shards(where, file) == ["polar bear", "n01 tench", "polar", "n01"]
-    assert classes_in_shards(where, None) is None
 
 
 def test_domainnet(tmp_path: Path) -> None:

@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StreamedShards:
-    """The shards of a streamed dataset; ``counts``, ``keep`` and labels as ``ShardStream`` takes them.
+    """The shards of a streamed dataset, and the number of examples in each.
 
     raw_labels: the labels in the order of the classes; None without labels
     """
 
     paths: list[str]
-    counts: list[int] | None
-    keep: frozenset[str] | None
+    counts: list[int]
     raw_labels: list[str] | None
 
 
@@ -49,7 +48,6 @@ class ImageDataset:
 
     streaming: StreamedShards | None = None  # None if the images can be read one by one
     decoded: PackedImages | None = None  # decoded images stored with a packed dataset
-    split_rows: np.ndarray | None = None  # row of each image in the full split; None for the full split
 
     def __init__(self, names: Sequence[str], labels: np.ndarray | None, keys: Sequence[str] | None = None) -> None:
         self.names = list(names)

@@ -13,7 +13,6 @@ from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.named_catalog import DATASETS
 from frugalvit.data.formats.registry import find_format
 from frugalvit.data.paths import is_folder, local
-from frugalvit.data.webdataset import shards
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import pluralize, truncate_list
@@ -142,20 +141,6 @@ def _refuse_repeated(names: Sequence[str], lines: Sequence[str]) -> None:
         if name in first:
             raise UserError(f"--classes names '{name}' twice ('{first[name]}' and '{line}'). Remove one of them.")
         first[name] = line
-
-
-def classes_in_shards(where: str, file: str | None) -> list[str] | None:
-    """Return the class names of --classes for streamed shards.
-
-    Without an index the names in the shards are unknown, so a line counts both whole and by its first word.
-    """
-    wanted = read_class_names(file)
-    if wanted is None or all(len(line.split()) == 1 for line in wanted):
-        return wanted
-    index = shards.list_shards(where).index
-    if index is not None and index.classes is not None:
-        return _match_class_names(wanted, index.classes)
-    return list(dict.fromkeys([*wanted, *(line.split()[0] for line in wanted)]))
 
 
 def _match_class_names(wanted: Sequence[str], present: Sequence[str]) -> list[str]:

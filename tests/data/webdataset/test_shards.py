@@ -54,7 +54,6 @@ def test_a_damaged_shard_is_named_and_left_out(tmp_path: Path) -> None:
     ("labels", "classes"),
     [
         ({"json": [b'{"label": "cat"}', b'{"class": "dog"}', b'{"cls": "cat"}', b'{"target": "dog"}']}, ("cat", "dog")),
-        ({"txt": [b"cat\n", b"dog\n", b"cat\n", b"dog\n"]}, ("cat", "dog")),
         ({"txt": [b"a cat on a mat", b"two dogs", b"a third picture", b"and a fourth"]}, None),
         ({"json": [b"{", b"[]", b"{}", b"1"]}, None),
         ({}, None),
@@ -76,7 +75,7 @@ def test_members_never_escape_their_folder(tmp_path: Path) -> None:
     source = open_data(path, split="given")
     for i in range(len(source.splits["train"])):
         source.splits["train"].read(i)
-    assert len(list(ShardStream([str(path)]).epoch())) == len(source)
+    assert len(list(ShardStream([str(path)], [len(source)]).epoch())) == len(source)
     packed = tmp_path / "deep" / "packed"
     pack(source, packed)
     assert all(packed in (new, *new.parents) for new in tmp_path.rglob("*") if new not in before)
@@ -106,5 +105,3 @@ def test_shards_belong_to_the_split_in_their_names(tmp_path: Path) -> None:
             "test": ["test_00"],
         }
     assert list(list_shards(f"{tmp_path}/imagenet1k-validation-{{00..00}}.tar").splits) == ["train"]
-    write_tar(tmp_path / "lab" / "lab-dev-00.tar", {"1.png": png(1), "1.cls": b"0"})
-    assert list(list_shards(str(tmp_path / "lab")).splits) == ["train"]

@@ -6,9 +6,10 @@ fetched into the cache first. ``streaming_dataset.py`` streams them instead.
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from tarfile import TarInfo
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -21,14 +22,15 @@ from frugalvit.data.paths import local
 from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.data.webdataset.index import INDEX, PackedImages, PackedIndex, PackedShard, read_index
 from frugalvit.data.webdataset.remote import fetch, is_pipe, is_remote, without_query
-from frugalvit.data.webdataset.tar import BadShard, Member, list_members
+from frugalvit.data.webdataset.tar import BadShard, list_members
 from frugalvit.errors import UserError
 from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import truncate_list
 
 _MAX_IMAGE, _MAX_TEXT = 1 << 30, 1 << 20
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_MAX_SHARDS = _MAX_LABELS = 1_000_000
+_MAX_SHARDS = 1_000_000
+_LABEL_KINDS = ("cls", "json")
 T = TypeVar("T")
 
 
@@ -39,7 +41,6 @@ class Sample(NamedTuple):
     offset: int
     size: int
     label: str | None
-    may_be_caption: bool
 
 
 Listed = list[tuple[int, Sample]]
@@ -81,8 +82,7 @@ class ShardExamples(ImageDataset):
 
     def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
         assert isinstance(full, ShardExamples)
-        self.offsets = full.offsets[chosen]
-        self.split_rows = chosen if full.split_rows is None else full.split_rows[chosen]
+        self.offsets, self.decoded = full.offsets[chosen], None
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         shards = [_shard_fingerprint(shard, self.index, times) for shard in self.shards]
@@ -189,23 +189,20 @@ def open_shards(where: str) -> DatasetSplits:
     if not any(listed.values()):
         raise UserError(f"{where} has no images in readable shards.{' ' + notes[-1] if notes else ''}")
 
-    summary = LabelSummary()
-    for _, sample in (item for part in listed.values() for item in part):
-        summary.add(sample.label, sample.may_be_caption)
-    labelled = find_labels([summary], where, notes) is not None
+    found = [Counter(sample.label for _, sample in part) for part in listed.values()]
+    labelled = find_labels(found, where, notes) is not None
     train = listed.get("train", next(iter(listed.values())))
     labels, names = class_names(class_list(sample.label for _, sample in train), index) if labelled else (None, [])
     splits: dict[str, ImageDataset] = {}
     for split in ("train", "val", "test"):
-        if listed.get(split):
-            shards = by_split[split]
-            examples = shard_examples(shards, listed[split], labels, f"{split} in {where}", index)
-            if index is not None:
-                folder = Path(shards[0]).parent
-                files = [(folder / file.file, file) for file in index.decoded if file.split == split]
-                files = [(path, file) for path, file in files if path.is_file()]
-                examples.decoded = PackedImages(files, examples.fingerprint()) if files else None
-            splits[split] = examples
+        if not listed.get(split):
+            continue
+        shards = by_split[split]
+        splits[split] = shard_examples(shards, listed[split], labels, f"{split} in {where}", index)
+        for file in index.decoded if index is not None else ():
+            path = Path(shards[0]).parent / file.file
+            if file.split == split and path.is_file():
+                splits[split].decoded = PackedImages(path, file.target, splits[split].fingerprint())
     name = Path(where).resolve().name if not is_remote(where) else where
     return DatasetSplits(name, where, "shards", tuple(names) if labelled else None, splits, notes)
 
@@ -230,12 +227,12 @@ def read_shard(name: str) -> Iterator[Sample]:
     """Yield the examples of one shard in order; members without an image are skipped."""
     with Path(name).open("rb") as file:
         named = ((member.name, member) for member in list_members(name) if is_wanted(member))
-        for key, image, text_members in group_members(named):
+        for key, image, label_members in group_members(named):
             texts: dict[str, bytes] = {}
-            for kind, member in text_members.items():
-                file.seek(member.offset)
+            for kind, member in label_members.items():
+                file.seek(member.offset_data)
                 texts[kind] = file.read(member.size)
-            yield Sample(key, image.offset, image.size, *label_of(texts))
+            yield Sample(key, image.offset_data, image.size, label_of(texts))
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -245,20 +242,21 @@ def split_name(name: str) -> tuple[str, str]:
     return (folder + slash + stem if stem and "__MACOSX" not in folder else ""), kind.lower()
 
 
-def is_text(kind: str) -> bool:
-    return kind in ("cls", "json", "txt")
+def is_label(name: str) -> bool:
+    """True if a member can hold a label. A ``.txt`` is a caption, which is not read."""
+    return split_name(name)[1] in _LABEL_KINDS
 
 
-def is_wanted(member: Member) -> bool:
+def is_wanted(member: TarInfo) -> bool:
     """True if a member can belong to an example: an image or a label of a plausible size."""
     key, kind = split_name(member.name)
     is_image = f".{kind.rpartition('.')[2]}" in EXTENSIONS
-    limit = _MAX_IMAGE if is_image else _MAX_TEXT if is_text(kind) else -1
+    limit = _MAX_IMAGE if is_image else _MAX_TEXT if kind in _LABEL_KINDS else -1
     return bool(key) and member.size <= limit
 
 
 def group_members(named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T, dict[str, T]]]:
-    """Group neighbouring members into examples: key, first image, and texts by kind. An example needs an image."""
+    """Group neighbouring members into examples: key, first image, and labels by kind. An example needs an image."""
     current: str | None = None
     image: T | None = None
     texts: dict[str, T] = {}
@@ -268,7 +266,7 @@ def group_members(named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T, dict
             if current is not None and image is not None:
                 yield current, image, texts
             current, image, texts = key, None, {}
-        if is_text(kind):
+        if kind in _LABEL_KINDS:
             texts[kind] = item
         elif image is None:
             image = item
@@ -276,22 +274,18 @@ def group_members(named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T, dict
         yield current, image, texts
 
 
-def label_of(texts: dict[str, bytes]) -> tuple[str | None, bool]:
-    """The label in the text members of an example, and whether it may be a caption instead."""
+def label_of(texts: dict[str, bytes]) -> str | None:
+    """The label in the ``.cls`` or ``.json`` of an example."""
     if "cls" in texts:
-        return texts["cls"].decode("utf-8", "replace").strip() or None, False
-    if "json" in texts:
-        try:
-            record = json.loads(texts["json"])
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict):
-            for key in ("cls", *LABEL_COLUMNS):
-                if isinstance(record.get(key), str | int) and str(record[key]).strip():
-                    return utf8_safe(str(record[key]).strip()), False
-    if "txt" in texts:
-        return texts["txt"].decode("utf-8", "replace").strip() or None, True
-    return None, False
+        return texts["cls"].decode("utf-8", "replace").strip() or None
+    try:
+        record = json.loads(texts.get("json", b"null"))
+    except (ValueError, RecursionError):
+        return None
+    for key in ("cls", *LABEL_COLUMNS) if isinstance(record, dict) else ():
+        if isinstance(record.get(key), str | int) and str(record[key]).strip():
+            return utf8_safe(str(record[key]).strip())
+    return None
 
 
 def class_names(labels: list[str], index: PackedIndex | None) -> tuple[list[str], list[str]]:
@@ -318,36 +312,16 @@ def shard_examples(
     return ShardExamples(shards, offsets, [sample.key for _, sample in listed], numbers, index)
 
 
-@dataclass
-class LabelSummary:
-    """The labels of some examples, and how many examples have none or perhaps a caption."""
-
-    count: int = 0
-    unlabelled: int = 0
-    captions: int = 0
-    labels: set[str] = field(default_factory=set)
-
-    def add(self, label: str | None, may_be_caption: bool) -> None:
-        self.count, self.unlabelled = self.count + 1, self.unlabelled + (not label)
-        self.captions += may_be_caption
-        if label and len(self.labels) < _MAX_LABELS:
-            self.labels.add(label)
-
-
-def find_labels(parts: list[LabelSummary], where: str, notes: list[str]) -> list[str] | None:
-    """The sorted labels; None if examples lack one, or if the texts look like captions (long, or rarely the same)."""
-    labels = class_list(label for part in parts for label in part.labels)
-    count, unlabelled = sum(part.count for part in parts), sum(part.unlabelled for part in parts)
+def find_labels(parts: Sequence[Counter[str | None]], where: str, notes: list[str]) -> list[str] | None:
+    """The sorted labels of examples that are counted by label; None, with a note, if some have no label."""
+    unlabelled = sum(part[None] for part in parts)
     if unlabelled:
+        count = sum(part.total() for part in parts)
         notes.append(
-            f"{where}: {unlabelled:,} of {count:,} examples have no label (.cls, .json or .txt): read as unlabelled."
+            f"{where}: {unlabelled:,} of {count:,} examples have no label (.cls or .json): read as unlabelled."
         )
         return None
-    is_text = any(part.captions for part in parts)
-    if is_text and (len(labels) > count / 2 or any(len(text) > 100 or "\n" in text for text in labels)):
-        notes.append(f"{where}: the .txt members look like captions, not labels: read as unlabelled.")
-        return None
-    return labels
+    return class_list(label for part in parts for label in part)
 
 
 def _shards_by_split(folder: Path) -> dict[str, list[str]]:
@@ -360,18 +334,10 @@ def _shards_by_split(folder: Path) -> dict[str, list[str]]:
 
 
 def _by_split(shards: list[str]) -> dict[str, list[str]]:
-    """Sort ``train-000000.tar`` and ``imagenet1k-validation-00.tar`` by the first split in their names; else train.
-
-    If no shard is left for train, only the first word of a name counts: ``lab-dev-00.tar`` alone is training data.
-    """
-    names = [PurePosixPath(without_query(shard).replace("\\", "/")).name.lower() for shard in shards]
+    """Sort ``train-000000.tar`` and ``imagenet1k-validation-00.tar`` by the first split in their names; else train."""
     by_split: dict[str, list[str]] = {}
-    for last_word in (None, 1):
-        by_split = {}
-        for shard, name in zip(shards, names, strict=True):
-            words = re.split(r"[-_.]", name)[:last_word]
-            split = next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), "train")
-            by_split.setdefault(split, []).append(shard)
-        if "train" in by_split:
-            break
+    for shard in shards:
+        name = PurePosixPath(without_query(shard).replace("\\", "/")).name.lower()
+        split = next((SPLIT_NAMES[word] for word in re.split(r"[-_.]", name) if word in SPLIT_NAMES), "train")
+        by_split.setdefault(split, []).append(shard)
     return by_split

@@ -9,26 +9,26 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from itertools import count, islice
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, multiprocessing  # torch's sends tensors through shared memory
+from torch import Tensor
 
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import Augment
-from frugalvit.data.cache.on_demand import may_start_processes, start_worker, worker_died_error
 from frugalvit.data.decode import decode, resize_to
 from frugalvit.data.loader import Batch, BatchSource, check_batch
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.data.unreadable import UnreadableImage
-from frugalvit.data.webdataset.stream import ShardStream, StreamSample, damage_message
+from frugalvit.data.webdataset.stream import ShardStream, StreamSample, check_damaged
+from frugalvit.data.worker_pool import WorkerPool, may_start_processes
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 
+_ADVICE = "--resume continues with the same number; a new run can use fewer with --workers."
 _AHEAD = 2  # batches that a reader prepares before a step needs them
 
 
@@ -59,7 +59,7 @@ class StreamingBatches(BatchSource):
 
     Args:
         cached_size: (S, S') to which images are resized before they reach the device.
-        steps_per_epoch: length of an epoch (the stream may have no known length).
+        steps_per_epoch: length of an epoch.
         classes: raw labels in the order of the classes; None trains without labels.
         workers: reader processes of this process; each needs shards of its own. 0 reads in this process.
         max_bad: share of unreadable images, among those read, and of damaged shards that ends the run.
@@ -86,8 +86,6 @@ class StreamingBatches(BatchSource):
         keep_clean: bool = False,
     ) -> None:
         check_batch(batch, world, mixing)
-        if mixing is not None and classes is None:
-            raise UserError("Mixing needs labels; give the classes of the stream.")
         readers = max(1, workers)
         if readers * world > len(stream.shards):
             raise UserError(
@@ -173,52 +171,40 @@ class StreamingBatches(BatchSource):
     def _record_damaged(self, damaged: list[tuple[str, str]]) -> None:
         for shard, reason in damaged:
             if shard not in self.damaged:
-                console.warning(damage_message(shard, reason))
+                console.warning(f"shard {shard} is damaged, the rest of it is skipped: {reason}")
                 self.damaged[shard] = reason
-        shards = len(self.stream.shards)
-        if len(self.damaged) > max(1.0, self.max_bad * shards) and self.max_bad < 1:
-            shard, reason = list(self.damaged.items())[-1]
-            raise UserError(
-                f"{len(self.damaged)} of {shards} shards cannot be read, more than --cache.max-bad allows: {shard}: "
-                f"{reason}. Fix them and use --resume."
-            )
+        check_damaged(list(self.damaged.items()), len(self.stream.shards), self.max_bad)
 
 
 class _Reader:
     """One sequence of batches, prepared ahead in a process of its own or, with ``in_process``, read here."""
 
     def __init__(self, task: ReaderTask, in_process: bool) -> None:
-        self.pool: ProcessPoolExecutor | None = None
-        self.has_answered = False
+        self.pool = None if in_process else WorkerPool(1, _batch_reader, task, advice=_ADVICE)
+        self.read_next = _batch_reader(task)
         self.pending: deque[Future[ReadBatch]] = deque()
-        if in_process:
-            self.batches = read_batches(task)
-        else:
-            self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start_reader, (task,))
 
     def take(self) -> ReadBatch:
         """Return the next batch."""
         if self.pool is None:
-            return next(self.batches)
-        try:
-            self.read_ahead()
-            batch = self.pending.popleft()
-            self.read_ahead()
-            read = batch.result()
-        except BrokenProcessPool as error:
-            advice = "--resume continues with the same number; a new run can use fewer with --workers."
-            raise worker_died_error("reads shards", advice, has_answered=self.has_answered) from error
-        self.has_answered = True
-        return read
+            return self.read_next()
+        self.read_ahead()
+        batch = self.pending.popleft()
+        self.read_ahead()
+        return self.pool.result(batch)
 
     def read_ahead(self) -> None:
         """Let the process prepare the next batches."""
         while self.pool is not None and len(self.pending) < _AHEAD:
-            self.pending.append(self.pool.submit(_next_batch))
+            self.pending.append(self.pool.submit())
 
     def close(self) -> None:
         if self.pool is not None:
-            self.pool.shutdown(wait=False, cancel_futures=True)
+            self.pool.close()
+
+
+def _batch_reader(task: ReaderTask) -> Callable[[], ReadBatch]:
+    return read_batches(task).__next__
 
 
 def read_batches(task: ReaderTask) -> Iterator[ReadBatch]:
@@ -228,7 +214,7 @@ def read_batches(task: ReaderTask) -> Iterator[ReadBatch]:
     place of unreadable ones.
     """
     stream = copy.copy(task.stream)
-    stream.damaged, stream.warn = [], None  # damage is reported with the batches
+    stream.damaged = []  # reported with the batches
     samples = _samples(task._replace(stream=stream))
     numbers = None if task.classes is None else {name: i for i, name in enumerate(task.classes)}
     while True:
@@ -259,37 +245,11 @@ def read_batches(task: ReaderTask) -> Iterator[ReadBatch]:
 
 
 def _samples(task: ReaderTask) -> Iterator[StreamSample]:
-    """Yield the reader's examples, epoch after epoch, from its position on; with counts, full epochs are skipped."""
-    stream, skip = task.stream, task.skip
+    """Yield the reader's examples, epoch after epoch, from its position on."""
+    skip = task.skip
     share = {"reader": task.reader, "readers": task.readers}
     for epoch in count():
-        length = stream.length(epoch, **share)
-        if length is not None and 0 < length <= skip:
-            skip -= length
-            continue
-        read = 0
-        if length != 0:
-            for sample in stream.epoch(epoch, **share, skip=0 if length is None else skip):
-                read += 1
-                if length is None and skip:
-                    skip -= 1
-                    continue
-                yield sample
-        if not read and (not length or not skip):  # without counts the skipped examples are read too
-            why = f": {stream.damaged[0][0]}: {stream.damaged[0][1]}" if stream.damaged else ""
-            raise UserError(f"Reader {task.reader} of {task.readers} has no readable images in its shards{why}.")
-        skip = 0 if length is not None else skip
-
-
-_batches: Iterator[ReadBatch] | None = None  # of a reader process
-
-
-def _start_reader(task: ReaderTask) -> None:
-    global _batches
-    start_worker()
-    _batches = read_batches(task)
-
-
-def _next_batch() -> ReadBatch:
-    assert _batches is not None
-    return next(_batches)
+        length = task.stream.length(epoch, **share)
+        if skip < length:
+            yield from task.stream.epoch(epoch, **share, skip=skip)
+        skip = max(0, skip - length)
