@@ -1,5 +1,6 @@
 """Training from local WebDataset shards: resume, and damaged shards."""
 
+import os
 import signal
 
 import pytest
@@ -10,7 +11,7 @@ from helpers.tiny_runs import PRETRAIN, TRAIN, differences, write_config, write_
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
     folder = tmp_path_factory.mktemp("streams")
     shard_images(folder / "shards", write_images(folder / "images", train=20))
     write_config(folder / "train.yaml", TRAIN)
@@ -19,41 +20,39 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
 
 
 @pytest.mark.parametrize(("verb", "where"), [("train", "ram"), pytest.param("pretrain", "off", marks=pytest.mark.slow)])
-def test_killed_and_resumed_from_shards(nursery: Nursery, verb: str, where: str) -> None:
-    """Kept in memory, or decoded while training: the position in the data is part of what is resumed."""
+def test_killed_and_resumed_from_shards(runner: Nursery, verb: str, where: str) -> None:
+    """The position in the data is a part of what is resumed, for cached images and for those decoded on demand."""
     common = [verb, "shards/{000..003}.tar", "--config", f"{verb}.yaml", "--cache.where", where, "--workers", "0"]
-    whole, broken = nursery.folder / f"{verb}_whole", nursery.folder / f"{verb}_broken"
-    status, said = nursery.run(*common, "--out", str(whole))
-    assert status == 0, said
-    status, said = nursery.run(*common, "--out", str(broken), kill_at=30, inside=broken)
-    assert status == -signal.SIGKILL, said
-    status, said = nursery.run(verb, "--resume", str(broken))
-    assert status == 0 and "resuming" in said, said
-    assert differences(whole, broken) == []
+    complete, resumed = runner.folder / f"{verb}_complete", runner.folder / f"{verb}_resumed"
+    status, output = runner.run(*common, "--out", str(complete))
+    assert status == 0, output
+    status, output = runner.run(*common, "--out", str(resumed), kill_at=30, inside=resumed)
+    assert status == -signal.SIGKILL, output
+    status, output = runner.run(verb, "--resume", str(resumed))
+    assert status == 0 and "resuming" in output, output
+    assert differences(complete, resumed) == []
 
 
-def test_a_damaged_shard_is_skipped_by_name(nursery: Nursery) -> None:
-    shards = shard_images(nursery.folder / "damaged", nursery.folder / "images")
-    whole = (shards / "002.tar").read_bytes()
-    (shards / "002.tar").write_bytes(whole[: len(whole) // 2])
-    words = ["train", str(shards / "{000..003}.tar"), "--config", "train.yaml", "--out", "without", "--steps", "2"]
-    status, said = nursery.run(*words)
-    assert status == 0, said
-    assert "1 of 4 shards" in said and "002.tar" in said and "Traceback" not in said
+def test_a_damaged_shard_is_skipped_by_name(runner: Nursery) -> None:
+    shards = shard_images(runner.folder / "damaged", runner.folder / "images")
+    os.truncate(shards / "002.tar", (shards / "002.tar").stat().st_size // 2)
+    options = ["train", str(shards / "{000..003}.tar"), "--config", "train.yaml", "--out", "without", "--steps", "2"]
+    status, output = runner.run(*options)
+    assert status == 0, output
+    assert "1 of 4 shards" in output and "002.tar" in output and "Traceback" not in output
 
 
-def test_packed_shards_train_like_the_folder(nursery: Nursery) -> None:
-    """What ``frugalvit data pack`` writes has the splits and classes of what it read."""
-    status, said = nursery.run("data", "pack", "images", "packed", "--shard-megabytes", "0.01")
-    assert status == 0, said
-    status, said = nursery.run("train", "packed", "--config", "train.yaml", "--out", "from_packed", "--steps", "2")
-    assert status == 0 and "val: 10 images" in said, said
-    assert len(list((nursery.folder / "packed").glob("train-*.tar"))) > 1
+def test_packed_shards_train_like_the_folder(runner: Nursery) -> None:
+    status, output = runner.run("data", "pack", "images", "packed", "--shard-megabytes", "0.01")
+    assert status == 0, output
+    status, output = runner.run("train", "packed", "--config", "train.yaml", "--out", "from_packed", "--steps", "2")
+    assert status == 0 and "val: 10 images" in output, output
+    assert len(list((runner.folder / "packed").glob("train-*.tar"))) > 1
 
 
-def test_no_readable_shard_is_one_line(nursery: Nursery) -> None:
-    folder = nursery.folder / "empty"
+def test_no_readable_shard_is_one_line(runner: Nursery) -> None:
+    folder = runner.folder / "empty"
     folder.mkdir()
-    (folder / "000.tar").write_bytes(b"this is no tar file" * 100)
-    status, said = nursery.run("train", str(folder / "000.tar"), "--config", "train.yaml", "--out", "nothing")
-    assert status == 2 and "no images in readable shards" in said and "Traceback" not in said
+    (folder / "000.tar").write_bytes(b"not a tar file" * 100)
+    status, output = runner.run("train", str(folder / "000.tar"), "--config", "train.yaml", "--out", "nothing")
+    assert status == 2 and "no images in readable shards" in output and "Traceback" not in output

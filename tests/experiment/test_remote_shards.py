@@ -18,135 +18,137 @@ from helpers.web_server import serving
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
     folder = tmp_path_factory.mktemp("streaming")
     write_images(folder / "images", train=20)
     shard_images(folder / "shards", folder / "images", count=6)
     write_config(folder / "train.yaml", TRAIN)
     write_config(folder / "pretrain.yaml", PRETRAIN)
-    nursery = Nursery(folder)
-    status, said = nursery.run("data", "pack", "images", "packed", "--shard-megabytes", "0.008")
-    assert status == 0, said
-    return nursery
+    runner = Nursery(folder)
+    status, output = runner.run("data", "pack", "images", "packed", "--shard-megabytes", "0.008")
+    assert status == 0, output
+    return runner
 
 
 @pytest.fixture(scope="module")
-def web(nursery: Nursery) -> Iterator[str]:
-    with serving(nursery.folder) as (address, _):
+def web(runner: Nursery) -> Iterator[str]:
+    with serving(runner.folder) as (address, _):
         yield address
 
 
-def words(verb: str, where: str, out: Path, *more: str) -> list[str]:
+def command(verb: str, where: str, out: Path, *more: str) -> list[str]:
     return [verb, where, "--config", f"{verb}.yaml", "--out", str(out), "--workers", "0", *more]
 
 
 @pytest.mark.parametrize("verb", ["train", pytest.param("pretrain", marks=pytest.mark.slow)])
-def test_killed_and_resumed_over_http(nursery: Nursery, web: str, verb: str) -> None:
-    """Ten steps of eight out of some thirty images: the resumed run begins in the middle of an epoch."""
-    whole, broken = nursery.folder / f"{verb}_whole", nursery.folder / f"{verb}_broken"
+def test_killed_and_resumed_over_http(runner: Nursery, web: str, verb: str) -> None:
+    """Ten steps of eight images, some thirty images an epoch: the run resumes in the middle of an epoch."""
+    complete, resumed = runner.folder / f"{verb}_complete", runner.folder / f"{verb}_resumed"
     where = web + "/shards/{000..005}.tar"
-    status, said = nursery.run(*words(verb, where, whole))
-    assert status == 0 and "Streaming 5 shards" in said, said
-    status, said = nursery.run(*words(verb, where, broken), kill_at=30, inside=broken)
-    assert status == -signal.SIGKILL, said
-    held = json.loads((broken / "data.json").read_text())["survey"]["held"]  # so that a resumed run keeps its val
-    assert held == [2]  # both verbs hold out the same
-    status, said = nursery.run(verb, "--resume", str(broken))
-    assert status == 0 and "resuming" in said, said
-    assert differences(whole, broken) == []
+    status, output = runner.run(*command(verb, where, complete))
+    assert status == 0 and "Streaming 5 shards" in output, output
+    status, output = runner.run(*command(verb, where, resumed), kill_at=30, inside=resumed)
+    assert status == -signal.SIGKILL, output
+    held = json.loads((resumed / "data.json").read_text())["survey"]["held"]
+    assert held == [2], "train and pretrain hold out the same shards"
+    status, output = runner.run(verb, "--resume", str(resumed))
+    assert status == 0 and "resuming" in output, output
+    assert differences(complete, resumed) == []
 
 
-def test_shards_with_an_index(nursery: Nursery, web: str) -> None:
+def test_shards_with_an_index(runner: Nursery, web: str) -> None:
     """The index gives counts, classes and splits, so no shard is read beforehand."""
-    out = nursery.folder / "indexed"
-    status, said = nursery.run(*words("train", f"{web}/packed/index.json", out), kill_at=30, inside=out)
-    assert status == -signal.SIGKILL, said
-    assert "reading shards" not in said and "40 images" in said
+    out = runner.folder / "indexed"
+    status, output = runner.run(*command("train", f"{web}/packed/index.json", out), kill_at=30, inside=out)
+    assert status == -signal.SIGKILL, output
+    assert "reading shards" not in output and "40 images" in output
     facts = json.loads((out / "data.json").read_text())
     assert facts["classes"] == ["cat", "dog"] and facts["images"] == 40 and sum(facts["survey"]["counts"]) == 40
-    status, said = nursery.run("train", "--resume", str(out))
-    assert status == 0, said
+    status, output = runner.run("train", "--resume", str(out))
+    assert status == 0, output
     assert json.loads((out / "summary.json").read_text())["scored_images"] == 10
-    plain = nursery.folder / "indexed_whole"
-    assert nursery.run(*words("train", f"{web}/packed/index.json", plain))[0] == 0
+    plain = runner.folder / "indexed_complete"
+    assert runner.run(*command("train", f"{web}/packed/index.json", plain))[0] == 0
     assert differences(plain, out) == []
 
 
 @pytest.mark.slow
-def test_reader_processes_resume(nursery: Nursery) -> None:
-    """A reader process reads the same as this one, and no reader outlives a kill."""
-    whole, broken = nursery.folder / "readers_whole", nursery.folder / "readers_broken"
-    status, said = nursery.run(*words("train", "packed", whole, "--stream", "true"))
-    assert status == 0, said
+def test_reader_processes_resume(runner: Nursery) -> None:
+    """Reader processes read the same images, and end with their run."""
+    complete, resumed = runner.folder / "readers_complete", runner.folder / "readers_resumed"
+    status, output = runner.run(*command("train", "packed", complete, "--stream", "true"))
+    assert status == 0, output
     more = ["--stream", "true", "--workers", "1"]
-    child = nursery.start(*words("train", "packed", broken), *more, kill_at=30, inside=broken)
+    child = runner.start(*command("train", "packed", resumed), *more, kill_at=30, inside=resumed)
     assert child.wait() == -signal.SIGKILL, child.said()
     until = time.monotonic() + 20
-    while _readers_in(nursery.folder) and time.monotonic() < until:
+    while _readers_in(runner.folder) and time.monotonic() < until:
         time.sleep(0.1)
-    assert not _readers_in(nursery.folder), "readers were left behind"
-    status, said = nursery.run("train", "--resume", str(broken))
-    assert status == 0, said
-    assert differences(whole, broken) == []
+    assert not _readers_in(runner.folder), "readers were left behind"
+    status, output = runner.run("train", "--resume", str(resumed))
+    assert status == 0, output
+    assert differences(complete, resumed) == []
 
 
-def test_two_processes_share_the_shards(nursery: Nursery, web: str) -> None:
-    out = nursery.folder / "two"
+def test_two_processes_share_the_shards(runner: Nursery, web: str) -> None:
+    out = runner.folder / "two"
     variables = torchrun_variables(2)
-    finish(start(nursery, variables, *words("train", web + "/shards/{000..005}.tar", out), "--steps", "4"))
+    finish(start(runner, variables, *command("train", web + "/shards/{000..005}.tar", out), "--steps", "4"))
     assert read_metrics(out)[-1]["step"] == 4
 
 
-def test_resume_needs_the_same_number_of_processes(nursery: Nursery) -> None:
-    """Another number would share the shards out otherwise: some images twice in an epoch, others never."""
-    out = nursery.folder / "alone"
-    status, said = nursery.run(*words("train", "packed", out, "--stream", "true"), kill_at=30, inside=out)
-    assert status == -signal.SIGKILL, said
+def test_resume_needs_the_same_number_of_processes(runner: Nursery) -> None:
+    """With another number some images would come twice in an epoch, others never."""
+    out = runner.folder / "alone"
+    status, output = runner.run(*command("train", "packed", out, "--stream", "true"), kill_at=30, inside=out)
+    assert status == -signal.SIGKILL, output
     facts = out / "data.json"
     assert json.loads(facts.read_text())["processes"] == 1
-    status, said = nursery.run("train", "--resume", str(out), "--devices", "2")
-    assert status == 2 and "1 processes (--devices, --nodes), not 2" in said and "Traceback" not in said, said
+    status, output = runner.run("train", "--resume", str(out), "--devices", "2")
+    assert status == 2 and "1 processes (--devices, --nodes), not 2" in output and "Traceback" not in output, output
     facts.write_text("{")
-    status, said = nursery.run("train", "--resume", str(out))
-    assert status == 2 and "is not readable JSON" in said and "Traceback" not in said, said
+    status, output = runner.run("train", "--resume", str(out))
+    assert status == 2 and "is not readable JSON" in output and "Traceback" not in output, output
 
 
-def test_a_damaged_shard_is_named(nursery: Nursery) -> None:
-    folder = nursery.folder / "torn"
-    shutil.copytree(nursery.folder / "shards", folder)
+def test_a_damaged_shard_is_named(runner: Nursery) -> None:
+    folder = runner.folder / "torn"
+    shutil.copytree(runner.folder / "shards", folder)
     shard = folder / "001.tar"
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
     with serving(folder) as (address, _):
-        out = nursery.folder / "torn_run"
-        status, said = nursery.run(*words("train", address + "/{000..005}.tar", out))
-        assert status == 0, said
-        assert "1 of 6 shards" in said and "001.tar" in said and "truncated" in said and "Traceback" not in said
+        out = runner.folder / "torn_run"
+        status, output = runner.run(*command("train", address + "/{000..005}.tar", out))
+        assert status == 0, output
+        assert "1 of 6 shards" in output and "001.tar" in output and "truncated" in output and "Traceback" not in output
         for name in ("001.tar", "002.tar", "003.tar"):
             (folder / name).write_bytes(b"nothing" * 100)
-        out = nursery.folder / "torn_too_much"
-        status, said = nursery.run(*words("pretrain", address + "/{000..005}.tar", out))
-        assert status == 2 and "shards cannot be read, more than --cache.max-bad" in said and "Traceback" not in said
+        out = runner.folder / "torn_too_much"
+        status, output = runner.run(*command("pretrain", address + "/{000..005}.tar", out))
+        assert (
+            status == 2 and "shards cannot be read, more than --cache.max-bad" in output and "Traceback" not in output
+        )
 
 
-def test_fsspec_and_pipes(nursery: Nursery) -> None:
+def test_fsspec_and_pipes(runner: Nursery) -> None:
     """Any address of fsspec, and the output of commands, once they are allowed."""
     pytest.importorskip("fsspec")
-    shards = nursery.folder / "shards"
+    shards = runner.folder / "shards"
     runs = {"fsspec": f"file://{shards}/{{000..005}}.tar", "pipe": f"pipe:cat {shards}/{{000..005}}.tar"}
     for name, where in runs.items():
         allowed = {"FRUGALVIT_ALLOW_PIPES": "1"} if name == "pipe" else {}
-        status, said = nursery.run(*words("train", where, nursery.folder / name), **allowed)
-        assert status == 0 and "Streaming" in said, said
-    first, second = (torch.load(nursery.folder / n / "checkpoints/last.pt", weights_only=True) for n in runs)
+        status, output = runner.run(*command("train", where, runner.folder / name), **allowed)
+        assert status == 0 and "Streaming" in output, output
+    first, second = (torch.load(runner.folder / n / "checkpoints/last.pt", weights_only=True) for n in runs)
     torch.testing.assert_close(first["task"], second["task"], rtol=0, atol=0)
-    status, said = nursery.run(*words("train", runs["pipe"], nursery.folder / "refused"))
-    assert status == 2 and "FRUGALVIT_ALLOW_PIPES=1" in said and "Traceback" not in said
+    status, output = runner.run(*command("train", runs["pipe"], runner.folder / "refused"))
+    assert status == 2 and "FRUGALVIT_ALLOW_PIPES=1" in output and "Traceback" not in output
     failing = "pipe:cat nothing-{0..3}.tar"
-    status, said = nursery.run(*words("train", failing, nursery.folder / "f"), FRUGALVIT_ALLOW_PIPES="1")
-    assert status == 2 and "ended with status" in said and "Traceback" not in said
+    status, output = runner.run(*command("train", failing, runner.folder / "f"), FRUGALVIT_ALLOW_PIPES="1")
+    assert status == 2 and "ended with status" in output and "Traceback" not in output
 
 
-def test_options_that_streams_cannot_do(nursery: Nursery, web: str) -> None:
+def test_options_that_streams_cannot_do(runner: Nursery, web: str) -> None:
     where = web + "/shards/{000..005}.tar"
     for more, expected in (
         (["--labels", "0.5"], "--stream false"),
@@ -155,15 +157,15 @@ def test_options_that_streams_cannot_do(nursery: Nursery, web: str) -> None:
         (["--workers", "9"], "9 readers"),
         (["--classes", "names.txt"], "--stream false"),
     ):
-        status, said = nursery.run(*words("train", where, nursery.folder / "wrong"), *more)
-        assert status == 2 and expected in said and "Traceback" not in said, said
-        shutil.rmtree(nursery.folder / "wrong", ignore_errors=True)
-    status, said = nursery.run(*words("train", "images", nursery.folder / "wrong", "--stream", "true"))
-    assert status == 2 and "--stream" in said
-    status, said = nursery.run(*words("train", web + "/shards/000.tar", nursery.folder / "wrong"))
-    assert status == 2 and "too few images (or shards)" in said
-    status, said = nursery.run(*words("train", web + "/nothing/{0..3}.tar", nursery.folder / "wrong"))
-    assert status == 2 and "no images in readable shards" in said
+        status, output = runner.run(*command("train", where, runner.folder / "wrong"), *more)
+        assert status == 2 and expected in output and "Traceback" not in output, output
+        shutil.rmtree(runner.folder / "wrong", ignore_errors=True)
+    status, output = runner.run(*command("train", "images", runner.folder / "wrong", "--stream", "true"))
+    assert status == 2 and "--stream" in output
+    status, output = runner.run(*command("train", web + "/shards/000.tar", runner.folder / "wrong"))
+    assert status == 2 and "too few images (or shards)" in output
+    status, output = runner.run(*command("train", web + "/nothing/{0..3}.tar", runner.folder / "wrong"))
+    assert status == 2 and "no images in readable shards" in output
 
 
 def _readers_in(folder: Path) -> list[str]:

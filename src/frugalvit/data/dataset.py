@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -19,9 +19,6 @@ from frugalvit.data.decode import Header, decode, read_header
 from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import pluralize
-
-if TYPE_CHECKING:
-    from frugalvit.data.webdataset.index import PackedImages
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,13 @@ class StreamedShards:
     paths: list[str]
     counts: list[int]
     raw_labels: list[str] | None
+
+
+class PackedImages(NamedTuple):
+    """The decoded images of a packed split: files ``PREFIX-256x256.decoded`` with its fingerprint."""
+
+    prefix: str
+    fingerprint: str
 
 
 class ImageDataset:

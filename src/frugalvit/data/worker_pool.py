@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -24,26 +25,31 @@ def may_start_processes() -> bool:
 
 
 class WorkerPool:
-    """Processes that call the function which ``make(*arguments)`` returns.
+    """Processes that call the function which ``make(*arguments)`` returns; with 0 workers this process calls it.
 
     advice: what to do if a process was killed
     """
 
     def __init__(self, workers: int, make: Callable[..., Callable[..., Any]], *arguments: Any, advice: str) -> None:
-        # Spawned, not forked: forking a process that has threads or a CUDA context can hang.
-        context = multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(workers, context, _start_worker, (make, arguments))
+        self.pool: ProcessPoolExecutor | None = None
         self.advice = advice
+        if workers:
+            # Spawned, not forked: forking a process that has threads or a CUDA context can hang.
+            context = multiprocessing.get_context("spawn")
+            self.pool = ProcessPoolExecutor(workers, context, _start_worker, (make, arguments))
+        else:
+            self.function = make(*arguments)
 
-    def submit(self, *arguments: Any) -> Future[Any]:
-        """Let a process call its function."""
+    def submit(self, *arguments: Any) -> Callable[[], Any]:
+        """Let a process call its function; returns what waits for the result."""
+        if self.pool is None:
+            return partial(self.function, *arguments)
         try:
-            return self.pool.submit(_call, *arguments)
+            return partial(self._wait, self.pool.submit(_call, *arguments))
         except BrokenProcessPool as error:
             raise self._died() from error
 
-    def result(self, future: Future[Any]) -> Any:
-        """Wait for the result of a call."""
+    def _wait(self, future: Future[Any]) -> Any:
         try:
             return future.result()
         except BrokenProcessPool as error:
@@ -51,7 +57,8 @@ class WorkerPool:
 
     def close(self) -> None:
         """Stop the processes."""
-        self.pool.shutdown(wait=False, cancel_futures=True)
+        if self.pool is not None:
+            self.pool.shutdown(wait=False, cancel_futures=True)
 
     def _died(self) -> UserError:
         return UserError(f"A worker process was killed (out of memory?). {self.advice} In a Python script, {GUARD}.")

@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from frugalvit.data.cache import build, file_format
-from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.errors import UserError
 from helpers.image_cache import no_decoding, only_file, store_of, write_images
@@ -57,20 +56,6 @@ def test_a_damaged_file_is_rebuilt(damage: str, tmp_path: Path, capsys: pytest.C
     path.write_bytes({"short": content[:-7], "long": content + b"x", "empty": b""}.get(damage, content))
     assert torch.equal(cached(tmp_path, examples).images, good)
     assert "damaged" in capsys.readouterr().err
-
-
-def test_a_stopped_writer_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = write_images(tmp_path / "photos")
-
-    def stop(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "decode_all", stop)
-        with pytest.raises(KeyboardInterrupt):
-            cached(tmp_path, examples)
-    assert not list((tmp_path / "cache").rglob("*.bin")) and not list((tmp_path / "cache").rglob("*.part"))
-    assert len(cached(tmp_path, examples)) == 6
 
 
 def test_a_killed_writer_leaves_nothing_that_is_read(tmp_path: Path) -> None:
@@ -138,9 +123,3 @@ def test_an_unwritable_cache_is_an_error_only_on_request(
         assert len(store_of(examples, where=where, cache_dir=tmp_path / "cache")) == 6
         assert "No space left" in capsys.readouterr().err
     assert not list((tmp_path / "cache").rglob("*.part"))
-
-
-def test_a_file_instead_of_the_cache_folder_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("not a folder")
-    with pytest.raises(UserError, match=r"--cache\.folder"):
-        build_store(write_images(tmp_path / "photos"), 32, where="disk", cache_dir=tmp_path / "cache")

@@ -13,7 +13,6 @@ import torch
 
 from frugalvit.config.data import AugmentConfig
 from frugalvit.data.augment.transforms import EvalTransform, TrainAugment
-from frugalvit.data.cache import build
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.on_demand import Decoder, OnDemandStore
 from frugalvit.data.dataset import ArrayExamples, FileExamples
@@ -45,18 +44,12 @@ def order(step: int) -> torch.Tensor:
     return torch.arange(2) + 2 * (step % 3)
 
 
-@pytest.mark.parametrize(("workers", "expected"), [(0, 0), (7, 7), ("auto", 3)])
-def test_the_number_of_workers(workers: Any, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "cores", lambda: 3)
-    assert on_demand(write_images(tmp_path), workers).workers == expected
-
-
 @pytest.mark.parametrize(("workers", "batches"), [(2, 5), (96, 105)])
 def test_workers_do_not_decode_far_ahead(workers: int, batches: int) -> None:
     """Each worker decodes a batch; beyond that few wait, because each takes memory."""
     store: Any = small_store(workers)
     store._pool = Mock(WorkerPool)
-    store._pool.result.return_value = store.decoder([0, 1])
+    store._pool.submit.return_value = lambda: Decoder(store.examples, (4, 4), 0)([0, 1])
     store.fetcher(order).at(0)
     assert store._pool.submit.call_count == batches
 

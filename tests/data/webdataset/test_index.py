@@ -47,7 +47,7 @@ def test_an_invalid_index_is_ignored(tmp_path: Path, content: bytes) -> None:
         lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["file", "x"]), inner, max_size=3),
         max_leaves=8,
     ),
-    st.sampled_from(["classes", "splits", "decoded", "train", "file", "examples"]),
+    st.sampled_from(["classes", "splits", "train", "file", "examples"]),
 )
 def test_fuzzed_indexes(value: object, key: str) -> None:
     if key in SHARD:

@@ -16,7 +16,6 @@ from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.dataset import ArrayExamples, DatasetSplits
 from frugalvit.data.unreadable import UnreadableImage
-from frugalvit.data.webdataset.index import parse_index
 from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.shards import ShardExamples
 from frugalvit.errors import UserError
@@ -73,9 +72,7 @@ def test_pack_leaves_out_bad_files_and_never_overwrites(tmp_path: Path, capsys: 
     data = json.loads(capsys.readouterr().out)
     assert len(data["bad"]) == 1 and data["splits"]["train"][0]["examples"] == 12
     assert cli.main(["data", "pack", str(root), str(tmp_path / "out")]) == 2
-    assert "not empty" in capsys.readouterr().err
-    assert cli.main(["data", "pack", str(root), str(tmp_path / "other")]) == 0
-    assert "1 bad file\n" in capsys.readouterr().out
+    assert "not an empty folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     (tmp_path / "out" / "test-000000.tar").unlink()
     assert "lacks 1 of the shards" in open_data(tmp_path / "out").notes[0]
@@ -86,23 +83,12 @@ def test_shards_are_not_written_into_the_dataset(
 ) -> None:
     root = photos(tmp_path / "photos")
     (tmp_path / "link").symlink_to(root, target_is_directory=True)
-    (tmp_path / "elsewhere").mkdir()
-    (root / "train" / "away").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
     before = sorted(root.rglob("*"))
-    for home, data, out in [
-        (".", "photos", "photos/shards"), (".", "photos", "photos/train/cat/x"), (".", "link", "photos/shards"),
-        (".", "photos", "link/shards"), ("photos", ".", "shards"), ("photos/train", "..", "new"),
-        (".", "photos", "photos/train/away"),
-    ]:  # fmt: skip
-        monkeypatch.chdir(tmp_path / home)
+    for data, out in [("photos", "photos/train/cat/x"), ("link", "photos/shards"), ("photos", "link/shards")]:
         assert cli.main(["data", "pack", data, out]) == 2
         assert f"{out} is inside the dataset {data}" in capsys.readouterr().err
     assert sorted(root.rglob("*")) == before
-    (root / "train" / "away").unlink()
-    monkeypatch.chdir(root)
-    assert cli.main(["data", "pack", ".", "../photos_packed"]) == 0
-    assert cli.main(["data", "pack", "../photos_packed", "."]) == 2
-    assert "working folder" in capsys.readouterr().err
 
 
 def test_a_stopped_pack_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +125,7 @@ def test_a_folder_filled_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: py
         other.write_text("other")
 
     monkeypatch.setattr("frugalvit.data.webdataset.pack._write_index", fill)
-    with pytest.raises(UserError, match=r"Another process has written to .*out"):
+    with pytest.raises(UserError, match=r"out \(Directory not empty\)"):
         pack(source, tmp_path / "out")
     assert other.read_text() == "other" and [path.name for path in other.parent.iterdir()] == [other.name]
 
@@ -206,7 +192,6 @@ def test_the_command_writes_decoded_images_by_default(tmp_path: Path, capsys: py
     assert cli.main(["data", "pack", str(root), str(tmp_path / "out"), "--json"]) == 0
     written = json.loads(capsys.readouterr().out)["decoded"]
     assert [entry["split"] for entry in written] == ["train", "test"]
-    index = parse_index((tmp_path / "out" / "index.json").read_bytes())
-    assert index is not None and all((tmp_path / "out" / file.file).exists() for file in index.decoded)
+    assert all((tmp_path / "out" / entry["file"]).exists() for entry in written)
     assert cli.main(["data", "pack", str(root), str(tmp_path / "without"), "--no-decoded", "--quiet"]) == 0
     assert not list((tmp_path / "without").glob("*.decoded"))

@@ -50,22 +50,12 @@ def test_a_damaged_shard_is_named_and_left_out(tmp_path: Path) -> None:
     assert "003.tar" in source.notes[0] and "No such file" in source.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("labels", "classes"),
-    [
-        ({"json": [b'{"label": "cat"}', b'{"class": "dog"}', b'{"cls": "cat"}', b'{"target": "dog"}']}, ("cat", "dog")),
-        ({"txt": [b"a cat on a mat", b"two dogs", b"a third picture", b"and a fourth"]}, None),
-        ({"json": [b"{", b"[]", b"{}", b"1"]}, None),
-        ({}, None),
-    ],
-)
-def test_labels_of_every_kind(tmp_path: Path, labels: dict[str, list[bytes]], classes: tuple[str, ...] | None) -> None:
-    files: dict[str, bytes] = {}
-    for i in range(4):
-        files[f"x/{i}.jpg"] = png(i)
-        files |= {f"x/{i}.{kind}": texts[i] for kind, texts in labels.items()}
-    source = open_data(write_tar(tmp_path / "a.tar", files), split="given")
-    assert source.classes == classes and len(source) == 4
+def test_labels_are_in_cls_members(tmp_path: Path) -> None:
+    files = {f"x/{i}.{kind}": content for i in range(4) for kind, content in (("jpg", png(i)), ("txt", b"a caption"))}
+    unlabelled = open_data(write_tar(tmp_path / "a.tar", files), split="given")
+    assert unlabelled.classes is None and len(unlabelled) == 4 and ".cls" in unlabelled.notes[0]
+    files = {f"{i}.{kind}": content for i in range(4) for kind, content in (("jpg", png(i)), ("cls", b"cat\n"))}
+    assert open_data(write_tar(tmp_path / "b.tar", files), split="given").classes == ("cat",)
 
 
 def test_members_never_escape_their_folder(tmp_path: Path) -> None:

@@ -125,19 +125,6 @@ def test_unlabelled_or_single_shards_are_not_held_out(tmp_path: Path) -> None:
         assert list(source.splits) == ["train"] and source.splits["train"].run_facts()["survey"]["held"] == []
 
 
-@pytest.mark.parametrize(("survey", "images"), [({"held": []}, 40), ({"held": [4]}, 36), (None, 36)])
-def test_continued_pretraining_validates_on_nothing_it_trained_on(
-    tmp_path: Path, survey: dict[str, Any] | None, images: int
-) -> None:
-    where = write_shards(tmp_path / "s", shards=10)
-    (tmp_path / "before").mkdir()
-    (tmp_path / "before" / "config.yaml").write_text(PretrainConfig(data=where, stream=True, steps=8).to_yaml())
-    (tmp_path / "before" / "data.json").write_text(json.dumps({} if survey is None else {"survey": survey}))
-    config = PretrainConfig(data=where, stream=True, continue_from=str(tmp_path / "before"))
-    source = pretrain.PretrainExperiment(config).open_data(None)
-    assert len(source.splits["train"]) == images and ("val" in source.splits) == (images < 40)
-
-
 @pytest.mark.parametrize("options", [{"images": "train+val"}, {"images": "all"}, {"labels": "ignore"}, {}])
 def test_pretraining_on_all_images_holds_nothing_out(tmp_path: Path, options: dict[str, Any]) -> None:
     where = write_shards(tmp_path / "s", shards=10)

@@ -116,9 +116,9 @@ def test_a_reader_process_reads_the_same_until_killed(tmp_path: Path) -> None:
     here, there = batches(paths), batches(paths, workers=1)
     for step in range(2):
         assert np.array_equal(here.batch_at(step).images, there.batch_at(step).images)
-    pool = there.sources[0].pool
+    pool = there.sources[0][0].pool
     assert pool is not None
-    (process,) = pool.pool._processes.values()
+    (process,) = pool._processes.values()
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(UserError, match=r"was killed.*--resume"):
         [there.batch_at(step) for step in range(2, 40)]

@@ -117,14 +117,15 @@ def packed_images(
     examples: ImageDataset, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
 ) -> CachedImages | None:
     """Open the decoded images of a packed dataset; None if there are none for inputs of ``size``."""
-    packed = examples.decoded
-    if packed is None:
+    if examples.decoded is None:
         return None
-    cached = open_file(packed.path, packed.fingerprint) if packed.fits(min_cached_size(size, stored)) else None
+    height, width = min_cached_size(size, stored)
+    path = Path(f"{examples.decoded.prefix}-{height}x{width}.decoded")
+    cached = open_file(path, examples.decoded.fingerprint)
     if cached is None or int(cached.index[-1]) >= len(examples):
-        console.info(f"the decoded images {packed.path} are for another size or other shards: decoding again")
+        console.info("the decoded images of the dataset are for another size or other shards: decoding again")
         return None
-    console.info(f"using the decoded images of the dataset: {packed.path}")
+    console.info(f"using the decoded images of the dataset: {path}")
     return cached
 
 
@@ -184,7 +185,7 @@ def _decode_to_file(
 def _make_store(examples: ImageDataset, cached: CachedImages, location: Location, device: torch.device) -> CachedStore:
     images = cached.images[: len(cached.index)]
     if location == "device":
-        images = _to_device(images, device)
+        images = images.to(device)
     elif location == "ram" and cached.mapped:
         images = images.clone()
     labels = None if examples.labels is None else torch.from_numpy(examples.labels)
@@ -195,14 +196,6 @@ def _make_store(examples: ImageDataset, cached: CachedImages, location: Location
     if len(images) and (dark := describe_darkness(int(images[:: max(1, len(images) // 256)].max()))):
         console.warning(f"{examples.names[int(cached.index[0])]} and others: {dark}")
     return CachedStore(images, cached.sizes, labels, examples.names, cached.index, device, location, cached.unreadable)
-
-
-def _to_device(images: Tensor, device: torch.device, block: int = 1024) -> Tensor:
-    """Copy in blocks, so that no second copy of everything is ever pinned."""
-    copied = torch.empty(images.shape, dtype=torch.uint8, device=device)
-    for start in range(0, len(images), block):
-        copied[start : start + block].copy_(images[start : start + block])
-    return copied
 
 
 def decoding_threads(seconds: float, threads: int) -> tuple[int, float]:

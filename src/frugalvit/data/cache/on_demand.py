@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ class OnDemandStore(ImageStore):
         self.labels = None if examples.labels is None else torch.from_numpy(examples.labels)
         self.unreadable: list[tuple[str, str]] = []
         self.unreadable_index: set[int] = set()
-        self.decoder = Decoder(examples, cached_size, limit)
+        self.examples, self.cached_size = examples, cached_size
         self._pool: WorkerPool | None = None
 
     @property
@@ -60,7 +60,7 @@ class OnDemandStore(ImageStore):
     def pool(self) -> WorkerPool:
         """Return the worker processes, started once: every evaluation reuses them."""
         if self._pool is None:
-            arguments = self.decoder.examples, self.decoder.cached_size, self.limit
+            arguments = self.examples, self.cached_size, self.limit
             self._pool = WorkerPool(self.workers, Decoder, *arguments, advice=_ADVICE)
         return self._pool
 
@@ -84,12 +84,11 @@ class WorkerFetcher(Fetcher):
 
     def __init__(self, store: OnDemandStore, order: Order) -> None:
         self.store, self.order = store, order
-        self.pending: dict[int, Future[DecodedBatch]] = {}
+        self.pending: dict[int, Callable[[], DecodedBatch]] = {}
 
     def at(self, step: int) -> Fetched:
         store = self.store
-        decoded = self._decoded(step) if store.workers else store.decoder(self.order(step).tolist())
-        images, sizes, index, unreadable = decoded
+        images, sizes, index, unreadable = self._decoded(step)
         store.record_unreadable(unreadable)
         if bool((index < 0).any()):
             first = ": ".join(unreadable[min(unreadable)])
@@ -101,12 +100,11 @@ class WorkerFetcher(Fetcher):
     def _decoded(self, step: int) -> DecodedBatch:
         pool, workers = self.store.pool(), self.store.workers
         ahead = range(step, step + 1 + workers + min(workers, _MAX_READY))
-        for other in [other for other in self.pending if other not in ahead]:
-            self.pending.pop(other).cancel()
+        self.pending = {other: wait for other, wait in self.pending.items() if other in ahead}
         for other in ahead:
             if other not in self.pending and len(index := self.order(other)):
                 self.pending[other] = pool.submit(index.tolist())
-        return pool.result(self.pending.pop(step))
+        return self.pending.pop(step)()
 
 
 class Decoder:

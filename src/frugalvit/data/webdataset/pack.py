@@ -135,20 +135,18 @@ def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[st
 
 
 def check_free(out: Path) -> None:
-    """Refuse a folder that is not empty."""
-    _clean_up(out)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file: choose another folder for the shards.")
-    if contents := sorted(path.name for path in out.iterdir()) if out.exists() else []:
-        raise UserError(f"{out} is not empty ({truncate_list(contents)}): choose another folder for the shards.")
+    """Refuse anything but a new or empty folder; leftovers of killed processes are removed."""
+    remove_leftovers(out.resolve())
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is not an empty folder: choose another folder for the shards.")
 
 
 def check_replaceable(out: Path) -> None:
     """Refuse a folder that holds anything but a packed dataset: all of it would be removed."""
-    _clean_up(out)
+    remove_leftovers(out.resolve())
     index = parse_index((out / INDEX).read_bytes())
-    packed = {INDEX, *index.by_name, *(file.file for file in index.decoded)} if index is not None else set()
-    others = sorted(path.name for path in out.iterdir() if path.name not in packed)
+    packed = {INDEX, *index.by_name} if index is not None else set()
+    others = sorted(path.name for path in out.iterdir() if path.name not in packed and path.suffix != ".decoded")
     if others:
         raise UserError(
             f"{out} holds more than a packed dataset ({truncate_list(others)}), which would be lost: choose another "
@@ -156,23 +154,14 @@ def check_replaceable(out: Path) -> None:
         )
 
 
-def _clean_up(out: Path) -> None:
-    """Remove what killed processes left of ``out``; refuse the working folder, which cannot be replaced."""
-    if out.resolve() == Path.cwd().resolve():
-        raise UserError(f"{out} is the working folder: choose another folder for the shards.")
-    remove_leftovers(out.resolve())
-
-
 def move_into(staging: Path, out: Path, *, replace: bool = False) -> None:
     """Rename the finished folder to ``out``, which is empty or, with ``replace``, holds a packed dataset."""
     folder = out.resolve()
-    if folder.exists() and any(folder.iterdir()):
-        if not replace:
-            raise UserError(f"Another process has written to {out} meanwhile: choose another folder for the shards.")
+    if replace:
         check_replaceable(out)
         shutil.rmtree(folder)
     elif folder.exists():
-        folder.rmdir()
+        folder.rmdir()  # an error if another process has written to it
     staging.rename(folder)
 
 

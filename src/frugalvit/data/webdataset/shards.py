@@ -4,7 +4,7 @@ Here shards are indexed by their headers and read at random, like files; remote 
 fetched into the cache first. ``streaming_dataset.py`` streams them instead.
 """
 
-import json
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,23 +14,22 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.dataset import DatasetSplits, ImageDataset, PackedImages
 from frugalvit.data.decode import EXTENSIONS
-from frugalvit.data.formats.csv import LABEL_COLUMNS, class_list
+from frugalvit.data.formats.csv import class_list
 from frugalvit.data.formats.folder import SPLIT_NAMES, open_root, unknown_classes
-from frugalvit.data.paths import local
+from frugalvit.data.paths import cache_root, local
 from frugalvit.data.unreadable import UnreadableImage
-from frugalvit.data.webdataset.index import INDEX, PackedImages, PackedIndex, PackedShard, read_index
+from frugalvit.data.webdataset.index import INDEX, PackedIndex, PackedShard, read_index
 from frugalvit.data.webdataset.remote import fetch, is_pipe, is_remote, without_query
 from frugalvit.data.webdataset.tar import BadShard, list_members
 from frugalvit.errors import UserError
-from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import truncate_list
 
-_MAX_IMAGE, _MAX_TEXT = 1 << 30, 1 << 20
+_MAX_IMAGE, _MAX_LABEL = 1 << 30, 1 << 20
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MAX_SHARDS = 1_000_000
-_LABEL_KINDS = ("cls", "json")
+_LABEL_KIND = "cls"  # a .txt or .json is a caption or metadata
 T = TypeVar("T")
 
 
@@ -164,13 +163,11 @@ def index_entry(shard: str, index: PackedIndex | None) -> PackedShard | None:
 
 
 def local_shard(shard: str, index: PackedIndex | None) -> str:
-    """The path of a shard; a remote shard is fetched first, again if the index has changed."""
+    """The path of a shard; a remote shard is fetched first, again if its checksum in the index has changed."""
     if not is_remote(shard):
         return shard
-    if index is None:
-        return str(fetch(shard))
     listed = index_entry(shard, index)
-    return str(fetch(shard, version=index.version, sha256=listed.sha256 if listed else ""))
+    return str(fetch(shard, listed.sha256 if listed else ""))
 
 
 def open_shards(where: str) -> DatasetSplits:
@@ -183,8 +180,7 @@ def open_shards(where: str) -> DatasetSplits:
             notes.append(f"{where} lacks {len(missing)} of the shards in its {INDEX}: {truncate_list(missing)}.")
     if is_remote(where):
         by_split = {split: [local_shard(name, index) for name in names] for split, names in by_split.items()}
-        count, first = sum(map(len, by_split.values())), next(iter(by_split.values()))[0]
-        notes.append(f"{count:,} remote shards are now in {Path(first).parent}.")
+        notes.append(f"{sum(map(len, by_split.values())):,} remote shards are now in {cache_root() / 'shards'}.")
     listed = {split: list(index_shards(names, where, notes)) for split, names in by_split.items()}
     if not any(listed.values()):
         raise UserError(f"{where} has no images in readable shards.{' ' + notes[-1] if notes else ''}")
@@ -199,10 +195,8 @@ def open_shards(where: str) -> DatasetSplits:
             continue
         shards = by_split[split]
         splits[split] = shard_examples(shards, listed[split], labels, f"{split} in {where}", index)
-        for file in index.decoded if index is not None else ():
-            path = Path(shards[0]).parent / file.file
-            if file.split == split and path.is_file():
-                splits[split].decoded = PackedImages(path, file.target, splits[split].fingerprint())
+        if index is not None and any(Path(shards[0]).parent.glob(f"{split}-*.decoded")):
+            splits[split].decoded = PackedImages(str(Path(shards[0]).parent / split), splits[split].fingerprint())
     name = Path(where).resolve().name if not is_remote(where) else where
     return DatasetSplits(name, where, "shards", tuple(names) if labelled else None, splits, notes)
 
@@ -227,12 +221,12 @@ def read_shard(name: str) -> Iterator[Sample]:
     """Yield the examples of one shard in order; members without an image are skipped."""
     with Path(name).open("rb") as file:
         named = ((member.name, member) for member in list_members(name) if is_wanted(member))
-        for key, image, label_members in group_members(named):
-            texts: dict[str, bytes] = {}
-            for kind, member in label_members.items():
+        for key, image, member in group_members(named):
+            label = None
+            if member is not None:
                 file.seek(member.offset_data)
-                texts[kind] = file.read(member.size)
-            yield Sample(key, image.offset_data, image.size, label_of(texts))
+                label = parse_label(file.read(member.size))
+            yield Sample(key, image.offset_data, image.size, label)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -242,50 +236,31 @@ def split_name(name: str) -> tuple[str, str]:
     return (folder + slash + stem if stem and "__MACOSX" not in folder else ""), kind.lower()
 
 
-def is_label(name: str) -> bool:
-    """True if a member can hold a label. A ``.txt`` is a caption, which is not read."""
-    return split_name(name)[1] in _LABEL_KINDS
-
-
 def is_wanted(member: TarInfo) -> bool:
     """True if a member can belong to an example: an image or a label of a plausible size."""
     key, kind = split_name(member.name)
     is_image = f".{kind.rpartition('.')[2]}" in EXTENSIONS
-    limit = _MAX_IMAGE if is_image else _MAX_TEXT if kind in _LABEL_KINDS else -1
+    limit = _MAX_IMAGE if is_image else _MAX_LABEL if kind == _LABEL_KIND else -1
     return bool(key) and member.size <= limit
 
 
-def group_members(named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T, dict[str, T]]]:
-    """Group neighbouring members into examples: key, first image, and labels by kind. An example needs an image."""
-    current: str | None = None
-    image: T | None = None
-    texts: dict[str, T] = {}
-    for name, item in named:
-        key, kind = split_name(name)
-        if key != current:
-            if current is not None and image is not None:
-                yield current, image, texts
-            current, image, texts = key, None, {}
-        if kind in _LABEL_KINDS:
-            texts[kind] = item
-        elif image is None:
-            image = item
-    if current is not None and image is not None:
-        yield current, image, texts
+def group_members(named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T, T | None]]:
+    """Group neighbouring members into examples: key, first image, and label. An example needs an image."""
+    for key, members in itertools.groupby(named, key=lambda item: split_name(item[0])[0]):
+        image: T | None = None
+        label: T | None = None
+        for name, item in members:
+            if split_name(name)[1] == _LABEL_KIND:
+                label = item
+            elif image is None:
+                image = item
+        if image is not None:
+            yield key, image, label
 
 
-def label_of(texts: dict[str, bytes]) -> str | None:
-    """The label in the ``.cls`` or ``.json`` of an example."""
-    if "cls" in texts:
-        return texts["cls"].decode("utf-8", "replace").strip() or None
-    try:
-        record = json.loads(texts.get("json", b"null"))
-    except (ValueError, RecursionError):
-        return None
-    for key in ("cls", *LABEL_COLUMNS) if isinstance(record, dict) else ():
-        if isinstance(record.get(key), str | int) and str(record[key]).strip():
-            return utf8_safe(str(record[key]).strip())
-    return None
+def parse_label(content: bytes | None) -> str | None:
+    """The label in a ``.cls`` member; None if there is none."""
+    return (content or b"").decode("utf-8", "replace").strip() or None
 
 
 def class_names(labels: list[str], index: PackedIndex | None) -> tuple[list[str], list[str]]:
@@ -317,9 +292,7 @@ def find_labels(parts: Sequence[Counter[str | None]], where: str, notes: list[st
     unlabelled = sum(part[None] for part in parts)
     if unlabelled:
         count = sum(part.total() for part in parts)
-        notes.append(
-            f"{where}: {unlabelled:,} of {count:,} examples have no label (.cls or .json): read as unlabelled."
-        )
+        notes.append(f"{where}: {unlabelled:,} of {count:,} examples have no label (.cls): read as unlabelled.")
         return None
     return class_list(label for part in parts for label in part)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from frugalvit.data.webdataset.remote import READ_ERRORS, describe_error, open_remote
-from frugalvit.data.webdataset.shards import group_members, is_wanted, label_of
+from frugalvit.data.webdataset.shards import group_members, is_wanted, parse_label
 from frugalvit.data.webdataset.tar import BadShard, read_members
 from frugalvit.errors import UserError
 from frugalvit.utils.text import pluralize
@@ -108,11 +108,16 @@ class ShardStream:
 
     def _read(self, number: int) -> Iterator[StreamSample]:
         try:
-            with open_remote(self.shards[number]) as file:
-                for key, image, texts in group_members(read_members(file, is_wanted)):
-                    yield StreamSample(key, image, label_of(texts))
+            yield from read_samples(self.shards[number])
         except SHARD_ERRORS as error:
             self.damaged.append((self.shards[number], describe_error(error)))
+
+
+def read_samples(shard: str) -> Iterator[StreamSample]:
+    """Yield the examples of a local or remote shard, reading it forwards; ``SHARD_ERRORS`` at damage."""
+    with open_remote(shard) as file:
+        for key, image, label in group_members(read_members(file, is_wanted)):
+            yield StreamSample(key, image, parse_label(label))
 
 
 def check_damaged(damaged: Sequence[tuple[str, str]], shards: int, max_bad: float) -> None:

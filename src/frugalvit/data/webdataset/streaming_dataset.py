@@ -7,7 +7,7 @@ val     full shards: those of the index or the folder, or some of train; fetched
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,26 +18,21 @@ from frugalvit.data.dataset import DatasetSplits, ImageDataset, StreamedShards
 from frugalvit.data.formats.csv import class_list
 from frugalvit.data.paths import is_folder, local
 from frugalvit.data.webdataset.index import PackedIndex
-from frugalvit.data.webdataset.remote import describe_error, is_remote, open_remote
+from frugalvit.data.webdataset.remote import describe_error, is_remote
 from frugalvit.data.webdataset.shards import (
     Listed,
     class_names,
     find_labels,
-    group_members,
     index_entry,
     index_shards,
-    is_label,
     is_shard_folder,
     is_shards,
-    is_wanted,
-    label_of,
     list_shards,
     local_shard,
     read_shard,
     shard_examples,
 )
-from frugalvit.data.webdataset.stream import SHARD_ERRORS, check_damaged
-from frugalvit.data.webdataset.tar import read_members
+from frugalvit.data.webdataset.stream import SHARD_ERRORS, check_damaged, read_samples
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.text import pluralize, truncate_list
@@ -101,12 +96,10 @@ def should_stream(where: str, stream: bool | str) -> bool:
         raise UserError(f"--stream true needs WebDataset shards, and {where} is something else: leave --stream out.")
     if stream != "auto":
         return bool(stream)
-    return shards and (is_remote(where) or _count_bytes(where) > _LARGE)
-
-
-def _count_bytes(where: str) -> int:
+    if not shards or is_remote(where):
+        return shards
     paths = [Path(name) for names in list_shards(where).splits.values() for name in names]
-    return sum(path.stat().st_size for path in paths if path.exists())
+    return sum(path.stat().st_size for path in paths if path.exists()) > _LARGE
 
 
 def open_stream(
@@ -202,7 +195,8 @@ def _count_labels(shards: list[str], max_bad: float, where: str, notes: list[str
     def count(shard: str) -> Counter[str | None]:
         counts: Counter[str | None] = Counter()
         try:
-            counts.update(_read_labels(shard))
+            samples = read_samples(shard) if is_remote(shard) else read_shard(shard)  # read_shard reads headers only
+            counts.update(sample.label for sample in samples)
         except SHARD_ERRORS as error:
             damaged.append((shard, describe_error(error)))
         return counts
@@ -216,16 +210,6 @@ def _count_labels(shards: list[str], max_bad: float, where: str, notes: list[str
         listed = truncate_list([f"{shard} ({reason})" for shard, reason in sorted(damaged)])
         notes.append(f"{len(damaged)} of {len(shards)} shards of {where} are damaged: {listed}.")
     return parts
-
-
-def _read_labels(shard: str) -> Iterator[str | None]:
-    """Yield the label of every example, without loading the images."""
-    if not is_remote(shard):
-        yield from (sample.label for sample in read_shard(shard))
-        return
-    with open_remote(shard) as file:
-        members = read_members(file, is_wanted, has_content=lambda member: is_label(member.name))
-        yield from (label_of(texts) for _, _, texts in group_members(members))
 
 
 def _sample_shards(train: list[str], index: PackedIndex | None) -> tuple[list[str], Listed]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from itertools import count, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,18 +29,6 @@ from frugalvit.utils import console
 
 _ADVICE = "--resume continues with the same number; a new run can use fewer with --workers."
 _AHEAD = 2  # batches that a reader prepares before a step needs them
-
-
-class ReaderTask(NamedTuple):
-    """What a reader does: its share of the stream, the batch, and the examples to skip."""
-
-    stream: ShardStream
-    reader: int
-    readers: int
-    batch: int
-    cached_size: tuple[int, int]
-    classes: tuple[str, ...] | None
-    skip: int
 
 
 class ReadBatch(NamedTuple):
@@ -99,7 +86,7 @@ class StreamingBatches(BatchSource):
         self.rank, self.world, self.max_bad, self.keep_clean = rank, world, max_bad, keep_clean
         self.damaged: dict[str, str] = {}
         self.next_step: int | None = None
-        self.sources: list[_Reader] = []
+        self.sources: list[tuple[WorkerPool, deque[Callable[[], ReadBatch]]]] = []
         self._unreadable: list[tuple[str, str]] = []
 
     @property
@@ -113,7 +100,10 @@ class StreamingBatches(BatchSource):
     def batch_at(self, step: int) -> Batch:
         if step != self.next_step:
             self._start_readers(step)
-        read = self.sources[step % self.readers].take()
+        pool, pending = self.sources[step % self.readers]
+        wait = pending.popleft()
+        pending.append(pool.submit())
+        read = wait()
         self.next_step = step + 1
         self._record_unreadable(read.unreadable, step)
         self._record_damaged(read.damaged)
@@ -142,8 +132,8 @@ class StreamingBatches(BatchSource):
         return other
 
     def close(self) -> None:
-        for source in self.sources:
-            source.close()
+        for pool, _ in self.sources:
+            pool.close()
         self.sources, self.next_step = [], None
 
     def _start_readers(self, step: int) -> None:
@@ -152,10 +142,9 @@ class StreamingBatches(BatchSource):
         for reader in range(self.readers):
             taken = -(-(step - reader) // self.readers) if step > reader else 0  # batches this reader has returned
             number, readers = self.rank * self.readers + reader, self.world * self.readers
-            task = ReaderTask(self.stream, number, readers, local, self.cached_size, self.classes, taken * local)
-            self.sources.append(_Reader(task, in_process=self.workers == 0))
-        for source in self.sources:
-            source.read_ahead()
+            task = self.stream, number, readers, local, self.cached_size, self.classes, taken * local
+            pool = WorkerPool(min(1, self.workers), _batch_reader, *task, advice=_ADVICE)
+            self.sources.append((pool, deque(pool.submit() for _ in range(_AHEAD))))
 
     def _record_unreadable(self, unreadable: list[tuple[str, str]], step: int) -> None:
         for name, reason in unreadable:
@@ -176,80 +165,59 @@ class StreamingBatches(BatchSource):
         check_damaged(list(self.damaged.items()), len(self.stream.shards), self.max_bad)
 
 
-class _Reader:
-    """One sequence of batches, prepared ahead in a process of its own or, with ``in_process``, read here."""
-
-    def __init__(self, task: ReaderTask, in_process: bool) -> None:
-        self.pool = None if in_process else WorkerPool(1, _batch_reader, task, advice=_ADVICE)
-        self.read_next = _batch_reader(task)
-        self.pending: deque[Future[ReadBatch]] = deque()
-
-    def take(self) -> ReadBatch:
-        """Return the next batch."""
-        if self.pool is None:
-            return self.read_next()
-        self.read_ahead()
-        batch = self.pending.popleft()
-        self.read_ahead()
-        return self.pool.result(batch)
-
-    def read_ahead(self) -> None:
-        """Let the process prepare the next batches."""
-        while self.pool is not None and len(self.pending) < _AHEAD:
-            self.pending.append(self.pool.submit())
-
-    def close(self) -> None:
-        if self.pool is not None:
-            self.pool.close()
+def _batch_reader(*arguments: Any) -> Callable[[], ReadBatch]:
+    return read_batches(*arguments).__next__
 
 
-def _batch_reader(task: ReaderTask) -> Callable[[], ReadBatch]:
-    return read_batches(task).__next__
-
-
-def read_batches(task: ReaderTask) -> Iterator[ReadBatch]:
-    """Yield batches without end: epoch after epoch of the stream, the first ``skip`` examples not decoded.
+def read_batches(
+    stream: ShardStream,
+    reader: int,
+    readers: int,
+    batch: int,
+    cached_size: tuple[int, int],
+    classes: tuple[str, ...] | None,
+    skip: int,
+) -> Iterator[ReadBatch]:
+    """Yield a reader's batches without end: epoch after epoch, the first ``skip`` examples not decoded.
 
     A batch always takes the same number of examples, so that positions stay exact; readable images are repeated in
     place of unreadable ones.
     """
-    stream = copy.copy(task.stream)
+    stream = copy.copy(stream)
     stream.damaged = []  # reported with the batches
-    samples = _samples(task._replace(stream=stream))
-    numbers = None if task.classes is None else {name: i for i, name in enumerate(task.classes)}
+    samples = _samples(stream, reader, readers, skip)
+    numbers = None if classes is None else {name: i for i, name in enumerate(classes)}
     while True:
-        images = torch.empty((task.batch, 3, *task.cached_size), dtype=torch.uint8)
+        images = torch.empty((batch, 3, *cached_size), dtype=torch.uint8)
         sizes, labels, unreadable = [], [], []
-        for sample in islice(samples, task.batch):
+        for sample in islice(samples, batch):
             number = -1 if numbers is None else numbers.get(str(sample.label), -1)
             if numbers is not None and number < 0:
                 unreadable.append((sample.key, f"its label {sample.label!r} is not one of the classes"))
                 continue
             try:
-                pixels = decode(sample.content, sample.key, at_least=task.cached_size)
+                pixels = decode(sample.content, sample.key, at_least=cached_size)
             except UnreadableImage as error:
                 unreadable.append((error.name, error.reason))
                 continue
-            images[len(sizes)] = torch.from_numpy(resize_to(pixels, task.cached_size)).permute(2, 0, 1)
+            images[len(sizes)] = torch.from_numpy(resize_to(pixels, cached_size)).permute(2, 0, 1)
             sizes.append(pixels.shape[:2])
             labels.append(number)
         if not sizes:
             name, reason = unreadable[0]
-            raise UserError(f"None of {task.batch} streamed images in a row can be used: {name}: {reason}.")
+            raise UserError(f"None of {batch} streamed images in a row can be used: {name}: {reason}.")
         damaged, stream.damaged = stream.damaged, []
-        rows = torch.arange(task.batch) % len(sizes)
+        rows = torch.arange(batch) % len(sizes)
         repeated = torch.tensor(labels)[rows]
         yield ReadBatch(
             images[rows], torch.tensor(sizes)[rows], None if numbers is None else repeated, unreadable, damaged
         )
 
 
-def _samples(task: ReaderTask) -> Iterator[StreamSample]:
+def _samples(stream: ShardStream, reader: int, readers: int, skip: int) -> Iterator[StreamSample]:
     """Yield the reader's examples, epoch after epoch, from its position on."""
-    skip = task.skip
-    share = {"reader": task.reader, "readers": task.readers}
     for epoch in count():
-        length = task.stream.length(epoch, **share)
+        length = stream.length(epoch, reader=reader, readers=readers)
         if skip < length:
-            yield from task.stream.epoch(epoch, **share, skip=skip)
+            yield from stream.epoch(epoch, reader=reader, readers=readers, skip=skip)
         skip = max(0, skip - length)

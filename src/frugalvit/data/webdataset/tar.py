@@ -24,18 +24,11 @@ def list_members(path: str | Path) -> Iterator[tar.TarInfo]:
             yield member
 
 
-def read_members(
-    stream: IO[bytes],
-    is_wanted: Callable[[tar.TarInfo], bool],
-    has_content: Callable[[tar.TarInfo], bool] = lambda member: True,
-) -> Iterator[tuple[str, bytes]]:
-    """Yield names and contents of the wanted files of a tar stream, reading it forwards only.
-
-    Files without ``has_content`` are skipped over and yield an empty content.
-    """
+def read_members(stream: IO[bytes], is_wanted: Callable[[tar.TarInfo], bool]) -> Iterator[tuple[str, bytes]]:
+    """Yield names and contents of the wanted files of a tar stream, reading it forwards only."""
     for archive, member in _headers(stream, "r|"):
         if is_wanted(member):
-            yield member.name, _content(archive, member) if has_content(member) else b""
+            yield member.name, _content(archive, member)
 
 
 def _content(archive: tar.TarFile, member: tar.TarInfo) -> bytes:
