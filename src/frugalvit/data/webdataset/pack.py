@@ -138,7 +138,7 @@ def check_free(out: Path) -> None:
     """Refuse anything but a new or empty folder; leftovers of killed processes are removed."""
     remove_leftovers(out.resolve())
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is not an empty folder: choose another folder for the shards.")
+        raise UserError(f"{out} is not empty, or not a folder: choose another folder for the shards.")
 
 
 def check_replaceable(out: Path) -> None:
