@@ -40,19 +40,3 @@ def test_a_damaged_shard_is_skipped_by_name(runner: Nursery) -> None:
     status, output = runner.run(*options)
     assert status == 0, output
     assert "1 of 4 shards" in output and "002.tar" in output and "Traceback" not in output
-
-
-def test_packed_shards_train_like_the_folder(runner: Nursery) -> None:
-    status, output = runner.run("data", "pack", "images", "packed", "--shard-megabytes", "0.01")
-    assert status == 0, output
-    status, output = runner.run("train", "packed", "--config", "train.yaml", "--out", "from_packed", "--steps", "2")
-    assert status == 0 and "val: 10 images" in output, output
-    assert len(list((runner.folder / "packed").glob("train-*.tar"))) > 1
-
-
-def test_no_readable_shard_is_one_line(runner: Nursery) -> None:
-    folder = runner.folder / "empty"
-    folder.mkdir()
-    (folder / "000.tar").write_bytes(b"not a tar file" * 100)
-    status, output = runner.run("train", str(folder / "000.tar"), "--config", "train.yaml", "--out", "nothing")
-    assert status == 2 and "no images in readable shards" in output and "Traceback" not in output

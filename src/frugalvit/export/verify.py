@@ -74,7 +74,7 @@ def _run_images(data: str, settings: Mapping[str, Any]) -> list[Any]:
     if not _is_local(data, root):
         return []
     if should_stream(data, settings.get("stream", "auto")):  # one shard is enough
-        splits = list_shards(data).splits
+        splits, _ = list_shards(data)
         shard = next((splits[name][0] for name in _SPLITS if splits.get(name)), data)
         return read_images(shard)
     options: dict[str, Any] = {"root": root}

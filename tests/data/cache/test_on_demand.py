@@ -54,16 +54,6 @@ def test_workers_do_not_decode_far_ahead(workers: int, batches: int) -> None:
     assert store._pool.submit.call_count == batches
 
 
-def test_batches_equal_those_of_cached_images(tmp_path: Path) -> None:
-    examples = write_images(tmp_path, count=10, size=(90, 70))
-    cached, decoded = batches(store_of(examples, 36)), batches(on_demand(examples))
-    for step in (0, 1, 2, 7, 3):
-        one, other = decoded.batch_at(step), cached.batch_at(step)
-        assert torch.equal(one.images, other.images) and torch.equal(one.targets, other.targets)
-    rounds = list(eval_batches(on_demand(examples), EvalTransform(36), 4))
-    assert torch.cat([index for _, _, index in rounds]).tolist() == list(range(10))
-
-
 def test_workers_return_the_same_until_one_is_killed(tmp_path: Path) -> None:
     examples = write_images(tmp_path, count=12)
     decoded, cached = batches(on_demand(examples, workers=1)), batches(store_of(examples, 36))

@@ -91,18 +91,6 @@ def test_shards_are_not_written_into_the_dataset(
     assert sorted(root.rglob("*")) == before
 
 
-def test_a_stopped_pack_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_data(photos(tmp_path / "photos"), split="given")
-
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("frugalvit.data.webdataset.pack._add", full)
-    with pytest.raises(UserError, match=r"out \(No space left on device\)"):
-        pack(source, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
-
-
 def test_the_next_pack_removes_what_a_killed_one_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos(tmp_path / "photos")
     argv = ["data", "pack", str(tmp_path / "photos"), str(tmp_path / "out"), "--quiet"]

@@ -69,15 +69,6 @@ def test_resuming_epochs_later_is_exact(damaged: bool, tmp_path: Path) -> None:
         assert numbers(loader().batch_at(step).images) == expected[step]
 
 
-@pytest.mark.parametrize("prob", [0.0, 1.0])
-def test_clean_images_are_kept_if_they_were_mixed(prob: float, tmp_path: Path) -> None:
-    paths = write_numbered(tmp_path)
-    loader = batches(paths, mixing=Mixing(MixingConfig(prob=prob, cutmix=0.0), 2), keep_clean=True)
-    batch, plain = loader.batch_at(0), batches(paths).batch_at(0).images
-    assert torch.equal(batch.images if batch.clean is None else batch.clean, plain)
-    assert (batch.clean is not None) == (prob == 1) != torch.equal(batch.images, plain)
-
-
 def test_processes_share_an_epoch_without_repeats(tmp_path: Path) -> None:
     paths = write_numbered(tmp_path)
     seen = []

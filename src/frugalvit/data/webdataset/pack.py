@@ -184,7 +184,9 @@ def _write_split(
             shards.append({"file": f"{split}-{len(shards):06d}.tar"})
             archive = tarfile.open(folder / shards[-1]["file"], "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
             written, count = 0, 0
-        key = f"{number:0{width}d}-{_safe_stem(examples.keys[index])}"
+        # Letters, digits and dashes of the file's stem only, so that the member cannot be a path.
+        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(examples.keys[index]).stem)[:60].strip("-") or "image"
+        key = f"{number:0{width}d}-{stem}"
         written += _add(archive, f"{key}.{_ENDINGS.get(form, form.lower())}", content)
         if examples.labels is not None:
             written += _add(archive, f"{key}.cls", str(int(examples.labels[index])).encode())
@@ -209,11 +211,6 @@ def _finish(archive: tarfile.TarFile | None, folder: Path, shards: list[dict[str
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     shards[-1] |= {"examples": count, "bytes": path.stat().st_size, "sha256": digest}
-
-
-def _safe_stem(key: str) -> str:
-    """A file's stem as a part of a member's name: letters, digits and dashes only, so that it cannot be a path."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(key).stem)[:60].strip("-") or "image"
 
 
 def _result(source: DatasetSplits, out: Path, index: dict[str, Any], notes: list[str], seconds: float) -> CommandResult:

@@ -133,27 +133,20 @@ def expand(where: str) -> list[str]:
     return [where if is_remote(where) else str(path)]
 
 
-class ShardPaths(NamedTuple):
-    """The shards of every split, and the index beside them, if there is one."""
-
-    splits: dict[str, list[str]]
-    index: PackedIndex | None
-
-
-def list_shards(where: str) -> ShardPaths:
-    """List the shards of a folder, a pattern, an address, or the address of an index."""
+def list_shards(where: str) -> tuple[dict[str, list[str]], PackedIndex | None]:
+    """List the shards of every split of a folder, a pattern or an address, and the index beside them."""
     path = local(where)
     index = read_index(where)
     if is_remote(where) and where.endswith(f"/{INDEX}"):
         if index is None:
             raise UserError(f"{where} is missing, or not an index of 'frugalvit data pack'.")
         base = where.rpartition("/")[0]
-        return ShardPaths({name: [f"{base}/{s.file}" for s in shards] for name, shards in index.splits.items()}, index)
+        return {name: [f"{base}/{shard.file}" for shard in shards] for name, shards in index.splits.items()}, index
     if not is_remote(where) and path.is_dir():
-        return ShardPaths(_shards_by_split(path), index)
+        return _shards_by_split(path), index
     by_split = _by_split(expand(where))
     # A pattern of test shards alone means these shards.
-    return ShardPaths(by_split if "train" in by_split else {"train": expand(where)}, index)
+    return by_split if "train" in by_split else {"train": expand(where)}, index
 
 
 def index_entry(shard: str, index: PackedIndex | None) -> PackedShard | None:

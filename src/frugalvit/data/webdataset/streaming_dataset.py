@@ -98,7 +98,7 @@ def should_stream(where: str, stream: bool | str) -> bool:
         return bool(stream)
     if not shards or is_remote(where):
         return shards
-    paths = [Path(name) for names in list_shards(where).splits.values() for name in names]
+    paths = [Path(name) for names in list_shards(where)[0].values() for name in names]
     return sum(path.stat().st_size for path in paths if path.exists()) > _LARGE
 
 
