@@ -135,15 +135,15 @@ def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[st
 
 
 def check_free(out: Path) -> None:
-    """Refuse anything but a new or empty folder; leftovers of killed processes are removed."""
-    remove_leftovers(out.resolve())
+    """Refuse anything but a new or empty folder."""
+    _clean_up(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty, or not a folder: choose another folder for the shards.")
 
 
 def check_replaceable(out: Path) -> None:
     """Refuse a folder that holds anything but a packed dataset: all of it would be removed."""
-    remove_leftovers(out.resolve())
+    _clean_up(out)
     index = parse_index((out / INDEX).read_bytes())
     packed = {INDEX, *index.by_name} if index is not None else set()
     others = sorted(path.name for path in out.iterdir() if path.name not in packed and path.suffix != ".decoded")
@@ -152,6 +152,13 @@ def check_replaceable(out: Path) -> None:
             f"{out} holds more than a packed dataset ({truncate_list(others)}), which would be lost: choose another "
             "folder."
         )
+
+
+def _clean_up(out: Path) -> None:
+    """Remove what killed processes left of ``out``; refuse the working folder, which cannot be replaced."""
+    if out.resolve() == Path.cwd().resolve():
+        raise UserError(f"{out} is the working folder: choose another folder for the shards.")
+    remove_leftovers(out.resolve())
 
 
 def move_into(staging: Path, out: Path, *, replace: bool = False) -> None:
