@@ -14,7 +14,6 @@ from frugalvit.data import open_data
 from frugalvit.data.cache import build
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.store import CachedStore
-from frugalvit.data.dataset import ArrayExamples, DatasetSplits
 from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.shards import ShardExamples
@@ -46,14 +45,6 @@ def test_several_labels_per_image_are_refused(tmp_path: Path) -> None:
     source.splits["test"].targets = np.ones((12, 2), dtype=np.int8)
     with pytest.raises(UserError, match="--labels ignore"):
         pack(source, tmp_path / "out")
-
-
-def test_arrays_are_packed_as_png(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8), dtype=np.uint8)
-    source = DatasetSplits("x", "x", "arrays", ("a",), {"train": ArrayExamples(pixels, np.zeros(5), "x")})
-    pack(source, tmp_path / "out", shuffle=False)
-    train = open_data(tmp_path / "out", split="given").splits["train"]
-    np.testing.assert_array_equal(train.read(3)[:, :, 0], pixels[3])
 
 
 def test_webdataset_reads_the_shards(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from frugalvit.data.webdataset import remote
 from frugalvit.data.webdataset.index import INDEX
 from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.remote import CommandReader, fetch, open_remote
-from frugalvit.data.webdataset.shards import expand, is_shards
+from frugalvit.data.webdataset.shards import expand
 from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.data.webdataset.streaming_dataset import open_stream, should_stream
 from frugalvit.errors import UserError
-from helpers.shards import png, write_shards, write_tar
+from helpers.shards import png, write_shards
 from helpers.web_server import serving
 
 
@@ -49,14 +49,6 @@ def test_a_missing_file_is_requested_once(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"Cannot fetch .*nothing\.tar"):
             fetch(f"{address}/nothing.tar")
         assert len(server.requests) == 1
-
-
-def test_a_query_identifies_the_file(tmp_path: Path) -> None:
-    write_tar(tmp_path / "a.tar", {"1.png": b"x"})
-    with serving(tmp_path) as (address, _):
-        first, second = fetch(f"{address}/a.tar?part=1"), fetch(f"{address}/a.tar?part=2")
-    assert first != second and first.name == second.name == "a.tar"
-    assert is_shards("https://somewhere/a.tar?part=1") and not is_shards("https://somewhere/page?a.tar")
 
 
 def test_pipes_must_be_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

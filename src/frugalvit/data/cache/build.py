@@ -195,7 +195,7 @@ def _make_store(examples: ImageDataset, cached: CachedImages, location: Location
         console.warning(f"left out: {len(cached.unreadable) - _MAX_LOGGED} more unreadable images")
     if len(images) and (dark := describe_darkness(int(images[:: max(1, len(images) // 256)].max()))):
         console.warning(f"{examples.names[int(cached.index[0])]} and others: {dark}")
-    return CachedStore(images, cached.sizes, labels, examples.names, cached.index, device, location, cached.unreadable)
+    return CachedStore(images, cached.sizes, labels, examples.names, cached.index, device, cached.unreadable)
 
 
 def decoding_threads(seconds: float, threads: int) -> tuple[int, float]:

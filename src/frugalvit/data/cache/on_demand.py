@@ -36,8 +36,6 @@ class DecodedBatch(NamedTuple):
 class OnDemandStore(ImageStore):
     """Decodes images when a step needs them. More than ``limit`` unreadable ones end the run."""
 
-    location = "off"
-
     def __init__(
         self, examples: ImageDataset, cached_size: tuple[int, int], device: torch.device, workers: int, limit: int
     ) -> None:

@@ -45,7 +45,6 @@ class ImageStore(ABC):
     images are stored.
     """
 
-    location: str  # "device", "ram", "disk" or "off"
     labels: Tensor | None
     names: list[str]
     device: torch.device
@@ -97,11 +96,10 @@ class CachedStore(ImageStore):
         names: list[str],
         index: Tensor,
         device: torch.device | str = "cpu",
-        location: str = "ram",
         unreadable: list[tuple[str, str]] | None = None,
     ) -> None:
         self.images, self.sizes, self.labels, self.names, self.index = images, sizes, labels, names, index
-        self.device, self.location, self.unreadable = torch.device(device), location, unreadable or []
+        self.device, self.unreadable = torch.device(device), unreadable or []
         numbers = None if labels is None else labels.numpy(force=True)
         # (N,) the row of ``images`` for each index of the split
         self.rows = torch.from_numpy(substitute_rows(index.numpy(), len(names), numbers))
