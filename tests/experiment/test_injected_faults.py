@@ -20,7 +20,7 @@ from frugalvit.errors import UserError
 from frugalvit.runs import checkpoint
 from frugalvit.runs.run_folder import RunFolder, Stopwatch
 from frugalvit.utils.files import write_atomically
-from helpers.fork_server import Nursery
+from helpers.fork_server import ForkServer
 from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_config, write_images
 from helpers.toy_task import ToyBatch, ToyTask, run_toy
 
@@ -38,8 +38,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     status = cli.main([*words])
-    said = capsys.readouterr()
-    return status, said.out + said.err
+    output = capsys.readouterr()
+    return status, output.out + output.err
 
 
 # -- numbers that are none
@@ -98,18 +98,18 @@ def test_replay_names_the_first_nonfinite_tensor(
     name = name or "student.model.layers.1.blocks.0.mlp.fc1.bias"
     state["task"][name][2] = torch.nan
     write_atomically(run / "checkpoints" / "last.pt", lambda handle: torch.save(state, handle))
-    status, said = command(capsys, verb, "--resume", str(run), "--device", "cpu", "--quiet")
-    assert status == 2, said
-    assert f"first non-finite parameter: {name}" in said and "frugalvit replay" in said
-    status, said = command(capsys, "replay", str(run), "--device", "cpu")
-    assert status == 0 and f"weight {name}" in said
-    assert "mlp.fc1 (Linear)" in said and "gradient" in said, said
+    status, output = command(capsys, verb, "--resume", str(run), "--device", "cpu", "--quiet")
+    assert status == 2, output
+    assert f"first non-finite parameter: {name}" in output and "frugalvit replay" in output
+    status, output = command(capsys, "replay", str(run), "--device", "cpu")
+    assert status == 0 and f"weight {name}" in output
+    assert "mlp.fc1 (Linear)" in output and "gradient" in output, output
 
 
 def test_replay_needs_a_failed_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for word, expected in ((tmp_path, "no failed step"), (tmp_path / "absent.pt", "The checkpoint file")):
-        status, said = command(capsys, "replay", str(word))
-        assert status == 2 and expected in said
+        status, output = command(capsys, "replay", str(word))
+        assert status == 2 and expected in output
 
 
 # -- memory
@@ -151,8 +151,8 @@ def test_auto_batch_keeps_other_errors() -> None:
 def test_auto_batch_on_a_cpu(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(tmp_path / "config.yaml", TRAIN, steps=1)
     words = ["train", str(images), "--config", str(config), "--out", str(tmp_path / "run"), "--device", "cpu"]
-    status, said = command(capsys, *words, "--auto-batch")
-    assert status == 0 and "auto-batch: batch stays 8" in said
+    status, output = command(capsys, *words, "--auto-batch")
+    assert status == 0 and "auto-batch: batch stays 8" in output
 
 
 @pytest.mark.gpu
@@ -165,10 +165,10 @@ def test_auto_batch_on_a_gpu(tmp_path: Path, images: Path, capsys: pytest.Captur
     torch.cuda.set_per_process_memory_fraction(0.9e9 / total)
     try:
         words = ["train", str(images), "--config", str(config), "--out", str(tmp_path / "run"), "--auto-batch"]
-        status, said = command(capsys, *words, "--precision", "32", "--json")
+        status, output = command(capsys, *words, "--precision", "32", "--json")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert status == 0 and "images a step fit in" in said, said
+    assert status == 0 and "images a step fit in" in output, output
     assert "accumulate: 1\n" not in (tmp_path / "run" / "config.yaml").read_text()
 
 
@@ -231,16 +231,16 @@ def test_a_full_disk_names_the_checkpoint_to_resume(tmp_path: Path, monkeypatch:
 
 def test_file_size_limit(tmp_path: Path, images: Path) -> None:
     """Not simulated: the kernel refuses to let any file grow beyond a limit."""
-    nursery = Nursery(tmp_path)
+    server = ForkServer(tmp_path)
     config = write_config(tmp_path / "config.yaml", TRAIN)
     words = ["train", str(images), "--config", str(config), "--out", "run"]
-    child = nursery.start(*words, "--steps", "100000")
+    child = server.start(*words, "--steps", "100000")
     run = tmp_path / "run"
     child.wait_for(run / "checkpoints" / "previous.pt")
     size = (run / "checkpoints" / "last.pt").stat().st_size
     resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (size // 2, size // 2))
-    assert child.wait() == 2, child.said()
-    assert "Could not save" in child.said() and "Traceback" not in child.said()
+    assert child.wait() == 2, child.output()
+    assert "Could not save" in child.output() and "Traceback" not in child.output()
     for name in ("last.pt", "previous.pt"):
         assert checkpoint.find_damage(run / "checkpoints" / name) is None
 
@@ -265,16 +265,16 @@ def test_a_full_disk_while_logging(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_read_only_folder_is_refused_first(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tmp_path.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
-        status, said = command(capsys, "train", str(images), "--out", str(tmp_path / "run"), "--device", "cpu")
+        status, output = command(capsys, "train", str(images), "--out", str(tmp_path / "run"), "--device", "cpu")
     finally:
         tmp_path.chmod(stat.S_IRWXU)
-    assert status == 2 and "Cannot write to" in said and "--out" in said
+    assert status == 2 and "Cannot write to" in output and "--out" in output
 
 
 def test_a_folder_that_cannot_be_created(tmp_path: Path, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("in the way")
-    status, said = command(capsys, "train", str(images), "--out", str(tmp_path / "file" / "run"), "--device", "cpu")
-    assert status == 2 and "Cannot write to" in said and len(said.strip().splitlines()) == 1
+    status, output = command(capsys, "train", str(images), "--out", str(tmp_path / "file" / "run"), "--device", "cpu")
+    assert status == 2 and "Cannot write to" in output and len(output.strip().splitlines()) == 1
 
 
 def test_previous_checkpoint_is_copied_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,61 +290,61 @@ def test_previous_checkpoint_is_copied_without_hard_links(tmp_path: Path, monkey
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
-    return Nursery(tmp_path_factory.mktemp("faulty"))
+def server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
+    return ForkServer(tmp_path_factory.mktemp("faulty"))
 
 
-def test_files_that_vanish_while_training(nursery: Nursery) -> None:
+def test_files_that_vanish_while_training(server: ForkServer) -> None:
     """Few are left out by name; many stop the run, and when they are back it goes on."""
-    folder = nursery.folder
+    folder = server.folder
     images = write_images(folder / "vanishing", train=30)
     config = write_config(folder / "lazy.yaml", TRAIN, cache={"where": "off"}, workers=0, steps=100000)
-    child = nursery.start("train", "vanishing", "--config", str(config), "--out", "vanished")
+    child = server.start("train", "vanishing", "--config", str(config), "--out", "vanished")
     child.wait_for(folder / "vanished" / "checkpoints" / "last.pt")
     (images / "train").rename(images / "train_elsewhere")
-    assert child.wait() == 2, child.said()
-    assert "left out:" in child.said() and "cannot be read" in child.said() and "Traceback" not in child.said()
+    assert child.wait() == 2, child.output()
+    assert "left out:" in child.output() and "cannot be read" in child.output() and "Traceback" not in child.output()
     (images / "train_elsewhere").rename(images / "train")
     step = step_of(folder / "vanished")
-    again = nursery.start("train", "--resume", "vanished")
-    again.wait_until_said("epoch")  # it is training again
+    again = server.start("train", "--resume", "vanished")
+    again.wait_for_output("epoch")  # it is training again
     again.send(signal.SIGTERM)
-    assert again.wait() == 3 and f"at step {step}" in again.said()
+    assert again.wait() == 3 and f"at step {step}" in again.output()
 
 
-def test_a_killed_worker_is_reported(nursery: Nursery) -> None:
-    folder = nursery.folder
+def test_a_killed_worker_is_reported(server: ForkServer) -> None:
+    folder = server.folder
     write_images(folder / "worked")
     config = write_config(folder / "workers.yaml", TRAIN, cache={"where": "off"}, workers=1, steps=100000)
-    child = nursery.start("train", "worked", "--config", str(config), "--out", "worker")
+    child = server.start("train", "worked", "--config", str(config), "--out", "worker")
     child.wait_for(folder / "worker" / "checkpoints" / "last.pt")
     workers = [pid for pid in _children(child.pid) if "spawn_main" in _command_line(pid)]
     for pid in workers:
         os.kill(pid, signal.SIGKILL)
-    assert workers and child.wait() == 2, child.said()
-    assert "A process that decodes images was killed" in child.said() and "Traceback" not in child.said()
+    assert workers and child.wait() == 2, child.output()
+    assert "A process that decodes images was killed" in child.output() and "Traceback" not in child.output()
 
 
 @pytest.mark.parametrize(
     "number",
     [signal.SIGHUP, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, *SLOWER_SIGNALS))],
 )
-def test_workers_ignore_signals_to_the_process_group(nursery: Nursery, number: signal.Signals) -> None:
+def test_workers_ignore_signals_to_the_process_group(server: ForkServer, number: signal.Signals) -> None:
     """Ctrl-C reaches the workers too; the run needs them for the step it finishes before it saves. None stays."""
-    folder = nursery.folder
+    folder = server.folder
     if not (folder / "grouped").exists():
         write_images(folder / "grouped")
     config = write_config(folder / "group.yaml", TRAIN, cache={"where": "off"}, workers=1, steps=100000)
     out = folder / f"group_{number.name}"
-    child = nursery.start("train", "grouped", "--config", str(config), "--out", str(out))
-    child.wait_until_said("(step 8)")  # the workers of the evaluation are there too
+    child = server.start("train", "grouped", "--config", str(config), "--out", str(out))
+    child.wait_for_output("(step 8)")  # the workers of the evaluation are there too
     workers = [pid for pid in _children(child.pid) if "spawn_main" in _command_line(pid)]
     for pid in workers:
         os.kill(pid, number)
     time.sleep(1.0)  # a worker that minds the signal is gone by now, and the run has noticed
     child.send(number)
-    assert workers and child.wait() == 3, child.said()
-    assert f"{number.name}: saved" in child.said() and "Traceback" not in child.said()
+    assert workers and child.wait() == 3, child.output()
+    assert f"{number.name}: saved" in child.output() and "Traceback" not in child.output()
     until = time.monotonic() + 20
     while any(_is_running(pid) for pid in workers):
         assert time.monotonic() < until, "workers were left behind"
@@ -369,7 +369,7 @@ def _command_line(pid: int) -> str:
 
 
 def test_training_with_unreadable_first_images(tmp_path: Path) -> None:
-    """A dataset that is gone at a resume is said before anything else happens."""
+    """A resume reports a missing dataset before it does anything else."""
     images = write_images(tmp_path / "images")
     config = write_config(tmp_path / "config.yaml", TRAIN, steps=1)
     assert cli.main(["train", str(images), "--config", str(config), "--out", str(tmp_path / "run"), "--quiet"]) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.fork_server import Nursery
+from helpers.fork_server import ForkServer
 from helpers.processes import finish, start, torchrun_variables
 from helpers.shards import shard_images
 from helpers.tiny_runs import PRETRAIN, TRAIN, differences, read_metrics, write_config, write_images
@@ -18,21 +18,21 @@ from helpers.web_server import serving
 
 
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
+def server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
     folder = tmp_path_factory.mktemp("streaming")
     write_images(folder / "images", train=20)
     shard_images(folder / "shards", folder / "images", count=6)
     write_config(folder / "train.yaml", TRAIN)
     write_config(folder / "pretrain.yaml", PRETRAIN)
-    runner = Nursery(folder)
-    status, output = runner.run("data", "pack", "images", "packed", "--shard-megabytes", "0.008")
+    server = ForkServer(folder)
+    status, output = server.run("data", "pack", "images", "packed", "--shard-megabytes", "0.008")
     assert status == 0, output
-    return runner
+    return server
 
 
 @pytest.fixture(scope="module")
-def web(runner: Nursery) -> Iterator[str]:
-    with serving(runner.folder) as (address, _):
+def web(server: ForkServer) -> Iterator[str]:
+    with serving(server.folder) as (address, _):
         yield address
 
 
@@ -41,114 +41,114 @@ def command(verb: str, where: str, out: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("verb", ["train", pytest.param("pretrain", marks=pytest.mark.slow)])
-def test_killed_and_resumed_over_http(runner: Nursery, web: str, verb: str) -> None:
+def test_killed_and_resumed_over_http(server: ForkServer, web: str, verb: str) -> None:
     """Ten steps of eight images, some thirty images an epoch: the run resumes in the middle of an epoch."""
-    complete, resumed = runner.folder / f"{verb}_complete", runner.folder / f"{verb}_resumed"
+    complete, resumed = server.folder / f"{verb}_complete", server.folder / f"{verb}_resumed"
     where = web + "/shards/{000..005}.tar"
-    status, output = runner.run(*command(verb, where, complete))
+    status, output = server.run(*command(verb, where, complete))
     assert status == 0 and "Streaming 5 shards" in output, output
-    status, output = runner.run(*command(verb, where, resumed), kill_at=30, inside=resumed)
+    status, output = server.run(*command(verb, where, resumed), kill_at=30, inside=resumed)
     assert status == -signal.SIGKILL, output
     held = json.loads((resumed / "data.json").read_text())["survey"]["held"]
     assert held == [2], "train and pretrain hold out the same shards"
-    status, output = runner.run(verb, "--resume", str(resumed))
+    status, output = server.run(verb, "--resume", str(resumed))
     assert status == 0 and "resuming" in output, output
     assert differences(complete, resumed) == []
 
 
-def test_shards_with_an_index(runner: Nursery, web: str) -> None:
+def test_shards_with_an_index(server: ForkServer, web: str) -> None:
     """The index gives counts, classes and splits, so no shard is read beforehand."""
-    out = runner.folder / "indexed"
-    status, output = runner.run(*command("train", f"{web}/packed/index.json", out), kill_at=30, inside=out)
+    out = server.folder / "indexed"
+    status, output = server.run(*command("train", f"{web}/packed/index.json", out), kill_at=30, inside=out)
     assert status == -signal.SIGKILL, output
     assert "reading shards" not in output and "40 images" in output
     facts = json.loads((out / "data.json").read_text())
     assert facts["classes"] == ["cat", "dog"] and facts["images"] == 40 and sum(facts["survey"]["counts"]) == 40
-    status, output = runner.run("train", "--resume", str(out))
+    status, output = server.run("train", "--resume", str(out))
     assert status == 0, output
     assert json.loads((out / "summary.json").read_text())["scored_images"] == 10
-    plain = runner.folder / "indexed_complete"
-    assert runner.run(*command("train", f"{web}/packed/index.json", plain))[0] == 0
+    plain = server.folder / "indexed_complete"
+    assert server.run(*command("train", f"{web}/packed/index.json", plain))[0] == 0
     assert differences(plain, out) == []
 
 
 @pytest.mark.slow
-def test_reader_processes_resume(runner: Nursery) -> None:
+def test_reader_processes_resume(server: ForkServer) -> None:
     """Reader processes read the same images, and end with their run."""
-    complete, resumed = runner.folder / "readers_complete", runner.folder / "readers_resumed"
-    status, output = runner.run(*command("train", "packed", complete, "--stream", "true"))
+    complete, resumed = server.folder / "readers_complete", server.folder / "readers_resumed"
+    status, output = server.run(*command("train", "packed", complete, "--stream", "true"))
     assert status == 0, output
     more = ["--stream", "true", "--workers", "1"]
-    child = runner.start(*command("train", "packed", resumed), *more, kill_at=30, inside=resumed)
-    assert child.wait() == -signal.SIGKILL, child.said()
+    child = server.start(*command("train", "packed", resumed), *more, kill_at=30, inside=resumed)
+    assert child.wait() == -signal.SIGKILL, child.output()
     until = time.monotonic() + 20
-    while _readers_in(runner.folder) and time.monotonic() < until:
+    while _readers_in(server.folder) and time.monotonic() < until:
         time.sleep(0.1)
-    assert not _readers_in(runner.folder), "readers were left behind"
-    status, output = runner.run("train", "--resume", str(resumed))
+    assert not _readers_in(server.folder), "readers were left behind"
+    status, output = server.run("train", "--resume", str(resumed))
     assert status == 0, output
     assert differences(complete, resumed) == []
 
 
-def test_two_processes_share_the_shards(runner: Nursery, web: str) -> None:
-    out = runner.folder / "two"
+def test_two_processes_share_the_shards(server: ForkServer, web: str) -> None:
+    out = server.folder / "two"
     variables = torchrun_variables(2)
-    finish(start(runner, variables, *command("train", web + "/shards/{000..005}.tar", out), "--steps", "4"))
+    finish(start(server, variables, *command("train", web + "/shards/{000..005}.tar", out), "--steps", "4"))
     assert read_metrics(out)[-1]["step"] == 4
 
 
-def test_resume_needs_the_same_number_of_processes(runner: Nursery) -> None:
+def test_resume_needs_the_same_number_of_processes(server: ForkServer) -> None:
     """With another number some images would come twice in an epoch, others never."""
-    out = runner.folder / "alone"
-    status, output = runner.run(*command("train", "packed", out, "--stream", "true"), kill_at=30, inside=out)
+    out = server.folder / "alone"
+    status, output = server.run(*command("train", "packed", out, "--stream", "true"), kill_at=30, inside=out)
     assert status == -signal.SIGKILL, output
     facts = out / "data.json"
     assert json.loads(facts.read_text())["processes"] == 1
-    status, output = runner.run("train", "--resume", str(out), "--devices", "2")
+    status, output = server.run("train", "--resume", str(out), "--devices", "2")
     assert status == 2 and "1 processes (--devices, --nodes), not 2" in output and "Traceback" not in output, output
     facts.write_text("{")
-    status, output = runner.run("train", "--resume", str(out))
+    status, output = server.run("train", "--resume", str(out))
     assert status == 2 and "is not readable JSON" in output and "Traceback" not in output, output
 
 
-def test_a_damaged_shard_is_named(runner: Nursery) -> None:
-    folder = runner.folder / "torn"
-    shutil.copytree(runner.folder / "shards", folder)
+def test_a_damaged_shard_is_named(server: ForkServer) -> None:
+    folder = server.folder / "torn"
+    shutil.copytree(server.folder / "shards", folder)
     shard = folder / "001.tar"
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
     with serving(folder) as (address, _):
-        out = runner.folder / "torn_run"
-        status, output = runner.run(*command("train", address + "/{000..005}.tar", out))
+        out = server.folder / "torn_run"
+        status, output = server.run(*command("train", address + "/{000..005}.tar", out))
         assert status == 0, output
         assert "1 of 6 shards" in output and "001.tar" in output and "truncated" in output and "Traceback" not in output
         for name in ("001.tar", "002.tar", "003.tar"):
             (folder / name).write_bytes(b"nothing" * 100)
-        out = runner.folder / "torn_too_much"
-        status, output = runner.run(*command("pretrain", address + "/{000..005}.tar", out))
+        out = server.folder / "torn_too_much"
+        status, output = server.run(*command("pretrain", address + "/{000..005}.tar", out))
         assert (
             status == 2 and "shards cannot be read, more than --cache.max-bad" in output and "Traceback" not in output
         )
 
 
-def test_fsspec_and_pipes(runner: Nursery) -> None:
+def test_fsspec_and_pipes(server: ForkServer) -> None:
     """Any address of fsspec, and the output of commands, once they are allowed."""
     pytest.importorskip("fsspec")
-    shards = runner.folder / "shards"
+    shards = server.folder / "shards"
     runs = {"fsspec": f"file://{shards}/{{000..005}}.tar", "pipe": f"pipe:cat {shards}/{{000..005}}.tar"}
     for name, where in runs.items():
         allowed = {"FRUGALVIT_ALLOW_PIPES": "1"} if name == "pipe" else {}
-        status, output = runner.run(*command("train", where, runner.folder / name), **allowed)
+        status, output = server.run(*command("train", where, server.folder / name), **allowed)
         assert status == 0 and "Streaming" in output, output
-    first, second = (torch.load(runner.folder / n / "checkpoints/last.pt", weights_only=True) for n in runs)
+    first, second = (torch.load(server.folder / n / "checkpoints/last.pt", weights_only=True) for n in runs)
     torch.testing.assert_close(first["task"], second["task"], rtol=0, atol=0)
-    status, output = runner.run(*command("train", runs["pipe"], runner.folder / "refused"))
+    status, output = server.run(*command("train", runs["pipe"], server.folder / "refused"))
     assert status == 2 and "FRUGALVIT_ALLOW_PIPES=1" in output and "Traceback" not in output
     failing = "pipe:cat nothing-{0..3}.tar"
-    status, output = runner.run(*command("train", failing, runner.folder / "f"), FRUGALVIT_ALLOW_PIPES="1")
+    status, output = server.run(*command("train", failing, server.folder / "f"), FRUGALVIT_ALLOW_PIPES="1")
     assert status == 2 and "ended with status" in output and "Traceback" not in output
 
 
-def test_options_that_streams_cannot_do(runner: Nursery, web: str) -> None:
+def test_options_that_streams_cannot_do(server: ForkServer, web: str) -> None:
     where = web + "/shards/{000..005}.tar"
     for more, expected in (
         (["--labels", "0.5"], "--stream false"),
@@ -157,14 +157,14 @@ def test_options_that_streams_cannot_do(runner: Nursery, web: str) -> None:
         (["--workers", "9"], "9 readers"),
         (["--classes", "names.txt"], "--stream false"),
     ):
-        status, output = runner.run(*command("train", where, runner.folder / "wrong"), *more)
+        status, output = server.run(*command("train", where, server.folder / "wrong"), *more)
         assert status == 2 and expected in output and "Traceback" not in output, output
-        shutil.rmtree(runner.folder / "wrong", ignore_errors=True)
-    status, output = runner.run(*command("train", "images", runner.folder / "wrong", "--stream", "true"))
+        shutil.rmtree(server.folder / "wrong", ignore_errors=True)
+    status, output = server.run(*command("train", "images", server.folder / "wrong", "--stream", "true"))
     assert status == 2 and "--stream" in output
-    status, output = runner.run(*command("train", web + "/shards/000.tar", runner.folder / "wrong"))
+    status, output = server.run(*command("train", web + "/shards/000.tar", server.folder / "wrong"))
     assert status == 2 and "too few images (or shards)" in output
-    status, output = runner.run(*command("train", web + "/nothing/{0..3}.tar", runner.folder / "wrong"))
+    status, output = server.run(*command("train", web + "/nothing/{0..3}.tar", server.folder / "wrong"))
     assert status == 2 and "no images in readable shards" in output
 
 

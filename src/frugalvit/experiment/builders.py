@@ -71,12 +71,12 @@ def make_fabric(config: RunConfig) -> Fabric:
     if device == "mps" and devices * nodes > 1:
         raise UserError("Several processes cannot share Apple's GPU: use --devices 1, or --device cpu.")
     # Layers that only the view level uses (a network's pooling layers) get no gradients without it.
-    resting = isinstance(config, PretrainConfig) and config.matching.weights()[0] == 0
+    has_unused = isinstance(config, PretrainConfig) and config.matching.weights()[0] == 0
     fabric = Fabric(
         accelerator={"cuda": "cuda", "mps": "mps"}.get(device, "cpu"),
         devices=devices,
         num_nodes=nodes,
-        strategy=distributed.strategy(devices * nodes > 1, config.peer_timeout, resting=resting),
+        strategy=distributed.strategy(devices * nodes > 1, config.peer_timeout, has_unused=has_unused),
         plugins=make_precision(config.precision, device),
     )
     distributed.launch(fabric, devices)
