@@ -189,7 +189,8 @@ def test_same_number_of_readers_on_every_node(monkeypatch: pytest.MonkeyPatch) -
     def decide(fabric: Any) -> Any:
         cores.here = 16 if fabric.global_rank < 2 else 8
         config = TrainConfig()
-        shards = StreamingDataset([f"{i}.tar" for i in range(100)], ShardSurvey(None, 9, None, []), None, None, sample)
+        survey = ShardSurvey([1] * 100, 100, None, [])
+        shards = StreamingDataset([f"{i}.tar" for i in range(100)], survey, None, sample)
         return builders.resolve_readers(config, shards, fabric, AutoValues()).workers
 
     assert run_ranks(4, decide) == [4, 4, 4, 4]

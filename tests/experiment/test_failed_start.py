@@ -87,8 +87,8 @@ def test_a_comparison_without_data_leaves_nothing(place: Path) -> None:
 @pytest.mark.parametrize(
     ("split", "words"),
     [
-        ("auto", "every class has a single image"),
-        ("remake", "every class has a single image"),
+        ("auto", "too few images"),
+        ("remake", "too few images"),
         ("given", "--split auto"),
     ],
 )

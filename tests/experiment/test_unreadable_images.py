@@ -60,8 +60,10 @@ def test_same_weights_with_every_cache_location(kind: str, more: dict[str, Any],
         assert all(record["used"]["train"] == 34 for record in records)
 
 
-def test_resume_with_less_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What "auto" comes to is no part of the result: begun in RAM, resumed with the images decoded while training."""
+def test_resume_with_less_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that started with cached images resumes with images decoded on demand."""
     images = photos(tmp_path / "photos")
     whole = finished("train", "auto", tmp_path, data=str(images))
     after_step = ClassificationTask.after_step
@@ -77,17 +79,16 @@ def test_resume_with_less_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             finished("train", "auto", tmp_path, data=str(images), out=str(tmp_path / "cut"))
     monkeypatch.setattr(build, "available_memory", lambda: 0)
     monkeypatch.setattr(build, "_has_space", lambda *_: False)
-    chosen: list[str] = []
-    monkeypatch.setattr(build, "_log_location", lambda place, *_: chosen.append(place))
     train(TrainConfig.parse({"resume": str(tmp_path / "cut")}))
-    assert {*chosen} == {"off"} and differences(whole, tmp_path / "cut") == []
+    assert "not cached: workers decode them" in capsys.readouterr().err
+    assert differences(whole, tmp_path / "cut") == []
     one, other = (json.loads((run / "data.json").read_text()) for run in (whole, tmp_path / "cut"))
     assert one["used"] == other["used"] == {"train": 34, "val": 14}
     assert sorted(map(str, one["left_out"]["files"])) == sorted(map(str, other["left_out"]["files"]))
 
 
 def test_skipped_files_survive_a_resume(tmp_path: Path) -> None:
-    """Images that are decoded while training are met in their turn, which may have been before the run was cut off."""
+    """With images decoded on demand, the first part of the run may have found some that the second does not read."""
     examples = ArrayExamples(np.zeros((9, 8, 8, 3), np.uint8), None, "images")
     lazy = OnDemandStore(examples, (8, 8), torch.device("cpu"), workers=0, limit=9)
     kept = CachedStore.from_arrays(np.zeros((5, 3, 8, 8), np.uint8))

@@ -65,7 +65,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     unseen: ImageDataset | None  # test, if there is also val
 
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
-        source = builders.open_source(self.options, fabric, labelled=True)
+        source = builders.open_source(self.options, fabric)
         _refuse_dense_labels(source)
         check_trainable(source)
         self.images, self.evaluated, self.eval_split, self.unseen = _choose_splits(self.options, source)
@@ -301,8 +301,7 @@ def _choose_splits(
         return images, test, "test", None
     if config.split in ("auto", "remake"):
         raise UserError(
-            f"{source.location} has no images to score on: every class has a single image, so none can be held out. "
-            "Add images."
+            f"{source.location} has no images to score on, and too few images (or shards) to hold some out. Add more."
         )
     raise UserError("There are no images to score on: no val, no test. Use --split auto, which makes val from train.")
 

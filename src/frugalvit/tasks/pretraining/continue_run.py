@@ -92,11 +92,6 @@ class ContinuedRun:
             return {}
         return self.facts.get("network", {}) | config.backbone_args
 
-    def trained_on_all_shards(self) -> bool:
-        """Return whether the source run streamed shards and held none out for validation."""
-        survey = self.facts.get("survey")
-        return survey is not None and not survey.get("held")
-
     def _inheritable(self, config: PretrainConfig) -> list[str]:
         """Return the options to inherit; how to read data only if it is the same data."""
         same_data = config.data is None or Path(config.data).resolve() == Path(str(self.config.data)).resolve()
