@@ -25,7 +25,7 @@ from frugalvit.engine.schedules import Cosine
 from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder
 from helpers.fake_distributed import gather
-from helpers.fork_server import Nursery
+from helpers.fork_server import ForkServer
 from helpers.processes import torchrun_variables
 from helpers.tiny_runs import TRAIN, write_config, write_images
 from helpers.toy_task import ToyTask, run_toy, toy_plan
@@ -291,16 +291,16 @@ def test_lost_rank_after_training_is_reported(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_rank_that_dies_while_scoring(tmp_path: Path) -> None:
     """With a real second process."""
-    nursery = Nursery(tmp_path)
+    server = ForkServer(tmp_path)
     write_images(tmp_path / "images")
     write_config(tmp_path / "config.yaml", TRAIN, steps=2)
     words = ["train", "images", "--config", "config.yaml", "--out", "run", "--device", "cpu"]
     first, second = torchrun_variables(2)
-    child = nursery.start(*words, **first)
+    child = server.start(*words, **first)
     leave = "import frugalvit.tasks.classification.train as c, os; c._finish = lambda *a: os._exit(9)"
     run = f"{leave}; import sys; from frugalvit.cli import main as cli; sys.exit(cli.main({words!r}))"
     variables = os.environ | second | {"OMP_NUM_THREADS": "1", "FRUGALVIT_CACHE": str(tmp_path / "cache")}
     peer = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, env=variables, capture_output=True, timeout=120)
     assert peer.returncode == 9, peer.stderr
-    assert child.wait() == 2, child.said()
-    assert "Another rank of this run ended" in child.said() and "Traceback" not in child.said()
+    assert child.wait() == 2, child.output()
+    assert "Another rank of this run ended" in child.output() and "Traceback" not in child.output()

@@ -4,22 +4,22 @@ import signal
 
 import pytest
 
-from helpers.fork_server import Nursery
+from helpers.fork_server import ForkServer
 from helpers.shards import shard_images
 from helpers.tiny_runs import PRETRAIN, TRAIN, differences, write_config, write_images
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
     folder = tmp_path_factory.mktemp("streams")
     shard_images(folder / "shards", write_images(folder / "images", train=20))
     write_config(folder / "train.yaml", TRAIN)
     write_config(folder / "pretrain.yaml", PRETRAIN)
-    return Nursery(folder)
+    return ForkServer(folder)
 
 
 @pytest.mark.parametrize(("verb", "where"), [("train", "ram"), pytest.param("pretrain", "off", marks=pytest.mark.slow)])
-def test_killed_and_resumed_from_shards(nursery: Nursery, verb: str, where: str) -> None:
+def test_killed_and_resumed_from_shards(nursery: ForkServer, verb: str, where: str) -> None:
     """Kept in memory, or decoded while training: the position in the data is part of what is resumed."""
     common = [verb, "shards/{000..003}.tar", "--config", f"{verb}.yaml", "--cache.where", where, "--workers", "0"]
     whole, broken = nursery.folder / f"{verb}_whole", nursery.folder / f"{verb}_broken"
@@ -32,7 +32,7 @@ def test_killed_and_resumed_from_shards(nursery: Nursery, verb: str, where: str)
     assert differences(whole, broken) == []
 
 
-def test_a_damaged_shard_is_skipped_by_name(nursery: Nursery) -> None:
+def test_a_damaged_shard_is_skipped_by_name(nursery: ForkServer) -> None:
     shards = shard_images(nursery.folder / "damaged", nursery.folder / "images")
     whole = (shards / "002.tar").read_bytes()
     (shards / "002.tar").write_bytes(whole[: len(whole) // 2])
@@ -42,7 +42,7 @@ def test_a_damaged_shard_is_skipped_by_name(nursery: Nursery) -> None:
     assert "1 of 4 shards" in said and "002.tar" in said and "Traceback" not in said
 
 
-def test_packed_shards_train_like_the_folder(nursery: Nursery) -> None:
+def test_packed_shards_train_like_the_folder(nursery: ForkServer) -> None:
     """What ``frugalvit data pack`` writes has the splits and classes of what it read."""
     status, said = nursery.run("data", "pack", "images", "packed", "--shard-megabytes", "0.01")
     assert status == 0, said
@@ -51,7 +51,7 @@ def test_packed_shards_train_like_the_folder(nursery: Nursery) -> None:
     assert len(list((nursery.folder / "packed").glob("train-*.tar"))) > 1
 
 
-def test_no_readable_shard_is_one_line(nursery: Nursery) -> None:
+def test_no_readable_shard_is_one_line(nursery: ForkServer) -> None:
     folder = nursery.folder / "empty"
     folder.mkdir()
     (folder / "000.tar").write_bytes(b"this is no tar file" * 100)

@@ -21,7 +21,7 @@ from frugalvit.runs.run_folder import new_run_folder
 from frugalvit.tasks.classification.metrics import ClassificationScores
 from frugalvit.tasks.pretraining.collapse import effective_rank, feature_deviation
 from helpers.fake_mps import MPS, AppleGpu
-from helpers.fork_server import Nursery
+from helpers.fork_server import ForkServer
 from helpers.tiny_runs import TRAIN, differences, write_config, write_images
 
 SOURCE = Path(frugalvit.__file__).parent
@@ -142,12 +142,12 @@ def test_float64_is_copied_as_float32() -> None:
 @pytest.mark.slow
 def test_spawned_workers_decode_the_same(tmp_path: Path) -> None:
     """Workers are spawned on every system; what they give is what decoding here gives, to the bit of the end."""
-    nursery = Nursery(tmp_path)
+    server = ForkServer(tmp_path)
     write_images(tmp_path / "images")
     config = write_config(tmp_path / "config.yaml", TRAIN, cache={"where": "off"}, steps=4)
     for workers in ("0", "1"):
         words = ["train", "images", "--config", str(config), "--out", f"with_{workers}", "--workers", workers]
-        status, said = nursery.run(*words)
+        status, said = server.run(*words)
         assert status == 0, said
     assert differences(tmp_path / "with_0", tmp_path / "with_1") == []
 

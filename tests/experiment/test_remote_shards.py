@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.fork_server import Nursery
+from helpers.fork_server import ForkServer
 from helpers.processes import finish, start, torchrun_variables
 from helpers.shards import shard_images
 from helpers.tiny_runs import PRETRAIN, TRAIN, differences, read_metrics, write_config, write_images
@@ -18,20 +18,20 @@ from helpers.web_server import serving
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
     folder = tmp_path_factory.mktemp("streaming")
     write_images(folder / "images", train=20)
     shard_images(folder / "shards", folder / "images", count=6)
     write_config(folder / "train.yaml", TRAIN)
     write_config(folder / "pretrain.yaml", PRETRAIN)
-    nursery = Nursery(folder)
+    nursery = ForkServer(folder)
     status, said = nursery.run("data", "pack", "images", "packed", "--shard-megabytes", "0.008")
     assert status == 0, said
     return nursery
 
 
 @pytest.fixture(scope="module")
-def web(nursery: Nursery) -> Iterator[str]:
+def web(nursery: ForkServer) -> Iterator[str]:
     with serving(nursery.folder) as (address, _):
         yield address
 
@@ -41,7 +41,7 @@ def words(verb: str, where: str, out: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("verb", ["train", pytest.param("pretrain", marks=pytest.mark.slow)])
-def test_killed_and_resumed_over_http(nursery: Nursery, web: str, verb: str) -> None:
+def test_killed_and_resumed_over_http(nursery: ForkServer, web: str, verb: str) -> None:
     """Ten steps of eight out of some thirty images: the resumed run begins in the middle of an epoch."""
     whole, broken = nursery.folder / f"{verb}_whole", nursery.folder / f"{verb}_broken"
     where = web + "/shards/{000..005}.tar"
@@ -56,7 +56,7 @@ def test_killed_and_resumed_over_http(nursery: Nursery, web: str, verb: str) -> 
     assert differences(whole, broken) == []
 
 
-def test_shards_with_an_index(nursery: Nursery, web: str) -> None:
+def test_shards_with_an_index(nursery: ForkServer, web: str) -> None:
     """The index that pack writes gives counts, classes and splits: nothing has to be looked through."""
     out = nursery.folder / "indexed"
     status, said = nursery.run(*words("train", f"{web}/packed/index.json", out), kill_at=30, inside=out)
@@ -73,14 +73,14 @@ def test_shards_with_an_index(nursery: Nursery, web: str) -> None:
 
 
 @pytest.mark.slow
-def test_reader_processes_resume(nursery: Nursery) -> None:
+def test_reader_processes_resume(nursery: ForkServer) -> None:
     """A reader process reads the same as this one, and no reader outlives a kill."""
     whole, broken = nursery.folder / "readers_whole", nursery.folder / "readers_broken"
     status, said = nursery.run(*words("train", "packed", whole, "--stream", "true"))
     assert status == 0, said
     more = ["--stream", "true", "--workers", "1"]
     child = nursery.start(*words("train", "packed", broken), *more, kill_at=30, inside=broken)
-    assert child.wait() == -signal.SIGKILL, child.said()
+    assert child.wait() == -signal.SIGKILL, child.output()
     until = time.monotonic() + 20
     while _readers_in(nursery.folder) and time.monotonic() < until:
         time.sleep(0.1)
@@ -90,14 +90,14 @@ def test_reader_processes_resume(nursery: Nursery) -> None:
     assert differences(whole, broken) == []
 
 
-def test_two_processes_share_the_shards(nursery: Nursery, web: str) -> None:
+def test_two_processes_share_the_shards(nursery: ForkServer, web: str) -> None:
     out = nursery.folder / "two"
     variables = torchrun_variables(2)
     finish(start(nursery, variables, *words("train", web + "/shards/{000..005}.tar", out), "--steps", "4"))
     assert read_metrics(out)[-1]["step"] == 4
 
 
-def test_resume_needs_the_same_number_of_processes(nursery: Nursery) -> None:
+def test_resume_needs_the_same_number_of_processes(nursery: ForkServer) -> None:
     """Another number would share the shards out otherwise: some images twice in an epoch, others never."""
     out = nursery.folder / "alone"
     status, said = nursery.run(*words("train", "packed", out, "--stream", "true"), kill_at=30, inside=out)
@@ -111,7 +111,7 @@ def test_resume_needs_the_same_number_of_processes(nursery: Nursery) -> None:
     assert status == 2 and "is not readable JSON" in said and "Traceback" not in said, said
 
 
-def test_a_damaged_shard_is_named(nursery: Nursery) -> None:
+def test_a_damaged_shard_is_named(nursery: ForkServer) -> None:
     folder = nursery.folder / "torn"
     shutil.copytree(nursery.folder / "shards", folder)
     shard = folder / "001.tar"
@@ -128,7 +128,7 @@ def test_a_damaged_shard_is_named(nursery: Nursery) -> None:
         assert status == 2 and "shards cannot be read, more than --cache.max-bad" in said and "Traceback" not in said
 
 
-def test_fsspec_and_pipes(nursery: Nursery) -> None:
+def test_fsspec_and_pipes(nursery: ForkServer) -> None:
     """Any address of fsspec, and the output of commands, once they are allowed."""
     pytest.importorskip("fsspec")
     shards = nursery.folder / "shards"
@@ -146,7 +146,7 @@ def test_fsspec_and_pipes(nursery: Nursery) -> None:
     assert status == 2 and "ended with status" in said and "Traceback" not in said
 
 
-def test_options_that_streams_cannot_do(nursery: Nursery, web: str) -> None:
+def test_options_that_streams_cannot_do(nursery: ForkServer, web: str) -> None:
     where = web + "/shards/{000..005}.tar"
     for more, expected in (
         (["--labels", "0.5"], "--stream false"),
@@ -165,7 +165,7 @@ def test_options_that_streams_cannot_do(nursery: Nursery, web: str) -> None:
     assert status == 2 and "no images in readable shards" in said
 
 
-def test_classes_to_keep(nursery: Nursery, web: str) -> None:
+def test_classes_to_keep(nursery: ForkServer, web: str) -> None:
     """Labels that are not asked for are passed over, before they count."""
     images = write_images(nursery.folder / "three", train=12, classes=("ant", "bee", "cow"))
     shard_images(nursery.folder / "three_shards", images)

@@ -14,7 +14,7 @@ import torch
 
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils.signals import stop_signals
-from helpers.fork_server import Nursery
+from helpers.fork_server import ForkServer
 from helpers.tiny_runs import PRETRAIN, TRAIN, differences, write_config, write_images
 
 VERBS = ("train", "pretrain")
@@ -25,7 +25,7 @@ class Bench:
     """Data, settings, the processes, and one undisturbed run of each kind with the seconds it took."""
 
     folder: Path
-    nursery: Nursery
+    server: ForkServer
     seconds: dict[str, float]
 
     def words(self, verb: str, out: Path) -> list[str]:
@@ -38,7 +38,7 @@ class Bench:
         return [verb, "images", "--config", f"{verb}.yaml", "--out", str(out), *cache]
 
     def finish(self, verb: str, out: Path) -> str:
-        status, said = self.nursery.run(*self.words(verb, out))
+        status, said = self.server.run(*self.words(verb, out))
         assert status == 0, said
         return said
 
@@ -46,7 +46,7 @@ class Bench:
         """A new run that sends itself a signal as it begins to write its first, second … ``last.pt``."""
         at = 3 * (which - 1)  # each is opened under another name, renamed, and the other name removed
         inside = out / "checkpoints" / ".last.pt"
-        return self.nursery.run(*self.words(verb, out), *more, kill_at=at, inside=inside, signals=[number])
+        return self.server.run(*self.words(verb, out), *more, kill_at=at, inside=inside, signals=[number])
 
     def reference(self, verb: str) -> Path:
         out = self.folder / f"{verb}_reference"
@@ -70,9 +70,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     write_images(folder / "images")
     write_config(folder / "train.yaml", TRAIN)
     write_config(folder / "pretrain.yaml", PRETRAIN)
-    nursery = Nursery(folder)
-    nursery.run("--version")  # answers once everything is imported, so that the first times are fair
-    return Bench(folder, nursery, {})
+    server = ForkServer(folder)
+    server.run("--version")  # answers once everything is imported, so that the first times are fair
+    return Bench(folder, server, {})
 
 
 def kill_at_random(bench: Bench, verb: str, seed: int, kills: int) -> list[str]:
@@ -82,11 +82,11 @@ def kill_at_random(bench: Bench, verb: str, seed: int, kills: int) -> list[str]:
     out = bench.folder / f"{verb}_random_{seed}"
     killed = 0
     for _ in range(kills):
-        child = bench.nursery.start(*bench.words(verb, out))
+        child = bench.server.start(*bench.words(verb, out))
         time.sleep(dice.uniform(0, bench.seconds[verb]))
         child.send(signal.SIGKILL)
         status = child.wait()
-        assert status in (-signal.SIGKILL, 0), child.said()
+        assert status in (-signal.SIGKILL, 0), child.output()
         killed += status != 0  # one that came too late met a run that had ended
     print(f"{verb}: {killed} kills at random moments, seed {seed}")
     bench.finish(verb, out)
@@ -96,7 +96,7 @@ def kill_at_random(bench: Bench, verb: str, seed: int, kills: int) -> list[str]:
 def kill_at_write(bench: Bench, verb: str, number: int) -> bool:
     """A run of its own that dies at its n-th operation on files; whether it came that far."""
     out = Path(mkdtemp(dir=bench.folder, prefix=f"{verb}_write_{number}_")) / "run"
-    status, said = bench.nursery.run(*bench.words(verb, out), kill_at=number, inside=out)
+    status, said = bench.server.run(*bench.words(verb, out), kill_at=number, inside=out)
     assert status in (0, -signal.SIGKILL), said
     if status:
         bench.finish(verb, out)
@@ -118,7 +118,7 @@ def test_killed_while_checking_write_access(bench: Bench) -> None:
     """What was tried with lies in the folder of checkpoints, where it is no checkpoint of anybody's."""
     out = bench.folder / "tried"
     inside = out / "checkpoints" / ".writable"
-    assert bench.nursery.run(*bench.words("train", out), kill_at=1, inside=inside)[0] == -signal.SIGKILL
+    assert bench.server.run(*bench.words("train", out), kill_at=1, inside=inside)[0] == -signal.SIGKILL
     assert [path.suffix for path in (out / "checkpoints").iterdir()] == [".part"]
     bench.finish("train", out)
     bench.check("train", out)
@@ -166,27 +166,27 @@ def test_a_signal_in_the_last_step_stops_the_comparison(bench: Bench) -> None:
     settings = ["--with", "lr=0.001", "--without", "lr=0.002", "--seeds", "1", "--steps", "1"]
     words = ["compare", "images", "--config", "train.yaml", *settings, "--out", str(out)]
     last = out / "with" / "seed_0" / "checkpoints" / ".last.pt"
-    status, said = bench.nursery.run(*words, kill_at=0, inside=last, signals=[signal.SIGINT])
+    status, said = bench.server.run(*words, kill_at=0, inside=last, signals=[signal.SIGINT])
     assert status == 3 and "stopped; the same command continues." in said, said
     assert (out / "with" / "seed_0" / "summary.json").exists() and not (out / "without").exists()
-    assert bench.nursery.run(*words)[0] == 0 and (out / "comparison.md").exists()
+    assert bench.server.run(*words)[0] == 0 and (out / "comparison.md").exists()
 
 
 def test_a_second_signal_stops_at_once(bench: Bench) -> None:
     out = bench.folder / "twice"
-    child = bench.nursery.start(*bench.words("train", out), "--steps", "100000")
+    child = bench.server.start(*bench.words("train", out), "--steps", "100000")
     child.wait_for(out / "metrics.jsonl")
     # While it is stopped both signals wait; then they arrive within one step.
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
         child.send(number)
-    assert child.wait() == 130 and "stopped." in child.said() and "Traceback" not in child.said()
+    assert child.wait() == 130 and "stopped." in child.output() and "Traceback" not in child.output()
 
 
 def test_a_second_signal_waits_for_the_checkpoint(bench: Bench) -> None:
     """An exception from the midst of torch.save was swallowed there, or ended the run as a fault of the disk."""
     out = bench.folder / "twice_while_saving"
     both = {"kill_at": 0, "inside": out / "checkpoints" / ".last.pt", "signals": [signal.SIGINT, signal.SIGTERM]}
-    status, said = bench.nursery.run(*bench.words("train", out), **both)
+    status, said = bench.server.run(*bench.words("train", out), **both)
     assert status == 130 and "stopped." in said and "Could not save" not in said, said
     assert torch.load(out / "checkpoints" / "last.pt", weights_only=True)["step"] == 3
     bench.finish("train", out)
@@ -210,11 +210,11 @@ def test_a_third_signal_is_not_a_disk_error(tmp_path: Path, monkeypatch: pytest.
 def test_sigusr1_before_sigterm_is_one_stop(bench: Bench) -> None:
     """SLURM sends SIGUSR1 and then SIGTERM; a session that ends sends SIGTERM and SIGHUP at once."""
     out = bench.folder / "warned"
-    child = bench.nursery.start(*bench.words("train", out), "--steps", "100000")
+    child = bench.server.start(*bench.words("train", out), "--steps", "100000")
     child.wait_for(out / "metrics.jsonl")
     for number in (signal.SIGSTOP, signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
         child.send(number)
-    assert child.wait() == 3 and ": saved; resume with" in child.said(), child.said()
+    assert child.wait() == 3 and ": saved; resume with" in child.output(), child.output()
 
 
 def test_an_ignored_sighup_stays_ignored() -> None:
@@ -234,24 +234,24 @@ def test_resume_auto_starts_resumes_and_shows(bench: Bench, verb: str) -> None:
     out = bench.folder / f"{verb}_auto"
     words = [*bench.words(verb, out), "--resume", "auto"]
     assert bench.while_saving(2, verb, out, signal.SIGKILL, "--resume", "auto")[0] == -signal.SIGKILL
-    status, said = bench.nursery.run(*words)
+    status, said = bench.server.run(*words)
     assert status == 0 and "resuming" in said, said
     bench.check(verb, out)
-    status, said = bench.nursery.run(*words)
+    status, said = bench.server.run(*words)
     assert status == 0 and "is finished: this is its result" in said
 
 
 def test_a_second_process_is_refused(bench: Bench) -> None:
     out = bench.folder / "shared"
-    child = bench.nursery.start(*bench.words("train", out), "--steps", "100000")
+    child = bench.server.start(*bench.words("train", out), "--steps", "100000")
     child.wait_for(out / "checkpoints" / "last.pt")
-    status, said = bench.nursery.run("train", "--resume", str(out))
+    status, said = bench.server.run("train", "--resume", str(out))
     assert status == 2 and f"Another process works in {out}" in said
-    status, said = bench.nursery.run("train", "images", "--config", "train.yaml", "--out", str(out))
+    status, said = bench.server.run("train", "images", "--config", "train.yaml", "--out", str(out))
     assert status == 2 and "already holds a run" in said and "--resume auto" in said
     child.send(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
-    status, said = bench.nursery.run("train", "--resume", str(out), kill_at=20, inside=out)
+    status, said = bench.server.run("train", "--resume", str(out), kill_at=20, inside=out)
     assert status == -signal.SIGKILL, "the lock must vanish with its process"
 
 
@@ -276,7 +276,7 @@ def test_no_intact_checkpoint_is_one_line(bench: Bench) -> None:
     for name in ("last.pt", "previous.pt"):
         (out / "checkpoints" / name).write_bytes(b"nothing")
     metrics = (out / "metrics.jsonl").read_bytes()
-    status, said = bench.nursery.run("train", "--resume", str(out))
+    status, said = bench.server.run("train", "--resume", str(out))
     assert status == 2 and "No checkpoint of" in said and "Traceback" not in said
     assert (out / "metrics.jsonl").read_bytes() == metrics, "what was earned must stay"
 
@@ -293,7 +293,7 @@ def test_init_is_not_needed_twice(bench: Bench) -> None:
     out, start = bench.folder / "begun", bench.folder / "start"
     shutil.copytree(bench.reference("train") / "model", start)
     words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--init", str(start)]
-    assert bench.nursery.run(*words, kill_at=35, inside=out)[0] == -signal.SIGKILL
+    assert bench.server.run(*words, kill_at=35, inside=out)[0] == -signal.SIGKILL
     assert (out / "checkpoints" / "last.pt").exists()
     shutil.rmtree(start)
     assert "resuming" in bench.finish("train", out)
@@ -303,7 +303,7 @@ def test_changed_data_is_warned(bench: Bench) -> None:
     out = bench.folder / "changed"
     images = write_images(bench.folder / "changing")
     words = ["train", "changing", "--config", "train.yaml", "--out", str(out)]
-    status, said = bench.nursery.run(*words, kill_at=30, inside=out)
+    status, said = bench.server.run(*words, kill_at=30, inside=out)
     assert status == -signal.SIGKILL, said
     extra = images / "train" / "cat" / "late.png"
     extra.write_bytes((images / "train" / "cat" / "0.png").read_bytes())
@@ -315,8 +315,8 @@ def test_other_classes_are_refused(bench: Bench) -> None:
     out = bench.folder / "classes"
     images = write_images(bench.folder / "growing")
     words = ["train", "growing", "--config", "train.yaml", "--out", str(out)]
-    assert bench.nursery.run(*words, kill_at=30, inside=out)[0] == -signal.SIGKILL
+    assert bench.server.run(*words, kill_at=30, inside=out)[0] == -signal.SIGKILL
     for split in ("train", "val"):
         (images / split / "cat").rename(images / split / "horse")
-    status, said = bench.nursery.run("train", "--resume", str(out))
+    status, said = bench.server.run("train", "--resume", str(out))
     assert status == 2 and "classes of growing have changed" in said

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.fork_server import Nursery
+from helpers.fork_server import ForkServer
 from helpers.processes import finish, free_port, start, torchrun_variables
 from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_config, write_images
 
@@ -21,14 +21,14 @@ WITHOUT_CHANCE: dict[str, Any] = {"drop_path": 0.0}
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Nursery:
+def server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
     folder = tmp_path_factory.mktemp("distributed")
     # 26 training images make an uneven end of every epoch, 11 validation images an uneven last batch.
     write_images(folder / "images", train=13, val=11)
     write_config(folder / "train.yaml", TRAIN, **WITHOUT_CHANCE)
     localization = {"weight": 0.1, "hidden": 8, "pairs": 4}
     write_config(folder / "pretrain.yaml", PRETRAIN, localization=localization, **WITHOUT_CHANCE)
-    return Nursery(folder)
+    return ForkServer(folder)
 
 
 def slurm_variables(world: int) -> list[dict[str, str]]:
@@ -58,101 +58,101 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["train", "pretrain"])
-def test_two_ranks_equal_one(nursery: Nursery, verb: str) -> None:
+def test_two_ranks_equal_one(server: ForkServer, verb: str) -> None:
     words = [verb, "images", "--config", f"{verb}.yaml", "--json"]
-    status, said = nursery.run(*words, "--out", f"{verb}_1")
+    status, said = server.run(*words, "--out", f"{verb}_1")
     assert status == 0, said
-    said = finish(start(nursery, torchrun_variables(2), *words, "--out", f"{verb}_2"))
+    said = finish(start(server, torchrun_variables(2), *words, "--out", f"{verb}_2"))
     assert sum(line.startswith("{") for text in said for line in text.splitlines()) == 1, "one answer, not two"
-    assert_same_run(nursery.folder / f"{verb}_1", nursery.folder / f"{verb}_2")
+    assert_same_run(server.folder / f"{verb}_1", server.folder / f"{verb}_2")
 
 
-def test_under_slurm(nursery: Nursery) -> None:
+def test_under_slurm(server: ForkServer) -> None:
     words = ["train", "images", "--config", "train.yaml", "--steps", "2", "--out", "slurm"]
-    said = finish(start(nursery, slurm_variables(2), *words))
-    assert (nursery.folder / "slurm" / "summary.json").exists()
+    said = finish(start(server, slurm_variables(2), *words))
+    assert (server.folder / "slurm" / "summary.json").exists()
     assert "waiting for 2 processes at 127.0.0.1:" in said[0] and "waiting for" not in said[1]
 
 
-def test_slurm_without_srun_is_one_process(nursery: Nursery) -> None:
+def test_slurm_without_srun_is_one_process(server: ForkServer) -> None:
     """It has the job's number of tasks in its environment, and a task's number; nobody else will come."""
     own = slurm_variables(2)[0]
     own = {name: value for name, value in own.items() if "STEP" not in name}
     (child,) = start(
-        nursery, [own], "train", "images", "--config", "train.yaml", "--steps", "2", "--out", "without_srun"
+        server, [own], "train", "images", "--config", "train.yaml", "--steps", "2", "--out", "without_srun"
     )
     (said,) = finish([child])
     assert "this job has 2 tasks" in said
 
 
-def test_resume_auto_with_two_ranks(nursery: Nursery) -> None:
+def test_resume_auto_with_two_ranks(server: ForkServer) -> None:
     """``--resume auto``: the job that a queue starts again."""
-    out = nursery.folder / "queued"
+    out = server.folder / "queued"
     words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "30", "--resume", "auto"]
-    children = start(nursery, torchrun_variables(2), *words)
+    children = start(server, torchrun_variables(2), *words)
     children[0].wait_for(out / "metrics.jsonl")
     children[1].send(signal.SIGUSR1)
-    assert [child.wait() for child in children] == [3, 0], "\n".join(child.said() for child in children)
-    assert "resuming" in finish(start(nursery, torchrun_variables(2), *words))[0]
-    assert "is finished: this is its result" in finish(start(nursery, torchrun_variables(2), *words))[0]
+    assert [child.wait() for child in children] == [3, 0], "\n".join(child.output() for child in children)
+    assert "resuming" in finish(start(server, torchrun_variables(2), *words))[0]
+    assert "is finished: this is its result" in finish(start(server, torchrun_variables(2), *words))[0]
 
 
-def test_a_signal_to_one_rank_stops_all(nursery: Nursery) -> None:
-    out = nursery.folder / "stopped"
+def test_a_signal_to_one_rank_stops_all(server: ForkServer) -> None:
+    out = server.folder / "stopped"
     words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "30", "--save-every", "0"]
-    children = start(nursery, torchrun_variables(2), *words)
+    children = start(server, torchrun_variables(2), *words)
     children[0].wait_for(out / "metrics.jsonl")
     children[1].send(signal.SIGTERM)
-    assert [child.wait() for child in children] == [3, 0], "\n".join(child.said() for child in children)
-    assert "saved; resume" in children[0].said()
-    said = finish(start(nursery, torchrun_variables(2), "train", "--resume", str(out)))
+    assert [child.wait() for child in children] == [3, 0], "\n".join(child.output() for child in children)
+    assert "saved; resume" in children[0].output()
+    said = finish(start(server, torchrun_variables(2), "train", "--resume", str(out)))
     assert "resuming" in said[0] and "resuming" not in said[1]
     assert [line["step"] for line in read_metrics(out) if line["split"] == "train"][-1] == 30
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_rank_ends_the_run(nursery: Nursery, lost: int) -> None:
-    out = nursery.folder / f"dead_{lost}"
+def test_a_lost_rank_ends_the_run(server: ForkServer, lost: int) -> None:
+    out = server.folder / f"dead_{lost}"
     words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "100000"]
-    children = start(nursery, torchrun_variables(2), *words)
+    children = start(server, torchrun_variables(2), *words)
     children[0].wait_for(out / "checkpoints" / "last.pt")
     children[lost].send(signal.SIGKILL)
     assert children[lost].wait() == -signal.SIGKILL
     began = time.monotonic()
     other = children[1 - lost]
-    assert other.wait() == 2, other.said()
+    assert other.wait() == 2, other.output()
     assert time.monotonic() - began < 30
-    assert "Another rank of this run ended" in other.said() and f"--resume {out}" in other.said()
-    assert "Traceback" not in other.said()
+    assert "Another rank of this run ended" in other.output() and f"--resume {out}" in other.output()
+    assert "Traceback" not in other.output()
 
 
-def test_a_hanging_rank_ends_the_run(nursery: Nursery) -> None:
-    out = nursery.folder / "hanging"
+def test_a_hanging_rank_ends_the_run(server: ForkServer) -> None:
+    out = server.folder / "hanging"
     words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--steps", "100000", "--peer-timeout", "2"]
-    children = start(nursery, torchrun_variables(2), *words)
+    children = start(server, torchrun_variables(2), *words)
     children[0].wait_for(out / "checkpoints" / "last.pt")
     children[1].send(signal.SIGSTOP)
-    assert children[0].wait() == 2, children[0].said()
-    assert "did not answer for 2 s" in children[0].said()
+    assert children[0].wait() == 2, children[0].output()
+    assert "did not answer for 2 s" in children[0].output()
     children[1].send(signal.SIGKILL)
     children[1].wait()
 
 
-def test_an_error_on_rank_zero_ends_all_ranks(nursery: Nursery) -> None:
-    out = nursery.folder / "taken"
+def test_an_error_on_rank_zero_ends_all_ranks(server: ForkServer) -> None:
+    out = server.folder / "taken"
     out.mkdir()
     (out / "config.yaml").write_text("{}")
-    children = start(nursery, torchrun_variables(2), "train", "images", "--config", "train.yaml", "--out", str(out))
+    children = start(server, torchrun_variables(2), "train", "images", "--config", "train.yaml", "--out", str(out))
     assert [child.wait() for child in children] == [2, 2]
-    assert ["already holds a run" in child.said() for child in children] == [True, False], "the first says it for all"
+    assert ["already holds a run" in child.output() for child in children] == [True, False], "the first says it for all"
 
 
-def test_devices_2_starts_two_processes(nursery: Nursery, tmp_path: Path) -> None:
+def test_devices_2_starts_two_processes(server: ForkServer, tmp_path: Path) -> None:
     """Through the installed script, whose processes lightning starts by running the same words again."""
     script = Path(sys.executable).with_name("frugalvit")
     if not script.exists():
         pytest.skip("frugalvit is not installed as a script")
-    words = ["train", str(nursery.folder / "images"), "--config", str(nursery.folder / "train.yaml"), "--steps", "2"]
+    words = ["train", str(server.folder / "images"), "--config", str(server.folder / "train.yaml"), "--steps", "2"]
     words += ["--out", str(tmp_path / "run"), "--devices", "2", "--device", "cpu", "--json", "--quiet"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -192,8 +192,8 @@ def test_an_error_is_printed_once(data: str, expected: str, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_under_torchrun(nursery: Nursery, tmp_path: Path) -> None:
-    words = ["train", str(nursery.folder / "images"), "--config", str(nursery.folder / "train.yaml"), "--steps", "2"]
+def test_under_torchrun(server: ForkServer, tmp_path: Path) -> None:
+    words = ["train", str(server.folder / "images"), "--config", str(server.folder / "train.yaml"), "--steps", "2"]
     words += ["--out", str(tmp_path / "run"), "--device", "cpu", "--json", "--quiet"]
     command = [
         sys.executable,

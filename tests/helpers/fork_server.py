@@ -1,7 +1,7 @@
 """Run commands as real processes in milliseconds: one process imports everything and forks a child per run.
 
-``Nursery.start`` runs ``frugalvit ARGV`` in a child that accepts signals. With ``kill_at`` the child kills itself, or
-sends itself other signals, at its n-th operation on files whose path starts with ``inside`` (open to write, rename,
+``ForkServer.start`` runs ``frugalvit ARGV`` in a child that accepts signals. With ``kill_at`` the child kills itself,
+or sends itself other signals, at its n-th operation on files whose path starts with ``inside`` (open to write, rename,
 link, remove, make a folder). This reaches moments that no timer hits, for example between a file and its rename, and
 does not depend on the load of the machine.
 """
@@ -38,41 +38,41 @@ class Child:
 
     pid: int
     log: Path
-    nursery: Nursery
+    server: ForkServer
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
     def wait(self) -> int:
         """Return the exit status; minus the signal's number if a signal ended it."""
-        return self.nursery.ask({"wait": self.pid})["status"]
+        return self.server.ask({"wait": self.pid})["status"]
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(encoding="utf-8") if self.log.exists() else ""
 
-    def wait_until_said(self, words: str, seconds: float = 60.0) -> None:
+    def wait_for_output(self, words: str, seconds: float = 60.0) -> None:
         until = time.monotonic() + seconds
-        while words not in self.said():
-            assert time.monotonic() < until, f"it never said '{words}'\n{self.said()}"
+        while words not in self.output():
+            assert time.monotonic() < until, f"never printed '{words}'\n{self.output()}"
             time.sleep(0.01)
 
     def wait_for(self, path: Path, seconds: float = 60.0) -> None:
         """Wait until ``path`` exists."""
         until = time.monotonic() + seconds
         while not path.exists():
-            assert time.monotonic() < until, f"{path} did not appear\n{self.said()}"
+            assert time.monotonic() < until, f"{path} did not appear\n{self.output()}"
             time.sleep(0.005)
 
 
-class Nursery:
-    """Start commands in ``folder``. All nurseries of a test session share one process that forks."""
+class ForkServer:
+    """Start commands in ``folder``. All servers of a test session share one process that forks."""
 
     _process: ClassVar[subprocess.Popen[str] | None] = None
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count = folder, 0
-        if Nursery._process is None:
-            Nursery._process = subprocess.Popen(
+        if ForkServer._process is None:
+            ForkServer._process = subprocess.Popen(
                 [sys.executable, __file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -98,10 +98,10 @@ class Nursery:
     def run(self, *argv: str, **more: Any) -> tuple[int, str]:
         """Run a command to its end; return its exit status and its output."""
         child = self.start(*argv, **more)
-        return child.wait(), child.said()
+        return child.wait(), child.output()
 
     def ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        process = Nursery._process
+        process = ForkServer._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(order) + "\n")
         process.stdin.flush()
@@ -110,15 +110,15 @@ class Nursery:
 
 @atexit.register
 def _close() -> None:
-    if Nursery._process is not None and Nursery._process.stdin is not None:
-        Nursery._process.stdin.close()
-        Nursery._process.wait()
+    if ForkServer._process is not None and ForkServer._process.stdin is not None:
+        ForkServer._process.stdin.close()
+        ForkServer._process.wait()
 
 
 def _serve() -> None:
     import importlib
 
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a run minds nohup, and the tests may have been started with it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup, and a run obeys that
     for module in _MODULES:
         importlib.import_module(module)
     for line in sys.stdin:

@@ -2,7 +2,7 @@
 
 import socket
 
-from helpers.fork_server import Child, Nursery
+from helpers.fork_server import Child, ForkServer
 
 
 def free_port() -> int:
@@ -19,11 +19,11 @@ def torchrun_variables(world: int) -> list[dict[str, str]]:
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
 
 
-def start(nursery: Nursery, variables: list[dict[str, str]], *words: str) -> list[Child]:
-    return [nursery.start(*words, "--device", "cpu", **own) for own in variables]
+def start(server: ForkServer, variables: list[dict[str, str]], *words: str) -> list[Child]:
+    return [server.start(*words, "--device", "cpu", **own) for own in variables]
 
 
 def finish(children: list[Child]) -> list[str]:
     statuses = [child.wait() for child in children]
-    assert statuses == [0] * len(children), "\n".join(child.said() for child in children)
-    return [child.said() for child in children]
+    assert statuses == [0] * len(children), "\n".join(child.output() for child in children)
+    return [child.output() for child in children]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from frugalvit.cli import main as cli
-from helpers.fork_server import Nursery
+from helpers.fork_server import ForkServer
 from helpers.tiny_runs import PRETRAIN, TRAIN, write_config, write_images
 
 
@@ -37,10 +37,10 @@ def test_no_socket_is_bound_or_connected(
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads Linux's table of sockets")
 def test_the_kernel_sees_no_listening_socket(tmp_path: Path) -> None:
     """Also sockets outside of Python: the kernel's table has none of this process."""
-    nursery = Nursery(tmp_path)
+    server = ForkServer(tmp_path)
     write_images(tmp_path / "images")
     config = write_config(tmp_path / "config.yaml", TRAIN, steps=100000, cache={"where": "off"}, workers=0)
-    child = nursery.start("train", "images", "--config", str(config), "--out", "run")
+    child = server.start("train", "images", "--config", str(config), "--out", "run")
     child.wait_for(tmp_path / "run" / "checkpoints" / "last.pt")
     inodes = _sockets(child.pid)
     listening = {line.split()[9] for name in ("tcp", "tcp6", "udp", "udp6") for line in _table(name)}

@@ -100,7 +100,7 @@ def _add_setting(settings: dict[str, dict[str, Any]], name: str, assignments: li
 
 def _check_folder_name(name: str, text: str) -> str:
     """Check that a setting's name can name the folder of its runs, beside the files of the comparison."""
-    is_taken = name.lower() in ("tensorboard", "report.html") or name.lower().startswith("comparison.")
+    is_taken = name.lower() == "report.html" or name.lower().startswith("comparison.")
     if not name or name in (".", "..") or "/" in name or "\\" in name or not name.isprintable() or is_taken:
         raise UserError(f"--settings '{text}': '{name}' cannot name a folder; choose a plain word.")
     return name

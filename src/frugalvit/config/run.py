@@ -173,12 +173,7 @@ class RunConfig(Config):
 
     def is_set(self, name: str) -> bool:
         """True if the user set the option with this dotted name."""
-        values: Any = self._requested
-        for part in name.split("."):
-            if not isinstance(values, dict) or part not in values:
-                return False
-            values = values[part]
-        return True
+        return any(f"{one}.".startswith(f"{name}.") for one in flatten(self._requested))
 
     def set_options(self) -> set[str]:
         """Return the dotted names of all options that the user set, directly or by naming a recipe."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from frugalvit.probing.knn import knn_accuracy
+from frugalvit.tasks.pretraining import collapse
 from frugalvit.tasks.pretraining.collapse import FeatureMonitor, Health, effective_rank, feature_deviation
 
 K = 1024
@@ -216,3 +217,24 @@ def test_dead_features_lack_rank_and_deviation(rank: float, deviation: float, de
     line = {"effective_rank": rank, "feature_deviation": deviation}
     raised = feed(Health(K, 100, settled=0), [healthy(t / 10) | line for t in range(8)])
     assert ("dead features" in raised) == dead
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
+def test_adding_a_loss_is_not_divergence(share: float) -> None:
+    """L_R starts late, within the steps of one line; both losses only fall."""
+    lines = []
+    for number in range(40):
+        line = {"loss": 3.4 - number / 20, "view_loss": 6.8 - number / 10}
+        if number >= 20:
+            part = share if number == 20 else 1.0
+            line |= {"region_loss": 6.9 - number / 40, "loss": line["loss"] + part * (3.45 - number / 80)}
+        lines.append(line)
+    assert feed(Health(K, steps=400, settled=40), lines) == []
+
+
+def test_health_of_long_runs_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, swing = [], collapse._swing
+    monkeypatch.setattr(collapse, "_swing", lambda losses: calls.append(len(losses)) or swing(losses))
+    health = Health(K, steps=40_000, settled=100)
+    feed(health, [{"loss": 6.9, "view_loss": 6.9, "knn": 20.0}] * 4000)
+    assert len(calls) < 400 and health.verdict() == "stagnation"

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from frugalvit.experiment.init_weights import adopt_init_architecture
 from timm.layers import DropPath
 from torch import nn
 
@@ -22,7 +23,6 @@ from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.builders import make_backbone
-from frugalvit.experiment.init_weights import adopt_init_architecture
 from frugalvit.experiment.load_model import load_model
 from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.collapse import Health

@@ -16,7 +16,7 @@ from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import TrainAugment
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.folder import are_layout_folders
-from frugalvit.data.splits import absent_classes, check_trainable, only_class, subsample_labels
+from frugalvit.data.splits import absent_classes, check_trainable, subsample_labels
 from frugalvit.engine.distributed import collective_timeout
 from frugalvit.engine.param_groups import freeze_first
 from frugalvit.engine.schedules import Constant, Cosine, Ramp, Schedule, warmup_steps
@@ -82,10 +82,6 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             len(self.images), len(self.classes), side, self.fabric.device.type, eval_images=len(self.evaluated)
         )
 
-    def resolve_input(self, options: TrainConfig, facts: Facts) -> TrainConfig:
-        options = super().resolve_input(options, facts)
-        return builders.resolve_readers(options, self.images, self.fabric, self.auto_values)
-
     def build_backbone(self, options: TrainConfig) -> Backbone:
         torch.manual_seed(options.seed)
         pretrained = options.pretrained and builders.needs_initial_weights(options)
@@ -98,17 +94,6 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
 
     def build_plan(self) -> TrainPlan:
         return make_plan(self.config, len(self.images), self.fabric.world_size)
-
-    def log_values(self) -> None:
-        super().log_values()
-        only = only_class(self.evaluated, self.classes) if self.eval_split == "val" else None
-        if only is not None:
-            note = (
-                f"val, which chooses the best weights, has one class only ('{only}'): the best weights predict it most "
-                "often. Add images of other classes, or make a new split with --split remake"
-            )
-            console.warning(note)
-            self.data = replace(self.data, notes=[*self.data.notes, note])
 
     def training_files(self) -> tuple[ImageDataset, Sequence[str], None]:
         return self.images, self.classes, None
@@ -297,12 +282,10 @@ def _choose_splits(
         return images, validation, "val", test
     if test is not None:
         return images, test, "test", None
-    if config.split in ("auto", "remake"):
-        raise UserError(
-            f"{source.location} has no images to score on: every class has a single image, so none can be held out. "
-            "Add images."
-        )
-    raise UserError("There are no images to score on: no val, no test. Use --split auto, which makes val from train.")
+    raise UserError(
+        f"{source.location} has no images to score on. Use --split auto, which makes val from train; it needs two "
+        "images of some class."
+    )
 
 
 def _check_grid(config: ResolvedTrainConfig, backbone: Backbone) -> None:
