@@ -192,20 +192,6 @@ def test_explore_writes_html_only(here, capsys, model):
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "flag"),
-    [
-        (["a.png", "--limit", 5], "--limit"),
-        (["a.png", "--split", "val"], "--split"),
-        (["a.png", "--batch", 2], "--batch"),
-        (["--data", "photos", "--fit", "whole"], "--fit"),
-    ],
-)
-def test_options_without_effect_are_refused(capsys, words, flag):
-    told = get_error(capsys, "look", "correspond", "nowhere", *words)
-    assert f"frugalvit: {flag} has no effect without" in told
-
-
 @pytest.mark.parametrize("letter", ["x", "é"])
 def test_long_names_are_truncated(here, capsys, model, letter):
     """File systems count bytes, and a letter may have several."""

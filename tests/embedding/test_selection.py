@@ -342,7 +342,6 @@ def test_warning_if_most_images_are_one_group(sizes: list[int], images: int, dou
         ("--duplicates much", "a number"),
         ("--select 2 --duplicates 0.9", "--select and --duplicates"),
         ("--select 2 --neighbours a.png", "--neighbours and --select"),
-        ("--known a.csv", "--known"),
         ("--select 2 --known nowhere.csv", "nowhere.csv"),
         ("--select 2 -o f.npz", "f.npz"),
         ("--select 2 --features grid", "--features grid"),

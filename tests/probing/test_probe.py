@@ -11,7 +11,7 @@ from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.benchmarking.inference import accuracy_of
 from frugalvit.cli.command_table import COMMANDS
-from frugalvit.config.probe import EmbedConfig, KnnConfig, LinearConfig, LogisticConfig, SuiteConfig
+from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig, SuiteConfig
 from frugalvit.errors import UserError
 from frugalvit.probing import probe
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
@@ -182,17 +182,6 @@ def test_the_second_probe_uses_the_features_of_the_first(squares: Path, cache: P
     monkeypatch.setattr(FeatureExtractor, "images", lambda *_: pytest.fail("computed again"))
     second = logistic(LogisticConfig(data=str(squares), **TINY)).data
     assert second["test_images"] == first["test_images"]
-
-
-@pytest.mark.parametrize("kind", [KnnConfig, LinearConfig, LogisticConfig, EmbedConfig])
-def test_blocks_needs_last_blocks(kind: Any) -> None:
-    options = {"model": "run", "data": "photos", "blocks": 2}
-    with pytest.raises(UserError, match="--blocks"):
-        kind.parse(options | {"features": "pooled"})
-    assert kind.parse(options | {"features": "last_blocks"}).blocks == 2
-    if kind is not LinearConfig:  # its default is last_blocks
-        with pytest.raises(UserError, match="--blocks"):
-            kind.parse(options)
 
 
 @pytest.mark.parametrize(
