@@ -28,7 +28,6 @@ ORDER = (
     "embedding",
     "benchmarking",
     "export",
-    "reproduce",
     "cli",
     "api",
 )

@@ -4,8 +4,6 @@ Our docstrings explain parameters in aligned columns ("name    what it is"), whi
 become lists; Sphinx roles become code.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -6,8 +6,6 @@ It copies the scores, every hundredth step of the losses, and the numbers of the
 ``frugalvit reproduce``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -15,9 +13,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from frugalvit.comparison.chart import comparison_chart
-from frugalvit.reproduce.command import folder_name
-from frugalvit.reproduce.table_spec import list_tables, load_table
+from frugalvit.utils.checkout import import_benchmark
 
+reproduce = import_benchmark("reproduce")
 RESULTS = Path(__file__).parent.parent / "results"
 EVERY = 100
 
@@ -43,12 +41,12 @@ def _numbers(path: Path) -> dict[str, float]:
 
 def draw(table: str) -> None:
     """Draw one chart per backbone: curves and final scores of every setting with more than one score."""
-    spec = load_table(table)
+    spec = reproduce.load_table(table)
     metric = "knn" if spec.kind == "pretrain" else spec.metric
     for folder in sorted((RESULTS / table).iterdir()):
         curves = {}
         for setting in spec.settings:
-            logs = sorted((folder / folder_name(setting)).glob("seed_*.jsonl"))
+            logs = sorted((folder / reproduce.folder_name(setting)).glob("seed_*.jsonl"))
             lines = [[json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] for log in logs]
             scores = [[(line["epoch"], line[metric]) for line in log if metric in line] for log in lines]
             if scores:
@@ -74,7 +72,7 @@ def draw_learned() -> None:
     axes = figure.subplots()
     for table, settings in LEARNED.items():
         for setting in settings:
-            log = RESULTS / table / "swin_tiny_w7" / folder_name(setting) / "seed_0.jsonl"
+            log = RESULTS / table / "swin_tiny_w7" / reproduce.folder_name(setting) / "seed_0.jsonl"
             lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
             error = next(line["localization_error"] for line in reversed(lines) if "localization_error" in line)
             top1 = _numbers(log.with_suffix(".json"))["top1"]
@@ -99,7 +97,7 @@ def draw_learned() -> None:
 
 if __name__ == "__main__":
     keep(Path(sys.argv[1]))
-    for name in list_tables():
+    for name in reproduce.list_tables():
         if (RESULTS / name).is_dir():
             draw(name)
     draw_learned()

@@ -3,8 +3,6 @@
 The site gets a page with numbered lines for every such file.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

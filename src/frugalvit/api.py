@@ -57,12 +57,11 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
         )
     with _lock, console.quiet() if quiet else contextlib.nullcontext():
         model = row.load_config()
-        values = _values(model, arguments, options)
-        config: Any = model.parse(values)
+        config: Any = model.parse(_values(model, arguments, options))
         if row.distributed and config.devices > 1 and launch_env.needs_launch():
             from frugalvit.cli import subprocess_run
 
-            return subprocess_run.run_in_subprocess(row.name, values, config, quiet=quiet)
+            return subprocess_run.run_in_subprocess(row.name, config, quiet=quiet)
         function = row.load_function()  # imports torch first, so that its settings can be restored
         with _preserve_environment(), _preserve_torch():
             data = function(config).data

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from frugalvit.reproduce.command import folder_name
 from frugalvit.utils.statistics import paired_difference
+from reproduce import folder_name
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXT = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in ("RESULTS.md", "SPEED.md"))

@@ -14,8 +14,8 @@ import torch._inductor.config as inductor
 from lightning_fabric import Fabric
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import train_step
 from frugalvit.backbones import Backbone, create_backbone
-from frugalvit.benchmarking import train_step
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig

@@ -10,7 +10,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from frugalvit.benchmarking import train_step
+import train_step
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.engine import cuda_graphs
 from frugalvit.engine.cuda_graphs import WARM_UP, GraphedStep

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from lightning_fabric import Fabric
 
-from frugalvit.benchmarking.train_step import timed
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.tools import AdviseConfig
 from frugalvit.config.train import RunConfig, TrainConfig
@@ -255,7 +255,11 @@ def _time_step(task: Any, plan: TrainPlan, fabric: Fabric, steps: int, label: st
     stepper = TrainStep(task, module, optimizer, plan, fabric)
     times = []
     for stepper.step in console.progress(range(steps + 1), label=f"timing {label}"):
-        times.append(timed(lambda _: stepper.one_step(), 1, fabric.device, group=1))
+        start = time.perf_counter()
+        stepper.one_step()
+        if fabric.device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
 
 

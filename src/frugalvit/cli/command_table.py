@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from frugalvit.probing.registry import PROBES
+from frugalvit.utils.checkout import import_benchmark
 
 if TYPE_CHECKING:
     from frugalvit.config.base import Config
@@ -28,6 +29,9 @@ class Command:
         return pkgutil.resolve_name(f"frugalvit.config.{self.config}")
 
     def load_function(self) -> Callable[[Any], Any]:
+        module, name = self.function.split(":")
+        if module.startswith("benchmarks."):
+            return getattr(import_benchmark(module.removeprefix("benchmarks.")), name)
         return pkgutil.resolve_name(f"frugalvit.{self.function}")
 
 
@@ -50,7 +54,7 @@ COMMANDS = [
     *(Command(f"probe {name}", *probe) for name, probe in PROBES.items()),
     Command("embed", "probe:EmbedConfig", "embedding.embed:embed", "write features of images; find neighbours, near duplicates and images to label next"),
     Command("bench", "probe:BenchConfig", "benchmarking.inference:bench", "parameters, GFLOPs, images/s and memory, relative to ViT-B"),
-    Command("bench step", "probe:BenchStepConfig", "benchmarking.train_step:bench_step", "time a full training step: images/s, memory, share of the device's matrix rate"),
+    Command("bench step", "probe:BenchStepConfig", "benchmarks.train_step:bench_step", "time a full training step: images/s, memory, share of the device's matrix rate"),
     Command("detect train", "dense:DetectConfig", "tasks.detection.commands:train", "train Mask R-CNN or Cascade Mask R-CNN on any backbone", distributed=True),
     Command("detect compare", "dense:DetectCompareConfig", "comparison.dense:detect", "compare detectors over several seeds, with a paired test", distributed=True),
     Command("detect eval", "dense:DetectEvalConfig", "tasks.detection.commands:evaluate", "COCO AP of a detector"),
@@ -63,7 +67,7 @@ COMMANDS = [
     Command("advise", "tools:AdviseConfig", "cli.advise:advise", "propose commands for a dataset, with expected times"),
     Command("doctor", "tools:DoctorConfig", "cli.doctor:doctor", "check versions, devices, extras and caches"),
     Command("completion", "tools:CompletionConfig", "cli.completion:completion", "print a completion script for a shell"),
-    Command("reproduce", "tools:ReproduceConfig", "reproduce.command:reproduce", "rerun a table of docs/RESULTS.md"),
+    Command("reproduce", "tools:ReproduceConfig", "benchmarks.reproduce:reproduce", "rerun a table of docs/RESULTS.md"),
     Command("list models", "tools:ModelsConfig", "cli.list_command:models", "backbones with parameters, grid and input size"),
     Command("list datasets", "tools:DatasetsConfig", "cli.list_command:datasets", "named datasets and their locations"),
     Command("list recipes", "tools:RecipesConfig", "cli.list_command:recipes", "named sets of values with cost and results"),

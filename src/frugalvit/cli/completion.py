@@ -10,7 +10,7 @@ from frugalvit.config.recipes import all_recipes
 from frugalvit.config.run import RunConfig
 from frugalvit.config.tools import CompletionConfig
 from frugalvit.utils import console
-from frugalvit.utils.checkout import has_benchmarks
+from frugalvit.utils.checkout import has_benchmarks, import_benchmark
 from frugalvit.utils.tables import CommandResult
 
 INSTALL = {
@@ -52,14 +52,13 @@ def _describe(command: Command) -> argparse.ArgumentParser:
     import shtab
 
     from frugalvit.backbones.registry import MODEL_NAMES
-    from frugalvit.reproduce.table_spec import list_tables
 
     config = command.load_config()
     choices = {"backbone": list(MODEL_NAMES)}
     if issubclass(config, RunConfig):
         choices["recipe"] = [recipe.name for recipe in all_recipes() if recipe.task == config.recipe_task()]
     if command.name == "reproduce" and has_benchmarks():  # the wheel has no tables
-        choices["table"] = list_tables()
+        choices["table"] = import_benchmark("reproduce").list_tables()
     parser = make_parser(config, command.name, command.help)
     is_parent = any(other.name.startswith(f"{command.name} ") for other in COMMANDS)
     for action in list(parser._actions):

@@ -1,4 +1,4 @@
-"""Files of the repository that the wheel leaves out: the baselines and tables in ``benchmarks/``."""
+"""``benchmarks/`` of the repository: commands that the wheel leaves out."""
 
 import importlib
 import sys
@@ -16,19 +16,13 @@ def has_benchmarks() -> bool:
     return (BENCHMARKS / "tables").is_dir()
 
 
-def require_benchmarks(purpose: str) -> Path:
-    """Return ``benchmarks/`` of the checkout; ``purpose`` says in the error what needs it."""
+def import_benchmark(name: str) -> ModuleType:
+    """Import a module of ``benchmarks/``. Its folder stays on the path, where spawned workers look for it too."""
     if not has_benchmarks():
         raise UserError(
-            f"{purpose} needs the folder benchmarks/ of the repository, which the wheel leaves out: "
+            "This command is in the folder benchmarks/ of the repository, which the wheel leaves out: "
             "clone the repository and install it with 'pip install -e .'."
         )
-    return BENCHMARKS
-
-
-def import_benchmark(name: str, purpose: str) -> ModuleType:
-    """Import a module of ``benchmarks/``. Its folder stays on the path, where spawned workers look for it too."""
-    folder = str(require_benchmarks(purpose))
-    if folder not in sys.path:
-        sys.path.append(folder)
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.append(str(BENCHMARKS))
     return importlib.import_module(name)

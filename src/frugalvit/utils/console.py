@@ -30,7 +30,6 @@ _SECONDS_BEFORE_FIRST = 2.0
 
 _quiet = False
 _rank = 0
-_prints_errors = True
 _silencers: set[object] = set()  # one for each open ``quiet``: threads leave it in any order
 
 
@@ -61,12 +60,6 @@ def get_rank() -> int:
     return _rank
 
 
-def suppress_final_error() -> None:
-    """Do not print the final error: the caller reads it from the JSON result."""
-    global _prints_errors
-    _prints_errors = False
-
-
 def _is_silent() -> bool:
     return _quiet or _rank > 0 or bool(_silencers)
 
@@ -85,9 +78,8 @@ def warning(message: str) -> None:
 
 def error(message: str) -> None:
     """Print the line that says why a command ended."""
-    if _prints_errors:
-        rank = f"rank {_rank}: " if _rank else ""
-        _write_line(f"frugalvit: {rank}{message}", style="red")
+    rank = f"rank {_rank}: " if _rank else ""
+    _write_line(f"frugalvit: {rank}{message}", style="red")
 
 
 def _write_line(message: str, style: str = "") -> None:

@@ -12,9 +12,9 @@ import torch
 from lightning_fabric import Fabric
 from PIL import Image
 
+import train_step
 from esvit_reference import ReferencePretrainingTask
 from frugalvit.backbones import create_backbone
-from frugalvit.benchmarking import train_step
 from frugalvit.config.data import CropsConfig, MixingConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
@@ -141,7 +141,7 @@ def test_cost_of_drloc_ignores_a_drift_of_speed(monkeypatch: pytest.MonkeyPatch)
 def test_profile_without_a_gpu(tmp_path: Path) -> None:
     """In a new process: the profiler reads its log level once."""
     code = (
-        "import torch; from pathlib import Path; from frugalvit.benchmarking.train_step import _profile\n"
+        "import torch; from pathlib import Path; from train_step import _profile\n"
         "_profile(lambda _: torch.ones(9) + 1, torch.device('cpu'), Path('profile.txt'))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -3,7 +3,6 @@
 A step is input, forward, losses, backward, clipping, optimiser and EMA, as in ``train`` and ``pretrain``, without the
 health metrics of pre-training's log. ``--against`` also times the paper's algorithm as written: eager PyTorch, in
 pre-training a loop over pairs of crops with full softmax; once with our input, once with a DataLoader and torchvision.
-These baselines are in the repository's ``benchmarks/``, not in the wheel.
 """
 
 import os
@@ -19,6 +18,8 @@ import torch
 from lightning_fabric import Fabric
 from torch.utils.flop_counter import FlopCounterMode
 
+import torchvision_input
+from esvit_reference import ReferencePretrainingTask
 from frugalvit.backbones.architectures.swin import plain_attention
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
@@ -39,18 +40,14 @@ from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.utils import console
-from frugalvit.utils.checkout import import_benchmark
 from frugalvit.utils.tables import CommandResult, Table
 
 _IMAGES, _CLASSES = 2048, 100
 _WARM_UP, _GROUP = 6, MAX_GROUPED_STEPS  # the loader may augment this many steps in one call
-_BASELINE = "'bench step --against'"
 
 
 def bench_step(config: BenchStepConfig) -> CommandResult:
     """Measure our step, the supervised one without Drloc, and with --against the baselines; one row each."""
-    if config.against:
-        import_benchmark("torchvision_input", _BASELINE)  # fail before the work
     device = pick_device(config.device)
     fabric = Fabric(accelerator=device, devices=1, plugins=make_precision(config.precision, device))
     if device == "cuda":
@@ -143,15 +140,20 @@ def measure(
 
 def timed(action: Callable[[int], object], count: int, device: torch.device, group: int | None = None) -> float:
     """Return the median seconds per call over groups of calls, with the device idle before and after."""
-    groups, each = [], group or _GROUP
-    for start in range(0, count, each):
+    groups, group = [], group or _GROUP
+    for start in range(0, count, group):
         _wait(device)
         began = time.perf_counter()
-        for number in range(start, start + each):
+        for number in range(start, start + group):
             action(number)
         _wait(device)
-        groups.append((time.perf_counter() - began) / each)
+        groups.append((time.perf_counter() - began) / group)
     return statistics.median(groups)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def _host_seconds(step: Callable[[int], None], device: torch.device) -> float:
@@ -246,9 +248,7 @@ def _make_train_step(
         resolved = resolve_pretraining(settings, facts.with_backbone(student), auto)
         plan = pretrain.make_plan(resolved, facts.images, 1)
         plan = replace(plan, log_every=plan.steps)  # the health metrics belong to the log
-        kind = PretrainingTask
-        if as_written:
-            kind = import_benchmark("esvit_reference", _BASELINE).ReferencePretrainingTask
+        kind = ReferencePretrainingTask if as_written else PretrainingTask
         task: Any = pretrain.make_task(resolved, student, plan, kind)
     else:
         with console.quiet():
@@ -291,25 +291,19 @@ def _torchvision_batches(
     config: BenchStepConfig, batches: Batches, store: Any, examples: ImageDataset | None, device: torch.device
 ) -> Any:
     """Make the same batches with a DataLoader and torchvision: from files, or random images in memory."""
-    torchvision = import_benchmark("torchvision_input", _BASELINE)
     size, settings = config.img_size, _settings(config)
     if isinstance(settings, PretrainConfig):
-        transform = torchvision.TorchvisionCrops(settings.crops, size)
+        transform = torchvision_input.TorchvisionCrops(settings.crops, size)
     else:
-        transform = torchvision.supervised_transform(size)
+        transform = torchvision_input.supervised_transform(size)
     if examples is None:
         images, _, index = store.fetcher(lambda _: torch.arange(len(store))).at(0)
-        dataset: Any = torchvision.InMemoryDataset(images.cpu(), store.labels[index], transform)
+        dataset: Any = torchvision_input.InMemoryDataset(images.cpu(), store.labels[index], transform)
     else:
-        dataset = torchvision.FileDataset(examples, transform)
+        dataset = torchvision_input.FileDataset(examples, transform)
     console.info(f"the baseline's DataLoader: {len(dataset):,} images, {config.workers} workers")
-    loader = torchvision.make_loader(dataset, config.batch, config.workers)
-    return torchvision.TorchvisionBatches(loader, batches.augment, batches.mixing, device)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    loader = torchvision_input.make_loader(dataset, config.batch, config.workers)
+    return torchvision_input.TorchvisionBatches(loader, batches.augment, batches.mixing, device)
 
 
 def _profile(step: Callable[[int], None], device: torch.device, path: Path) -> None:

@@ -1,1 +1,0 @@
-"""Rerun the tables of docs/RESULTS.md: frugalvit reproduce."""
