@@ -57,7 +57,7 @@ MISTAKES = [
     ("train photos --img-size 32,0", "it must be more than 0"),
     ("train photos --steps 1.5", "steps = '1.5': it must be a whole number."),
     ("train photos --localization.pairs 0", "localization.pairs = '0': it must be at least 1 or 'all'"),
-    ("train photos --augment.scale 0.5", "augment.scale = ['0.5']: it must be 2 values, e.g. 0.08,1"),
+    ("train photos --augment.scale 0.5", "augment.scale = ['0.5']: it must be several values, e.g. 0.08,1"),
     ("train photos --augment.scale 1,0.5", "smaller value must come first"),
     ("train photos --augment.flip 3", "augment.flip = '3': it must be at most 1."),
     ("train photos --drop-path 2", "--drop-path = '2': it must be less than 1 or 'auto'"),
@@ -98,7 +98,7 @@ MISTAKES = [
     ("train --resume auto --out new", "There is no data to train on"),
     ("compare photos --resume auto --out new", "the same --out"),
     ("pretrain --resume pre --continue pre", "Cannot change --continue on resume"),
-    ("pretrain --resume pre --steps 1234567", "new run with --continue pre --steps 1234567."),
+    ("pretrain --resume pre --steps 1234567", "new run with --continue pre."),
     ("compare photos --with lr=1 --without lr=1", "'with' and 'without' are the same setting"),
     # runs of another kind
     ("train --resume pre", "pre is a run of 'frugalvit pretrain': resume it with 'frugalvit pretrain --resume pre'"),

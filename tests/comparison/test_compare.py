@@ -3,13 +3,13 @@
 import csv
 import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
 from frugalvit.cli.main import main
 from frugalvit.comparison import compare as module
-from frugalvit.comparison.compare import compare, find_difference, known_metrics
+from frugalvit.comparison.compare import compare, known_metrics
 from frugalvit.config.compare import CompareConfig, parse_assignments
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import Interrupted, UserError
@@ -68,18 +68,6 @@ def test_four_outputs_and_finished_runs_are_kept(photos: Path, tmp_path: Path, m
     assert json.loads((tmp_path / "c/comparison.json").read_text())["metric"] == "top1"
     with pytest.raises(UserError, match="steps"):
         compare(config(photos, tmp_path / "c", steps=5))
-
-
-@pytest.mark.parametrize("report", [True, False])
-def test_report_option(report: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def done(run: TrainConfig, _: object) -> dict[str, Any]:
-        return {"run": str(run.out), "seed": run.seed, "top1": 50.0, "seconds": 1.0, "seconds_per_step": 0.1}
-
-    monkeypatch.setattr(module, "run_once", done)
-    monkeypatch.setattr("frugalvit.report.page.write_report", lambda _, page: page.write_text("a page"))
-    (tmp_path / "c").mkdir()
-    result = compare(config(tmp_path / "photos", tmp_path / "c", report=report))
-    assert (tmp_path / "c" / "report.html").exists() == report == ("report.html" in result.notes[-1])
 
 
 def test_out_with_another_comparison_is_refused(photos: Path, tmp_path: Path) -> None:
@@ -211,27 +199,6 @@ def test_default_settings_compare_drloc() -> None:
     )
     assert (first.localization.weight, second.localization.weight) == ("auto", 0)
     assert first.localization.pairs == 32 and list(config.named_settings()) == ["with", "without"]
-
-
-@pytest.mark.parametrize(
-    ("values", "same"),
-    [({}, True), ({"devices": 2}, True), ({"out": "elsewhere"}, True), ({"localization": {"weight": 0.1}}, False)],
-)
-def test_a_stored_run_counts_only_if_its_options_are_the_same(
-    values: dict[str, Any], same: bool, photos: Path, tmp_path: Path
-) -> None:
-    run = TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run")})
-    with pytest.raises(KeyboardInterrupt):
-        module.run_once(run, interrupt)
-    other = TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run")} | values)
-    assert (find_difference(tmp_path / "run", other) == "") is same
-
-
-@pytest.mark.parametrize("text", ['{"data": ', "[]"])
-def test_a_damaged_request_file_is_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "asked.json").write_text(text)
-    with pytest.raises(UserError, match=r"asked\.json .*fix or remove it"):
-        find_difference(tmp_path, TrainConfig.parse({"data": "x"}))
 
 
 def test_a_stopped_comparison_can_be_queued_again(

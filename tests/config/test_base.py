@@ -8,7 +8,7 @@ import pytest
 
 from frugalvit.cli.parser import make_parser, parse
 from frugalvit.config import compare, tools
-from frugalvit.config.base import Config, flatten, option, set_dotted
+from frugalvit.config.base import Config, flatten, set_dotted
 from frugalvit.config.dense import DetectConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.run import RunConfig
@@ -114,13 +114,6 @@ def test_a_mistake_in_a_recipe_names_its_file(values: str, expected: str, tmp_pa
         parse(TrainConfig, ["x", "--config", str(tmp_path / "run.yaml")], "frugalvit train", "")
 
 
-def test_the_last_seed_of_a_comparison_is_in_range() -> None:
-    last = 2**63 - 1
-    with pytest.raises(UserError, match=rf"^--seed {last - 1} --seeds 3: .* {last + 1} is more than {last}"):
-        compare.CompareConfig.parse({"data": "x", "seed": last - 1})
-    assert compare.CompareConfig.parse({"data": "x", "seed": last - 2}).seeds == 3
-
-
 @pytest.mark.parametrize(("seed", "expected"), [(10**20, "less than 9,223,372,036,854,775,808"), (-1, "at least 0")])
 def test_a_seed_out_of_range_is_refused(seed: int, expected: str) -> None:
     with pytest.raises(UserError, match=f"seed = {seed}: it must be {expected}"):
@@ -182,16 +175,6 @@ def test_drloc_options_without_a_weight_are_refused(name: str, value: Any, tmp_p
     PretrainConfig.parse({"continue_from": "run", "localization": {name: value}})  # that run has a weight
     (tmp_path / "config.yaml").write_text(weighted.to_yaml().replace("weight: 0.1", "weight: 0.0"))
     assert getattr(PretrainConfig.from_run(tmp_path / "config.yaml").localization, name) == value
-
-
-class Halves(Config):
-    half: float = option(0.5, "50 % of it, never 100 %%")
-    none: int | None = option(None, "10 % or nothing")
-
-
-def test_percent_signs_in_help_texts() -> None:
-    shown = make_parser(Halves, "x", "y").format_help()
-    assert "50 % of it, never 100 %% (default: 0.5)" in shown and "10 % or nothing\n" in shown
 
 
 @pytest.mark.parametrize(

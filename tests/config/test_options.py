@@ -175,10 +175,6 @@ def shown_by(option: str, view: int) -> Callable[[Any], float]:
     return observe
 
 
-def roughness_by(option: str, view: int) -> Callable[[Any], float]:
-    return lambda value: crops(option, value, noise(8))[view].std().item()
-
-
 def jittered_crops(value: float) -> float:
     strong = {"crops": {"jitter": [0.8, 0.8, 0.8, 0.2]}}
     pairs = zip(
@@ -273,17 +269,8 @@ def test_option_has_its_effect(observe: Callable[..., float], value: Any, seen: 
     assert measured == (seen if isinstance(seen, int) else pytest.approx(seen, rel=0.1, abs=0.01))
 
 
-@pytest.mark.parametrize(
-    ("observe", "low", "high"),
-    [
-        pytest.param(numbers_stored_for_backward, True, False, id="checkpoint_activations"),
-        pytest.param(roughness_by("crops.blur_first", 0), 1.0, 0.0, id="crops.blur_first"),
-        pytest.param(roughness_by("crops.blur_global", 1), 1.0, 0.0, id="crops.blur_global"),
-        pytest.param(roughness_by("crops.blur_local", 2), 1.0, 0.0, id="crops.blur_local"),
-    ],
-)
-def test_option_lowers_a_quantity(observe: Callable[[Any], float], low: Any, high: Any) -> None:
-    assert observe(low) < 0.8 * observe(high)
+def test_checkpoint_activations_stores_less() -> None:
+    assert numbers_stored_for_backward(True) < 0.8 * numbers_stored_for_backward(False)
 
 
 @pytest.mark.parametrize(

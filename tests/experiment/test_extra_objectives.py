@@ -63,11 +63,18 @@ class Head(Objective):
 """
 
 
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plugin with a trained layer; a name can be registered by one file only."""
+    path = tmp_path_factory.mktemp("plugin") / "head.py"
+    path.write_text(HEAD)
+    return path
+
+
 @pytest.mark.parametrize("command", ["train", "pretrain"])
-def test_parameters_are_trained_and_resumed(command: str, photos: Path, tmp_path: Path) -> None:
-    """An interrupted run ends with the same weights as one that was not."""
-    (tmp_path / "head.py").write_text(HEAD)
-    options = {"plugin": [str(tmp_path / "head.py")], "objectives": {"head": {"weight": 0.5, "width": 3}}}
+def test_parameters_are_trained_and_resumed(command: str, head: Path, photos: Path, tmp_path: Path) -> None:
+    """An interrupted run ends with the same weights as an uninterrupted one."""
+    options = {"plugin": [str(head)], "objectives": {"head": {"weight": 0.5, "width": 3}}}
     straight = run(command, photos, tmp_path / "straight", **options)
     name = "objectives.head.layer.weight"
     assert straight["task"][name].shape[0] == 3

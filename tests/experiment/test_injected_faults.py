@@ -89,11 +89,6 @@ def test_replay_names_the_first_nonfinite_tensor(
     assert "mlp.fc1 (Linear)" in output and "gradient" in output, output
 
 
-def test_replay_needs_a_failed_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in (tmp_path, tmp_path / "absent.pt"):
-        assert command(capsys, "replay", path)[0] == 2
-
-
 # -- memory
 
 

@@ -14,13 +14,11 @@ from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.cli import main as cli
 from frugalvit.errors import UserError
-from frugalvit.experiment.summary import run_result
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification.metrics import ClassificationScores
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.classification.train import _note_localization
 from frugalvit.utils import console
-from frugalvit.utils.tables import Table
 from helpers.tiny_runs import load_state, read_metrics, run_tiny
 from helpers.toy_task import ToyTask, run_toy
 
@@ -96,13 +94,6 @@ def test_nonfinite_outputs_are_detected(odd: float | None, broken: bool) -> None
         logits[2, 1] = odd
         scores.add(logits, torch.tensor([0, 1, 2, 0]))
     assert scores.has_nonfinite() is broken
-
-
-@pytest.mark.parametrize(("skipped", "words"), [(0, None), (2, "2 of 30 steps")])
-def test_skipped_steps_are_reported(tmp_path: Path, skipped: int, words: str | None) -> None:
-    summary = {"run": str(tmp_path), "skipped_steps": skipped, "steps": 30}
-    notes = "\n".join(run_result(summary, Table(["a"], [[1]]), []).notes)
-    assert (words in notes) if words else ("of 30 steps" not in notes)
 
 
 def test_nonfinite_localization_error_is_ignored() -> None:

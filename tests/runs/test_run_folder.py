@@ -19,7 +19,7 @@ from frugalvit.experiment.summary import run_result
 from frugalvit.runs.checkpoint import find_damage, read_state
 from frugalvit.runs.layout import find_run
 from frugalvit.runs.run_folder import RunFolder, finished_summary, new_run_folder
-from frugalvit.utils.files import FolderLock, remove_parts, write_atomically, write_text
+from frugalvit.utils.files import remove_parts, write_atomically, write_text
 from frugalvit.utils.tables import Table
 
 
@@ -39,12 +39,6 @@ def test_two_processes_never_get_the_same_name(tmp_path: Path, monkeypatch: pyte
     for thread in threads:
         thread.join()
     assert len(set(found)) == 8
-
-
-def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("{}")
-    with pytest.raises(UserError, match="already holds a run"):
-        new_run_folder(str(tmp_path))
 
 
 @pytest.mark.parametrize("new", ["elsewhere", "with\na line break", "a \\1 long name " * 20 + "ünd"])
@@ -243,10 +237,3 @@ def test_unwritable_resumed_run_does_not_suggest_out(
     (tmp_path / ".lock").mkdir()  # a folder cannot be opened
     with pytest.raises(UserError, match=rf"\.lock .*{hint}"):
         RunFolder(tmp_path)
-
-
-def test_only_the_holder_frees_a_lock(tmp_path: Path) -> None:
-    with FolderLock(tmp_path), pytest.raises(UserError, match="Another process"), FolderLock(tmp_path):
-        pass
-    with FolderLock(tmp_path):
-        pass

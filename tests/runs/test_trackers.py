@@ -213,13 +213,6 @@ def test_a_tracker_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: 
         tracking.make_trackers(["mlflow"], tmp_path, {})
 
 
-def test_a_damaged_trackers_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "_library", lambda name: Recorder())
-    (tmp_path / "trackers.json").write_text('{"wandb": ')
-    with pytest.raises(UserError, match=r"trackers\.json is not readable JSON"):
-        tracking.make_trackers(["wandb"], tmp_path, {})
-
-
 def test_missing_or_misspelt_tracker_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="Did you mean 'wandb'"):
         tracking.check_trackers(["wanbd"])

@@ -34,7 +34,7 @@ def all_recipes() -> tuple[RecipeFile, ...]:
 
 def recipe_values(name: str, task: str) -> dict[str, Any]:
     """Return the values of a recipe for ``task``, by its name or from a user's YAML file."""
-    if is_file(name):
+    if name.endswith((".yaml", ".yml")):
         recipe = _load_recipe(Path(name))
         if recipe.task != task:
             raise UserError(f"{name} is a recipe for {recipe.task}, not for {task}.")
@@ -45,11 +45,6 @@ def recipe_values(name: str, task: str) -> dict[str, Any]:
             f"There is no recipe '{name}' for {task}. Use one of {', '.join(known)}.{did_you_mean(name, known)}"
         )
     return deepcopy(known[name])
-
-
-def is_file(name: str) -> bool:
-    """True if a recipe's name is that of a user's file."""
-    return name.endswith((".yaml", ".yml"))
 
 
 def _load_recipe(path: Path) -> RecipeFile:

@@ -83,17 +83,6 @@ def _choose_size(config: RunConfig, facts: Facts, auto: AutoValues) -> int:
     return max(as_pair(size))
 
 
-def resolve_stream(config: C, shards: int, world: int, cores: int, auto: AutoValues) -> C:
-    """Resolve the number of readers of streamed shards. A resumed run must have the same number.
-
-    cores: of each process, the smallest number of all processes
-    """
-    auto.choose("stream", config.stream, True, "the shards are remote, or too large for an index")
-    readers = max(1, min(16, cores, shards // world))
-    auto.choose("workers", config.workers, readers, f"{cores} cores per process, {shards:,} shards for {world}")
-    return auto.apply(config, type(config))
-
-
 def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> ResolvedTrainConfig:
     """Resolve what supervised training needs: batch, length, learning rate, Drloc, augmentation, EMA, evaluation."""
     side, from_scratch = _choose_size(config, facts, auto), not (config.init or config.pretrained)

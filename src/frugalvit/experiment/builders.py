@@ -34,7 +34,7 @@ from frugalvit.engine import distributed
 from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import PAIR, AutoValue, AutoValues, resolve_stream
+from frugalvit.experiment.auto_values import PAIR, AutoValue, AutoValues
 from frugalvit.experiment.resume import network_keywords
 from frugalvit.runs import layout
 from frugalvit.runs.layout import has_checkpoint
@@ -311,11 +311,15 @@ def make_batches(
 
 
 def resolve_readers(config: C, examples: ImageDataset, fabric: Fabric, auto: AutoValues) -> C:
-    """Resolve how many readers share the shards of a stream, the same number on every machine."""
+    """Resolve how many readers share the shards of a stream: the same on every rank, and on resume."""
     if examples.streaming is None:
         return config
     fewest = -distributed.all_reduce_max(fabric, -cores())
-    return resolve_stream(config, len(examples.streaming.paths), fabric.world_size, fewest, auto)
+    shards, world = len(examples.streaming.paths), fabric.world_size
+    auto.choose("stream", config.stream, True, "the shards are remote, or too large for an index")
+    reason = f"{fewest} cores per process, {shards:,} shards for {world}"
+    auto.choose("workers", config.workers, max(1, min(16, fewest, shards // world)), reason)
+    return auto.apply(config, type(config))
 
 
 stores = SharedStores()

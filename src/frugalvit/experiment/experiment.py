@@ -25,14 +25,13 @@ from frugalvit.experiment import builders, resume
 from frugalvit.experiment.auto_values import AutoValues, Facts, record_recipe, resolve_input
 from frugalvit.experiment.extra_objectives import load_plugins
 from frugalvit.experiment.load_model import adopt_init_architecture
-from frugalvit.experiment.summary import decisions_table, summary_table
 from frugalvit.report.page import write_report
 from frugalvit.runs import layout
 from frugalvit.runs.layout import missing_parents, remove_empty_run
 from frugalvit.runs.run_folder import RunFolder, finished_summary
 from frugalvit.runs.trackers import check_trackers
 from frugalvit.utils import console
-from frugalvit.utils.tables import CommandResult
+from frugalvit.utils.tables import CommandResult, Table, as_text
 
 C = TypeVar("C", bound=RunConfig)
 R = TypeVar("R", bound=ResolvedRunConfig)
@@ -230,8 +229,12 @@ class Experiment(ABC, Generic[C, R]):
         """Write the results; summary.json last, because it marks the run as finished."""
         run = self.run_folder
         details = self.save_results(summary)
-        run.table("summary", summary_table(summary))
-        run.table("decisions", decisions_table(self.auto_values))
+        numbers: list[list[object]] = [
+            [name, as_text(value)] for name, value in summary.items() if isinstance(value, int | float | str)
+        ]
+        run.table("summary", Table(["result", "value"], numbers, "Result"))
+        decisions: list[list[object]] = [[value.name, str(value.value), value.reason] for value in self.auto_values]
+        run.table("decisions", Table(["option", "value", "reason"], decisions, 'What "auto" chose'))
         run.save_json(layout.SUMMARY, summary | details | {"auto": [vars(value) for value in self.auto_values]})
 
     def report(self) -> None:
@@ -252,6 +255,7 @@ class Experiment(ABC, Generic[C, R]):
         try:
             return self.open_data(fabric)
         except UserError as error:
-            if requested.data:
+            source_run = requested.resume or getattr(requested, "continue_from", None)
+            if not source_run or requested.is_set("data"):
                 raise
-            raise type(error)(f"{error} If the data of the run has moved, pass its new path.") from None
+            raise type(error)(f"{error} If the data of {source_run} has moved, pass its new path.") from None

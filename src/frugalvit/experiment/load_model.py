@@ -89,13 +89,24 @@ def load_model(
             raise UserError(
                 f"There is no folder, file or network '{source}'.{suggest_names(source)} {_MODELS}, {names}."
             )
+        published, _, tag = source.partition(".")
+        if tag and not random:
+            raise UserError(
+                f"'{source}' names published weights, which are not downloaded here. Download the folder ('hf download "
+                f"timm/{source} --local-dir FOLDER') and pass it, or pass '{published}' for random weights."
+            )
         if not random:
-            _warn_random_weights(source)
+            console.warning(f"'{source}' is only a name: its weights are random. {_MODELS} for trained ones")
         backbone = create_backbone(source, img_size=img_size or 224)
         _log_notes(backbone.notes)
         name = source
     classes = meta.get("classes")
-    transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std, **_preprocessing(meta))
+    preprocessing: dict[str, Any] = {}
+    if meta.get("crop_pct"):
+        preprocessing["resize_ratio"] = max(1.0, 1 / float(meta["crop_pct"]))
+    if meta.get("interpolation") in ("bilinear", "bicubic"):
+        preprocessing["interpolation"] = meta["interpolation"]
+    transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std, **preprocessing)
     return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta)
 
 
@@ -175,26 +186,6 @@ def _load_file(path: Path, architecture: str, img_size: int | tuple[int, int]) -
     return backbone
 
 
-def _warn_random_weights(name: str) -> None:
-    architecture, _, tag = name.partition(".")
-    if tag:
-        raise UserError(
-            f"'{name}' names published weights, which are not downloaded here. Download the folder ('hf download "
-            f"timm/{name} --local-dir FOLDER') and pass it, or pass '{architecture}' for random weights."
-        )
-    console.warning(f"'{name}' is only a name: its weights are random. {_MODELS} for trained ones")
-
-
 def _log_notes(notes: list[str]) -> None:
     for note in notes:
         console.info(note)
-
-
-def _preprocessing(meta: dict[str, Any]) -> dict[str, Any]:
-    """Return how the folder's images were cropped and resized, if it stores that."""
-    options: dict[str, Any] = {}
-    if meta.get("crop_pct"):
-        options["resize_ratio"] = max(1.0, 1 / float(meta["crop_pct"]))
-    if meta.get("interpolation") in ("bilinear", "bicubic"):
-        options["interpolation"] = meta["interpolation"]
-    return options

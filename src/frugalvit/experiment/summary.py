@@ -15,13 +15,12 @@ from frugalvit.backbones import Backbone
 from frugalvit.config.run import RunConfig
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.loader import BatchSource, eval_batches
-from frugalvit.experiment.auto_values import AutoValue
 from frugalvit.experiment.builders import EvalSet
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils import console
 from frugalvit.utils.files import utf8_safe
-from frugalvit.utils.tables import CommandResult, Table, as_text
+from frugalvit.utils.tables import CommandResult, Table
 
 
 @torch.inference_mode()
@@ -39,13 +38,8 @@ def worst_mistakes(
         assert labels is not None
         probability, predicted = backbone.classify(backbone(images).pooled).float().softmax(1).max(1)
         wrong = (predicted != labels).nonzero()[:, 0]
-        rows = zip(
-            probability[wrong].tolist(),
-            index[wrong.cpu()].tolist(),
-            labels[wrong].tolist(),
-            predicted[wrong].tolist(),
-            strict=True,
-        )
+        columns = (probability[wrong], index[wrong.cpu()], labels[wrong], predicted[wrong])
+        rows = zip(*(column.tolist() for column in columns), strict=True)
         mistakes = sorted([*mistakes, *rows], reverse=True)[:count]
     thumbnails = _thumbnails(dataset.store, [index for _, index, _, _ in mistakes])
     return [
@@ -175,18 +169,6 @@ def describe_weights(outcome: Mapping[str, Any], eval_split: str) -> dict[str, A
 def finite(number: float) -> float | None:
     """Return a number that JSON can hold: None for infinity and NaN."""
     return number if math.isfinite(number) else None
-
-
-def decisions_table(decisions: Iterable[AutoValue]) -> Table:
-    """Return the values that "auto" chose, with reasons."""
-    rows: list[list[object]] = [[d.name, str(d.value), d.reason] for d in decisions]
-    return Table(["option", "value", "reason"], rows, 'What "auto" chose')
-
-
-def summary_table(summary: Mapping[str, Any]) -> Table:
-    """Return the numbers of a finished run, one per row."""
-    rows: list[list[object]] = [[k, as_text(v)] for k, v in summary.items() if isinstance(v, int | float | str)]
-    return Table(["result", "value"], rows, "Result")
 
 
 def _thumbnails(store: ImageStore, indices: list[int], edge: int = 96) -> list[str]:

@@ -43,17 +43,14 @@ def new_run_folder(out: str | None, *words: str, names: Iterable[str] = layout.R
         return make_folder(folder)
     plain = (re.sub(r"[^\w.-]+", "-", word)[:60].strip("-.") or "data" for word in words)  # valid on every system
     stem = "_".join([datetime.date.today().isoformat(), *plain])
-    for number in range(1, 10_000):
-        folder = Path("runs") / (stem if number == 1 else f"{stem}_{number}")
+    folder, number = make_folder(Path("runs")) / stem, 1
+    while True:
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
+            return folder
         except FileExistsError:
-            continue
-        except OSError as error:
-            raise UserError(f"Cannot write to {folder} ({error.strerror}). Choose another folder with --out.") from None
-        return folder
-    raise UserError(f"runs/ already has 10,000 runs named {stem}. Choose a folder with --out.")
+            number += 1
+            folder = folder.with_name(f"{stem}_{number}")
 
 
 class RunFolder:

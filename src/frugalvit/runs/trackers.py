@@ -192,7 +192,7 @@ class Trackers:
     def _each(self, act: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self.trackers.items()):
             try:
-                with _redirect_stdout():
+                with contextlib.redirect_stdout(sys.stderr):  # standard output is for results: Trackio prints there
                     act(tracker)
             except Exception as error:
                 del self.trackers[name]
@@ -212,7 +212,7 @@ def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, A
     for name in wanted:
         kind, hint = TRACKERS[name]
         try:
-            with _redirect_stdout():
+            with contextlib.redirect_stdout(sys.stderr):
                 tracker = kind(libraries[name], run_folder, config, known.get(name))
         except Exception as error:
             raise UserError(f"--track {name} failed to start ({short_message(error)}). {hint}") from error
@@ -221,11 +221,6 @@ def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, A
     if wanted:
         write_text(file, json.dumps(known, indent=1))
     return Trackers(trackers)
-
-
-def _redirect_stdout() -> contextlib.redirect_stdout[Any]:
-    """Redirect standard output, which is for results: Trackio prints there."""
-    return contextlib.redirect_stdout(sys.stderr)
 
 
 def check_trackers(names: Iterable[str]) -> None:

@@ -105,7 +105,6 @@ def test_classes_match_by_name(run_and_data: tuple[Path, Path, dict[str, Any]], 
     [
         ({"split": "train"}, "has no train split, only test"),
         ({}, "does not know: hen.*class0, class1, class2.*--classes FILE"),
-        ({"out": "answers.txt"}, "answers.txt"),
     ],
 )
 def test_data_that_does_not_match_is_an_error(

@@ -142,13 +142,13 @@ def test_changed_annotations_are_warned_of_on_resume(
         command.train(settings)
     for file in data.rglob("*.*"):
         os.utime(file, (1, 1))  # a copy has other times
-    assert "masks or annotations" not in resume()
+    assert "images or annotations" not in resume()
     if kind == "detect":
         edit(data, "train", lambda content: content["annotations"][0].update(bbox=[1.0, 1.0, 9.0, 9.0]))
     else:
         mask = data / "masks" / "train" / "0.png"
         Image.fromarray(np.asarray(Image.open(mask)).T).save(mask)
-    assert "masks or annotations" in resume()
+    assert "images or annotations" in resume()
 
 
 @pytest.mark.parametrize("where", ["ram", "off"])

@@ -87,8 +87,6 @@ def _check_output(out: str | None) -> Path | None:
     if out is None:
         return None
     path = Path(out)
-    if path.suffix.lower() != ".csv":
-        raise UserError(f"{path} does not end with .csv. Predictions are written as CSV.")
     if path.exists():
         raise UserError(f"{path} already exists. Choose another name with -o.")
     make_folder(path.parent)

@@ -158,7 +158,11 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return {"model": self.task.result.cpu().eval(), "examples": images}
 
     def result(self, summary: dict[str, Any]) -> CommandResult:
-        return describe_result(summary)
+        names = ["top1", "top5", "mean_per_class", "val_top1", "seconds"]
+        title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
+        table = Table(names, [[summary.get(name) for name in names]], title)
+        commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
+        return run_result(summary, table, commands, _note_localization(summary))
 
 
 def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan:
@@ -225,15 +229,6 @@ def _init_as_released(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)
-
-
-def describe_result(summary: dict[str, Any]) -> CommandResult:
-    """Return what the command prints about a finished run."""
-    names = ["top1", "top5", "mean_per_class", "val_top1", "seconds"]
-    title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
-    table = Table(names, [[summary.get(name) for name in names]], title)
-    commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
-    return run_result(summary, table, commands, _note_localization(summary))
 
 
 def _note_localization(summary: dict[str, Any]) -> list[str]:

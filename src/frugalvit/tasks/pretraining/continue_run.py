@@ -92,11 +92,6 @@ class ContinuedRun:
             return {}
         return self.facts.get("network", {}) | config.backbone_args
 
-    def trained_on_all_shards(self) -> bool:
-        """Return whether the source run streamed shards and held none out for validation."""
-        survey = self.facts.get("survey")
-        return survey is not None and not survey.get("held")
-
     def _inheritable(self, config: PretrainConfig) -> list[str]:
         """Return the options to inherit; how to read data only if it is the same data."""
         same_data = config.data is None or Path(config.data).resolve() == Path(str(self.config.data)).resolve()
@@ -104,12 +99,8 @@ class ContinuedRun:
         return [name for name in flat_fields(PretrainConfig) if name not in excluded and not name.startswith("cache.")]
 
     def _planned_steps(self) -> int:
-        source, images = self.config, self.facts.get("images", 0)
-        if source.steps is not None:
-            return source.steps
-        if not images or source.epochs == "auto" or source.batch == "auto":
-            raise UserError(f"{self.folder} does not store its length: set --steps or --epochs.")
-        return total_steps(None, source.epochs, images, source.batch)
+        source: Any = self.config  # resolved, because it is stored
+        return source.steps or total_steps(None, source.epochs, self.facts["images"], source.batch)
 
 
 def import_checkpoint(path: str, task: PretrainingTask, steps: int) -> dict[str, Any]:

@@ -62,10 +62,7 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
 
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
         options = self.options
-        # A stream that the source run trained on completely has no shards left to validate on.
-        keep_all = options.images != "train" or (
-            self.source_run is not None and self.source_run.trained_on_all_shards()
-        )
+        keep_all = options.images != "train"
         source = builders.open_source(options, fabric, labels=options.labels, loose=True, keep_all=keep_all)
         self.images = _choose_images(source, options.images)
         builders.check_enough_images(options, self.images)
