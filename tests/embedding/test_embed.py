@@ -16,7 +16,6 @@ from frugalvit.embedding.embed import embed, write_features
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
-from frugalvit.probing.figures import neighbours_figure
 from helpers import suite_layouts
 
 TINY = {"model": "swin_nano", "img_size": 32, "device": "cpu", "workers": 1}
@@ -46,24 +45,21 @@ def test_unlabelled_images_beside_class_folders(squares: Path, tmp_path: Path) -
     shutil.copy(next((folder / "train" / "class1").iterdir()), folder / "train" / "loose.png")
     result = embed(EmbedConfig(data=str(folder), out=str(tmp_path / "f.npz"), **TINY))
     with np.load(tmp_path / "f.npz") as arrays:
-        labels = dict(zip((Path(path).name for path in arrays["paths"]), arrays["labels"], strict=True))
-        assert len(arrays["paths"]) == 49 and labels["loose.png"] == -1 and (arrays["labels"] >= 0).sum() == 48
-        splits = dict(zip((Path(path).name for path in arrays["paths"]), arrays["splits"], strict=True))
-        assert splits["loose.png"] == "train"
+        (row,) = [row for row, path in enumerate(arrays["paths"]) if path.endswith("loose.png")]
+        assert arrays["labels"][row] == -1 and (arrays["labels"] >= 0).sum() == 48 and arrays["splits"][row] == "train"
     assert any("1 loose image" in note for note in result.notes)
-    near = embed(EmbedConfig(data=str(folder), neighbours=str(folder / "train" / "class1" / "0.png"), count=30,
-                             picture=str(tmp_path / "near.png"), **TINY)).data["neighbours"]  # fmt: skip
-    assert [entry["class"] for entry in near if entry["image"].endswith("loose.png")] == [None]
     embed(EmbedConfig(data=str(folder), out=str(tmp_path / "g.npz"), labels="ignore", **TINY))
     with np.load(tmp_path / "g.npz") as arrays:
         assert len(arrays["paths"]) == 49 and "labels" not in arrays
 
 
-def test_parquet_of_unlabelled_images(tmp_path: Path) -> None:
+def test_parquet_of_unlabelled_images_and_names_outside_utf8(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    features = FeatureSet(torch.ones(2, 2), torch.tensor([1, -1]), None, ["a.png", "b.png"], ["a.png", "b.png"])
+    names = ["a.png", "caf\udce9.png"]
+    features = FeatureSet(torch.ones(2, 2), torch.tensor([1, -1]), None, names, names)
     write_features(tmp_path / "f.parquet", features, ["train", "train"], ("cat", "dog"))
-    assert parquet.read_table(tmp_path / "f.parquet")["label"].to_pylist() == ["dog", None]
+    table = parquet.read_table(tmp_path / "f.parquet")
+    assert table["label"].to_pylist() == ["dog", None] and table["path"].to_pylist()[1] == r"caf\udce9.png"
 
 
 def test_files_in_two_splits_have_two_rows(tmp_path: Path) -> None:
@@ -77,13 +73,6 @@ def test_files_in_two_splits_have_two_rows(tmp_path: Path) -> None:
     assert rows_written == [(name, split) for name, _, split in rows]
 
 
-def test_parquet_of_names_that_are_not_utf8(tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    features = FeatureSet(torch.ones(1, 2), None, None, ["caf\udce9.png"], ["caf\udce9.png"])
-    write_features(tmp_path / "f.parquet", features, ["train"], None)
-    assert parquet.read_table(tmp_path / "f.parquet").to_pylist()[0]["path"] == r"caf\udce9.png"
-
-
 def test_grids_of_unlabelled_images(tmp_path: Path) -> None:
     for number in range(3):
         suite_layouts.write(tmp_path / "images" / f"{number}.png", 0, number)
@@ -91,12 +80,6 @@ def test_grids_of_unlabelled_images(tmp_path: Path) -> None:
     embed(EmbedConfig(data=str(tmp_path / "images"), out=str(out), features="grid", **TINY))
     with np.load(out) as arrays:
         assert arrays["vectors"].ndim == 4 and "labels" not in arrays
-
-
-@pytest.mark.parametrize(("count", "axes"), [(1, 2), (4, 5), (5, 6), (7, 12)])
-def test_figure_of_few_neighbours_has_no_empty_columns(count: int, axes: int) -> None:
-    image = np.zeros((4, 4, 3), np.uint8)
-    assert len(neighbours_figure(image, [image] * count, ["near"] * count).axes) == axes
 
 
 def test_neighbours_are_similar_images(squares: Path, tmp_path: Path) -> None:
@@ -120,8 +103,7 @@ def test_neighbours_are_similar_images(squares: Path, tmp_path: Path) -> None:
         ({"out": "f.parquet", "features": "grid"}, "--features grid"),
         ({"neighbours": "nowhere.png"}, "nowhere"),
         ({"neighbours": "nowhere.png", "picture": "f.gif"}, r"f\.gif"),
-        ({"split": "val", "out": "f.npz", "labels": "ignore"}, r"no val split, .*labels"),
-        ({"split": "val", "out": "f.npz"}, "no val split"),  # classes of one image cannot be split
+        ({"split": "val", "out": "f.npz", "labels": "ignore"}, "no val split"),
     ],
 )
 def test_invalid_options_are_errors(change: dict, word: str, tmp_path: Path, monkeypatch) -> None:
@@ -141,51 +123,29 @@ def test_missing_val_is_made_as_in_training(seed: int, tmp_path: Path, capsys: p
     assert "--split train" in capsys.readouterr().err
 
 
-def test_existing_files_are_not_overwritten(squares: Path, tmp_path: Path) -> None:
-    (tmp_path / "f.npz").write_text("mine")
-    with pytest.raises(UserError, match=r"f\.npz"):
-        embed(EmbedConfig(data=str(squares), out=str(tmp_path / "f.npz"), **TINY))
-    assert (tmp_path / "f.npz").read_text() == "mine"
-
-
 @pytest.mark.parametrize("option", ["--out", "--picture"])
-def test_unwritable_outputs_are_errors_before_the_model_loads(
+def test_outputs_are_checked_before_the_model_loads(
     option: str, squares: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    words = {"--out": ["f.npz"], "--picture": ["f.png", "--neighbours", str(squares / "test" / "class1" / "0.png")]}
-    name, *more = words[option]
-    for path in (tmp_path / "file" / name, tmp_path / "file" / "below" / name):
+    (tmp_path / "f.npz").write_text("mine")
+    (tmp_path / "f.png").write_text("mine")
+    query = ["--neighbours", str(squares / "test" / "class1" / "0.png")]
+    name, more = ("f.npz", []) if option == "--out" else ("f.png", query)
+    for path in (tmp_path / "file" / name, tmp_path / name):  # below a file, and an existing file
         assert main(["embed", "no such model", str(squares), option, str(path), *more]) == 2
         error = capsys.readouterr().err
-        assert str(tmp_path / "file") in error and len(error.splitlines()) == 1
+        assert str(tmp_path) in error and len(error.splitlines()) == 1
+    assert (tmp_path / name).read_text() == "mine"
 
 
-def test_neighbours_of_the_only_image_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_neighbours_of_the_only_image_are_an_error(tmp_path: Path) -> None:
     suite_layouts.write(tmp_path / "images" / "0.png", 0, 0)
     query, out = tmp_path / "images" / "0.png", tmp_path / "f.npz"
-    words = ["--neighbours", str(query), "--picture", str(tmp_path / "near.png"), "--out", str(out), "--quiet"]
-    words += ["--img-size", "32", "--device", "cpu"]
-    assert main(["embed", "no such model", str(tmp_path / "images"), *words]) == 2
-    error = capsys.readouterr().err
-    assert "--neighbours" in error and len(error.splitlines()) == 1
-    (tmp_path / "images" / "bad.png").write_bytes(b"no image")
-    assert main(["embed", "swin_nano", str(tmp_path / "images"), *words]) == 2
-    assert "--neighbours" in capsys.readouterr().err
+    outputs = {"picture": str(tmp_path / "near.png"), "out": str(out)}
+    with pytest.raises(UserError, match="--neighbours"):
+        embed(EmbedConfig(data=str(tmp_path / "images"), neighbours=str(query), **outputs, **TINY))
     assert not out.exists()
-
-
-@pytest.mark.parametrize("count", [2, 3, 9])
-def test_neighbours_of_an_image_in_several_splits(count: int, tmp_path: Path) -> None:
-    for number in range(4):
-        suite_layouts.write(tmp_path / f"{number}.png", number % 2, number)
-    rows = [f"0.png,a,{split}" for split in ("train", "val", "test")]
-    rows += [f"{number}.png,{'ab'[number % 2]},train" for number in (1, 2, 3)]
-    (tmp_path / "t.csv").write_text("path,label,split\n" + "\n".join(rows))
-    query, picture = str(tmp_path / "0.png"), str(tmp_path / "near.png")
-    result = embed(EmbedConfig(data=str(tmp_path / "t.csv"), neighbours=query, count=count, picture=picture, **TINY))
-    near = [Path(entry["image"]).name for entry in result.data["neighbours"]]
-    assert near[0] == "2.png" and len(near) == min(count, 3) and "0.png" not in near
 
 
 @pytest.mark.parametrize("sizes", [[(480, 640)], [(480, 640), (640, 480), (300, 333)]], ids=["one size", "several"])

@@ -12,16 +12,15 @@ from PIL import Image
 from frugalvit.cli.main import main
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import open_data
-from frugalvit.embedding import curate
-from frugalvit.embedding.contact_sheet import COLUMNS, Thumbnail, arrange_groups, sheet_figure, short_name
+from frugalvit.embedding.contact_sheet import COLUMNS, Thumbnail, arrange_groups, sheet_figure
 from frugalvit.embedding.curate import path_from_table
 from frugalvit.embedding.embed import embed
-from frugalvit.embedding.selection import cosines_with, group_duplicates, representatives
+from frugalvit.embedding.selection import group_duplicates, representatives
 from frugalvit.errors import UserError
 from helpers import suite_layouts
 
 TINY = {"model": "swin_nano", "img_size": 32, "device": "cpu", "workers": 1}
-WORDS = ["--img-size", "32", "--device", "cpu", "--workers", "1", "--quiet"]
+ARGUMENTS = ["--img-size", "32", "--device", "cpu", "--workers", "1", "--quiet"]
 
 
 # Oracles: the definitions as loops over pairs
@@ -100,19 +99,6 @@ def test_known_images_count_as_chosen(make) -> None:
     assert result != representatives(torch.from_numpy(features), 9)
 
 
-def test_norms_do_not_matter_and_copies_come_last() -> None:
-    features = torch.from_numpy(random_features(12, 8))
-    result = representatives(features, 12)
-    assert result == representatives(features * torch.linspace(1, 50, 12)[:, None], 12)
-    assert representatives(torch.cat([features, features]), 24) == [*result, *range(12, 24)]
-
-
-def test_outliers_come_after_large_groups() -> None:
-    features = np.eye(3)[[2, *[0] * 20, *[1] * 10]] + random_features(31, 3) / 20
-    result = representatives(torch.from_numpy(features), 3)
-    assert 1 <= result[0] <= 20 < result[1] and result[2] == 0
-
-
 @pytest.mark.parametrize("sample", [10, 464])
 def test_sampled_selection_covers_nearly_as_well(sample: int) -> None:
     """465 images in 30 groups of unequal size."""
@@ -142,7 +128,7 @@ def test_sampled_selection_has_no_repeats(cells: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 5, 32, None])
 @pytest.mark.parametrize("threshold", [0.2, 0.6, 0.9, 1.0])
-@pytest.mark.parametrize(("images", "width"), [(1, 2), (17, 3), (50, 4)])
+@pytest.mark.parametrize(("images", "width"), [(1, 2), (50, 4)])
 def test_groups_equal_the_double_loop(images: int, width: int, threshold: float, chunk: int | None) -> None:
     for features in (random_features(images, width), tied_features(images, width)):
         result = group_duplicates(torch.from_numpy(features), threshold, chunk=chunk)
@@ -156,7 +142,6 @@ def test_chains_are_one_group_in_any_order(chunk: int) -> None:
     chain = torch.stack([angles.cos(), angles.sin()], 1)[order]
     first = group_duplicates(chain, float(np.cos(0.075)), chunk=chunk)
     assert set(first.tolist()) == {0}
-    assert cosines_with(chain, chain[first]).min() < -0.5
 
 
 def test_threshold_1_finds_copies() -> None:
@@ -167,20 +152,15 @@ def test_threshold_1_finds_copies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    "call",
     [
-        (lambda x: representatives(x, 0), "Cannot select"),
-        (lambda x: representatives(x, 6), "Cannot select"),
-        (lambda x: representatives(x[0], 1), "one vector per image"),
-        (lambda x: representatives(x, 1, x[:, :2]), "one vector per image"),
-        (lambda x: group_duplicates(x, 0.0), "above 0"),
-        (lambda x: group_duplicates(x, 1.1), "above 0"),
-        (lambda x: group_duplicates(x * torch.nan, 0.5), "NaN"),
-        (lambda x: representatives(x * torch.inf, 1), "NaN"),
+        lambda x: representatives(x, 6),
+        lambda x: representatives(x * torch.inf, 1),
+        lambda x: group_duplicates(x * torch.nan, 0.5),
     ],
 )
-def test_invalid_inputs_are_errors(call, message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_invalid_inputs_are_errors(call) -> None:
+    with pytest.raises(UserError):
         call(torch.ones(5, 3))
 
 
@@ -201,12 +181,6 @@ def test_sheet_shows_every_image() -> None:
     assert len(axis.lines) == 1  # above the two
 
 
-def test_long_names_are_shortened() -> None:
-    assert short_name("folder/a b.png") == "a b.png"
-    assert len(short_name("x" * 30 + "_0017.jpg")) == 20 and short_name("x" * 30 + "_0017.jpg").endswith("x_0017.jpg")
-    short_name("caf\udce9\n.png").encode("utf-8")
-
-
 # Through the command
 
 
@@ -225,7 +199,9 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_labelled_selection_is_a_dataset(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["embed", "swin_nano", "photos", "--select", "3", "-o", "tables/to_label.csv", *WORDS, "--json"]) == 0
+    assert (
+        main(["embed", "swin_nano", "photos", "--select", "3", "-o", "tables/to_label.csv", *ARGUMENTS, "--json"]) == 0
+    )
     data = json.loads(capsys.readouterr().out)
     table = Path("tables/to_label.csv")
     rows = rows_of(table)
@@ -244,29 +220,12 @@ def test_labelled_selection_is_a_dataset(photos: Path, capsys: pytest.CaptureFix
     assert all(np.array_equal(examples.read(i), np.asarray(Image.open(data["chosen"][i]))) for i in range(3))
 
 
-def test_suggested_command_works(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["embed", "swin_nano", "photos", "--select", "8", *WORDS]) == 0
-    output = capsys.readouterr().out
-    assert "fill in the column 'label' of to_label.csv" in output
-    command = next(line.split() for line in output.splitlines() if line.strip().startswith("frugalvit train"))
-    table = Path("to_label.csv")
-    text = table.read_text(encoding="utf-8").splitlines()
-    table.write_text("\n".join([text[0], *(line + line[-7] for line in text[1:])]), encoding="utf-8")
-    assert {row["label"] for row in rows_of(table)} == set("rgb")
-    small = ["--steps", "1", "--batch", "4", "--img-size", "32", "--device", "cpu", "--no-report", "--quiet"]
-    assert main([*command[1:], *small, "--out", "run"]) == 0
-    out = ["--select", "2", "-o", "more.csv", "--known", "to_label.csv"]
-    assert main(["embed", "run", "photos", *out, *WORDS]) == 0
-    output = capsys.readouterr().out
-    assert "add its rows to to_label.csv" in output and "frugalvit train to_label.csv --init run" in output
-
-
 def test_known_images_are_not_selected(photos: Path) -> None:
     first = embed(EmbedConfig(data="photos", select=5, out="first.csv", **TINY)).data["chosen"]
     more = embed(EmbedConfig(data="photos", select=7, known="first.csv", out="more.csv", **TINY)).data
     assert sorted(first + more["chosen"]) == sorted(f"photos/{path.name}" for path in photos.iterdir())
     assert more["known"] == 5
-    with pytest.raises(UserError, match=r"only 7 images .*first\.csv"):
+    with pytest.raises(UserError, match=r"--select 8.*first\.csv"):
         embed(EmbedConfig(data=str(photos), select=8, known="first.csv", out="none.csv", **TINY))
     assert not Path("none.csv").exists()
 
@@ -284,23 +243,13 @@ def test_val_and_test_are_not_selected(photos: Path, capsys: pytest.CaptureFixtu
     assert "ignores" not in capsys.readouterr().err
 
 
-def test_files_in_two_splits_count_once(photos: Path) -> None:
-    names = sorted(path.name for path in photos.iterdir())[:3]
-    rows = [f'"photos/{name}",a,{split}' for split in ("train", "test") for name in names]
-    Path("t.csv").write_text("\n".join(["path,label,split", *rows]))
-    assert len(set(embed(EmbedConfig(data="t.csv", select=3, split="all", **TINY)).data["chosen"])) == 3
-    with pytest.raises(UserError, match="only 3 images"):
-        embed(EmbedConfig(data="t.csv", select=4, split="all", out="four.csv", **TINY))
-    assert embed(EmbedConfig(data="t.csv", duplicates=1, **TINY)).data["groups"] == []
-
-
 def test_duplicates_are_written_to_a_table(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     original = photos / "photo 4, g.png"
     pixels = np.asarray(Image.open(original)).copy()
     pixels[0, 0] ^= 1  # other bytes, nearly the same image
     Image.fromarray(pixels).save(photos / "a copy.png")
-    words = ["embed", "swin_nano", "photos", "--duplicates", "0.999999", "-o", "same.csv", *WORDS]
-    assert main([*words, "--json"]) == 0
+    command = ["embed", "swin_nano", "photos", "--duplicates", "0.999999", "-o", "same.csv", *ARGUMENTS]
+    assert main([*command, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     (group,) = data["groups"]
     assert [entry["image"] for entry in group] == ["photos/a copy.png", "photos/photo 4, g.png"]
@@ -308,38 +257,22 @@ def test_duplicates_are_written_to_a_table(photos: Path, capsys: pytest.CaptureF
     assert [list(row.values())[:2] for row in rows] == [["1", "photos/a copy.png"], ["1", "photos/photo 4, g.png"]]
     assert list(rows[0]) == ["group", "path", "similarity"] and float(rows[0]["similarity"]) == 1
     assert 0.99999 < float(rows[1]["similarity"]) <= 1 and Path("same.png").is_file()
-    assert main([*words, "-o", "again.csv"]) == 0
+    assert main([*command, "-o", "again.csv"]) == 0
     assert "1 group of 2 images" in capsys.readouterr().out
 
 
-def test_no_duplicates_and_only_duplicates(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["embed", "swin_nano", "photos", "--duplicates", "1", *WORDS]) == 0
-    assert "No two of the 12 images" in capsys.readouterr().out
+def test_table_without_duplicates_is_empty(photos: Path) -> None:
+    assert main(["embed", "swin_nano", "photos", "--duplicates", "1", *ARGUMENTS]) == 0
     assert Path("duplicates.csv").read_text() == "group,path,similarity\n" and not Path("duplicates.png").exists()
-    for other in photos.glob("*, [gb].png"):
-        other.unlink()
-    assert main(["embed", "swin_nano", "photos", "--duplicates", "0.5", "-o", "all.csv", *WORDS]) == 0
-    assert "1 group of 4 images" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("sizes", "images", "doubted"),
-    [([2], 3, False), ([9], 9, False), ([10], 19, True), ([10], 20, False), ([2, 400], 700, True)],
-)
-def test_warning_if_most_images_are_one_group(sizes: list[int], images: int, doubted: bool) -> None:
-    notes = " ".join(curate._describe_groups([[(0, 1.0)] * size for size in sizes], images, 0.9))
-    assert ("raise --duplicates" in notes) == doubted
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--select 0", "at least 1"),
-        ("--select 13", "only 12 images"),
-        ("--select few", "a whole number"),
+        ("--select 13", "--select 13"),
         ("--duplicates 0", "more than 0"),
         ("--duplicates 1.01", "at most 1"),
-        ("--duplicates much", "a number"),
         ("--select 2 --duplicates 0.9", "--select and --duplicates"),
         ("--select 2 --neighbours a.png", "--neighbours and --select"),
         ("--select 2 --known nowhere.csv", "nowhere.csv"),
@@ -347,7 +280,6 @@ def test_warning_if_most_images_are_one_group(sizes: list[int], images: int, dou
         ("--select 2 --features grid", "--features grid"),
         ("--select 2 -o photos/to_label.csv", "photos/to_label.png"),
         ("--select 2 -o mine.csv", "mine.csv"),
-        ("--select 2 --picture mine.csv", "mine.csv"),
     ],
 )
 def test_errors_are_one_line_before_the_work(
@@ -371,17 +303,13 @@ def test_images_in_shards_cannot_be_selected(photos: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "name", "written"),
     [
-        ("t.csv", "photos/a.png", "photos/a.png"),
         ("tables/t.csv", "tables/photos/a.png", "photos/a.png"),
         ("tables/t.csv", "photos/a.png", "{here}/photos/a.png"),
         ("t.csv", "{here}/photos/a.png", "photos/a.png"),
-        ("t.csv", "../a.png", "../a.png"),
         ("{here}/t.csv", "photos/../a.png", "photos/../a.png"),
     ],
 )
-def test_tables_have_relative_paths(
-    table: str, name: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_have_relative_paths(table: str, name: str, written: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     table, name, written = (text.format(here=tmp_path) for text in (table, name, written))
     assert path_from_table(Path(table), name) == written

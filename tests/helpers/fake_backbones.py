@@ -1,4 +1,4 @@
-"""Small networks with known answers in place of a trained backbone."""
+"""Small networks with known answers instead of a trained backbone."""
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ class PositionFeatures(PatchFeatures):
 
 
 class PaddedPositions(PatchFeatures):
-    """Which places of a picture made by ``coordinate_images`` lie under a region; padding counts as nowhere."""
+    """The positions of ``coordinate_images`` that a region covers; padding counts as no position."""
 
     def __init__(self, img_size: tuple[int, int], cell: int, heads: int = 3) -> None:
         super().__init__(img_size, cell, dim=64, heads=heads)
@@ -58,9 +58,9 @@ class PaddedPositions(PatchFeatures):
         return -(-img_size[0] // self.cell), -(-img_size[1] // self.cell)
 
     def forward(self, images: Tensor) -> Features:
-        places = torch.linspace(0, 1, 32).view(-1, 1, 1)
-        pixels = 0.25 * images[:, :2, None] + 0.5  # back to what lies between 0 and 1
-        near = torch.exp(-600 * (pixels - places) ** 2).flatten(1, 2)
+        positions = torch.linspace(0, 1, 32).view(-1, 1, 1)
+        pixels = 0.25 * images[:, :2, None] + 0.5  # back to [0, 1]
+        near = torch.exp(-600 * (pixels - positions) ** 2).flatten(1, 2)
         (rows, columns), (height, width) = self.grid_size(tuple(images.shape[2:])), images.shape[2:]
         padded = nn.functional.pad(near, (0, columns * self.cell - width, 0, rows * self.cell - height))
         grid = nn.functional.avg_pool2d(padded, self.cell)

@@ -28,6 +28,12 @@ def write_picture(path: Path, seed: int, height: int = 240, width: int = 320) ->
     return path
 
 
+def add_to_summary(run: Path, **values: object) -> None:
+    """Change values of a run's summary.json."""
+    path = run / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
 def write_run(
     folder: Path,
     *,
@@ -79,7 +85,7 @@ def write_run(
         "top1": 0.78 + 0.01 * seed,
         "top5": 0.97,
         "mean_per_class": 0.77,
-        "knn": {"10": 0.61, "20": 0.62},
+        "knn": 0.62,
         "seconds": 321.5,
         "seed": seed,
         "auto": [

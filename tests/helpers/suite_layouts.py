@@ -25,33 +25,33 @@ def write(path: Path, label: int, number: int) -> None:
 
 def folders(root: Path, splits: dict[str, int], classes: int = 3, suffix: str = "png") -> Path:
     """root/SPLIT/CLASS/*.png; the split "" puts class folders right into root."""
-    for place, (split, each) in enumerate(splits.items()):
+    for index, (split, each) in enumerate(splits.items()):
         for label in range(classes):
             for number in range(each):
-                write(root / split / f"class{label}" / f"{number}.{suffix}", label, 100 * place + number)
+                write(root / split / f"class{label}" / f"{number}.{suffix}", label, 100 * index + number)
     return root
 
 
 def dtd(root: Path) -> None:
     base = root / "dtd" / "dtd"
-    for place, split in enumerate(("train", "val", "test")):
-        names = [f"{name}/{name}_{place}{i}.jpg" for name in ("banded", "dotted") for i in range(4)]
+    for index, split in enumerate(("train", "val", "test")):
+        names = [f"{name}/{name}_{index}{i}.jpg" for name in ("banded", "dotted") for i in range(4)]
         (base / "labels").mkdir(parents=True, exist_ok=True)
         (base / "labels" / f"{split}1.txt").write_text("\n".join(names) + "\n")
         for number, name in enumerate(names):
-            write(base / "images" / name, int(name.startswith("dotted")), 10 * place + number)
+            write(base / "images" / name, int(name.startswith("dotted")), 10 * index + number)
 
 
 def oxford_pets(root: Path) -> None:
     base = root / "oxford-iiit-pet"
     (base / "annotations").mkdir(parents=True)
-    for place, split in enumerate(("trainval", "test")):
+    for index, split in enumerate(("trainval", "test")):
         lines = []
         for label, name in enumerate(("Abyssinian", "beagle", "great_pyrenees")):
             for i in range(5):
-                stem = f"{name}_{place}{i}"
+                stem = f"{name}_{index}{i}"
                 lines.append(f"{stem} {label + 1} {int(label > 0) + 1} 1")
-                write(base / "images" / f"{stem}.jpg", label, 10 * place + i)
+                write(base / "images" / f"{stem}.jpg", label, 10 * index + i)
         (base / "annotations" / f"{split}.txt").write_text("\n".join(lines) + "\n")
 
 
@@ -60,13 +60,13 @@ def fgvc_aircraft(root: Path) -> None:
     variants = ("707-320", "A300B4", "Boeing 717")
     (base / "images").mkdir(parents=True)
     (base / "variants.txt").write_text("\n".join(variants) + "\n")
-    for place, split in enumerate(("train", "val", "test")):
+    for index, split in enumerate(("train", "val", "test")):
         lines = []
         for label, name in enumerate(variants):
             for i in range(4):
-                number = f"{place}{label}{i}".rjust(7, "0")
+                number = f"{index}{label}{i}".rjust(7, "0")
                 lines.append(f"{number} {name}")
-                write(base / "images" / f"{number}.jpg", label, 10 * place + i)
+                write(base / "images" / f"{number}.jpg", label, 10 * index + i)
         (base / f"images_variant_{split}.txt").write_text("\n".join(lines) + "\n")
 
 
@@ -86,12 +86,12 @@ def gtsrb(root: Path) -> None:
 def food101(root: Path) -> None:
     base = root / "food-101"
     (base / "meta").mkdir(parents=True)
-    for place, split in enumerate(("train", "test")):
-        lists = {name: [f"{name}/{place}{i}" for i in range(6)] for name in ("apple_pie", "pho")}
+    for index, split in enumerate(("train", "test")):
+        lists = {name: [f"{name}/{index}{i}" for i in range(6)] for name in ("apple_pie", "pho")}
         (base / "meta" / f"{split}.json").write_text(json.dumps(lists))
         for label, names in enumerate(lists.values()):
             for i, name in enumerate(names):
-                write(base / "images" / f"{name}.jpg", label, 10 * place + i)
+                write(base / "images" / f"{name}.jpg", label, 10 * index + i)
 
 
 def caltech101(root: Path) -> None:
@@ -101,9 +101,9 @@ def caltech101(root: Path) -> None:
 def mnist(root: Path) -> None:
     base = root / "MNIST" / "raw"
     base.mkdir(parents=True)
-    for place, (split, each) in enumerate((("train", 3), ("t10k", 2))):
+    for index, (split, each) in enumerate((("train", 3), ("t10k", 2))):
         labels = np.arange(10 * each, dtype=np.uint8) % 10
-        noise = np.random.default_rng(place).integers(0, 12, (len(labels), 28, 28))
+        noise = np.random.default_rng(index).integers(0, 12, (len(labels), 28, 28))
         images = (noise + 24 * labels[:, None, None]).astype(np.uint8)
         (base / f"{split}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, *images.shape) + images.tobytes())
         (base / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, len(labels)) + labels.tobytes())
@@ -118,11 +118,11 @@ def stanford_cars(root: Path) -> None:
         ("cars_train", base / "devkit" / "cars_train_annos.mat"),
         ("cars_test", base / "cars_test_annos_withlabels.mat"),
     )
-    for place, (split, path) in enumerate(files):
+    for index, (split, path) in enumerate(files):
         entries = np.zeros(10, dtype=[("fname", object), ("class", object)])
         for i in range(10):
             entries[i] = (f"{i:05d}.jpg", i % 2 + 1)
-            write(base / split / f"{i:05d}.jpg", i % 2, 20 * place + i)
+            write(base / split / f"{i:05d}.jpg", i % 2, 20 * index + i)
         savemat(path, {"annotations": entries})
 
 
@@ -138,12 +138,12 @@ def voc2007(root: Path) -> None:
     base = root / "VOCdevkit" / "VOC2007"
     lists = base / "ImageSets" / "Main"
     lists.mkdir(parents=True)
-    for place, (part, count) in enumerate((("trainval", 16), ("test", 8))):
-        stems = [f"{place}{i:05d}" for i in range(count)]
+    for index, (part, count) in enumerate((("trainval", 16), ("test", 8))):
+        stems = [f"{index}{i:05d}" for i in range(count)]
         (lists / f"{part}.txt").write_text("\n".join(stems) + "\n")
         marks: dict[str, list[str]] = {"bird": [], "boat": [], "cat": []}
         for i, stem in enumerate(stems):
-            write(base / "JPEGImages" / f"{stem}.jpg", i % 3, 50 * place + i)
+            write(base / "JPEGImages" / f"{stem}.jpg", i % 3, 50 * index + i)
             marks["bird"].append("1" if i % 3 == 0 else "-1")
             marks["boat"].append("1" if i % 3 == 1 else "-1")
             marks["cat"].append("1" if i % 3 != 0 else "0" if i == 0 else "-1")
@@ -169,11 +169,11 @@ def ucf101(root: Path) -> None:
 
 def hateful_memes(root: Path) -> None:
     base = root / "hateful_memes"
-    for place, (split, count) in enumerate((("train", 20), ("dev", 8))):
+    for index, (split, count) in enumerate((("train", 20), ("dev", 8))):
         rows = []
         for i in range(count):
-            name = f"img/{place}{i:04d}.png"
-            write(base / name, i % 2, 50 * place + i)
+            name = f"img/{index}{i:04d}.png"
+            write(base / name, i % 2, 50 * index + i)
             rows.append(json.dumps({"id": i, "img": name, "label": i % 2, "text": "words"}))
         (base / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
 

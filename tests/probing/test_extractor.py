@@ -4,7 +4,6 @@ import copy
 import dataclasses
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from frugalvit.data.decode import decode
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model
 from frugalvit.probing import extractor as extract
-from frugalvit.probing.extractor import FeatureExtractor, model_hash, resolve_precision
+from frugalvit.probing.extractor import FeatureExtractor, model_hash
 from helpers import suite_layouts
 
 
@@ -102,41 +101,26 @@ def test_interrupted_calls_resume(model: Model, squares: Path, cache: Path, monk
     torch.testing.assert_close(features.features, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("damage", ["truncate", "nan", "other"])
-def test_damaged_cache_files_are_computed_again(model: Model, squares: Path, cache: Path, damage: str, capsys) -> None:
+def test_damaged_cache_files_are_computed_again(model: Model, squares: Path, cache: Path, capsys) -> None:
     examples = open_data(str(squares), split="given").splits["val"]
     first = FeatureExtractor(model)(examples)
     (path,) = cache.rglob("*.npz")
-    if damage == "truncate":
-        path.write_bytes(path.read_bytes()[:200])
-    elif damage == "nan":
-        features = np.full((len(examples), 4), np.nan, dtype=np.float32)
-        np.savez(path, features=features, positions=np.arange(len(examples)), bad="[]")
-    else:
-        np.savez(path, something=np.zeros(3))
+    path.write_bytes(path.read_bytes()[:200])
     again = FeatureExtractor(model)(examples)
     assert not again.from_cache and torch.equal(again.features, first.features)
-    assert "computing it again" in capsys.readouterr().err
+    assert path.name in capsys.readouterr().err
     assert FeatureExtractor(model)(examples).from_cache
 
 
-def test_views_differ_and_repeat(model: Model, squares: Path) -> None:
-    examples = open_data(str(squares), split="given").splits["val"]
-    extractor = FeatureExtractor(model, cache=False)
-    centre, first, second = extractor(examples), extractor(examples, view=0), extractor(examples, view=1)
-    assert not torch.equal(first.features, second.features) and not torch.equal(first.features, centre.features)
-    assert torch.equal(extractor(examples, view=1).features, second.features)
-
-
-def test_views_depend_on_the_seed(model: Model, squares: Path, cache: Path) -> None:
+def test_views_differ_by_number_and_seed(model: Model, squares: Path, cache: Path) -> None:
     examples = open_data(str(squares), split="given").splits["val"]
     extractor = FeatureExtractor(model)
-    views = {(seed, view): extractor(examples, view=view, seed=seed) for seed in (0, 1) for view in (0, 1)}
-    assert not any(features.from_cache for features in views.values())
-    assert len({features.features.numpy().tobytes() for features in views.values()}) == 4
-    assert extractor(examples, view=1, seed=1).from_cache
-    extractor(examples, seed=0)
-    assert extractor(examples, seed=1).from_cache, "the centre crop is not random"
+    views = {(seed, view): extractor(examples, view=view, seed=seed) for seed in (0, 1) for view in (None, 0, 1)}
+    assert len({features.features.numpy().tobytes() for features in views.values()}) == 5
+    assert views[1, None].from_cache, "the centre crop is not random"
+    assert not any(features.from_cache for (_, view), features in views.items() if view is not None)
+    again = FeatureExtractor(model, cache=False)(examples, view=1, seed=1)
+    assert torch.equal(again.features, views[1, 1].features)
 
 
 def test_some_unreadable_images_are_skipped(model: Model, tmp_path: Path, cache, capsys) -> None:
@@ -161,15 +145,3 @@ def test_non_finite_features_are_not_cached(model: Model, squares: Path, cache: 
     with pytest.raises(UserError, match="NaN"):
         FeatureExtractor(broken)(examples)
     assert not list(cache.rglob("*.npz"))
-
-
-def test_auto_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU that only emulates bf16 is faster with fp16."""
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
-    assert resolve_precision("auto", torch.device("cuda")) == "fp16"
-    assert [resolve_precision("auto", torch.device(kind)) for kind in ("cpu", "mps")] == ["32", "32"]
-    assert [resolve_precision(name, torch.device("cpu")) for name in ("32", "bf16", "fp16")] == [
-        "32",
-        "bf16",
-        "fp16",
-    ]

@@ -1,6 +1,5 @@
 """The probe commands, from options to results: splits, keys, recorded scores, errors before the work."""
 
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.benchmarking.inference import accuracy_of
 from frugalvit.cli.command_table import COMMANDS
-from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig, SuiteConfig
+from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig
 from frugalvit.errors import UserError
 from frugalvit.probing import probe
-from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
-from frugalvit.probing.knn import knn, knn_accuracy
-from frugalvit.probing.linear import linear, linear_probe
-from frugalvit.probing.logistic import logistic, logistic_probe
+from frugalvit.probing.knn import knn
+from frugalvit.probing.linear import linear
+from frugalvit.probing.logistic import logistic
 from frugalvit.probing.registry import PROBES
 from helpers import suite_layouts
 
@@ -77,21 +75,6 @@ def test_linear(squares: Path, views: int) -> None:
     assert result.data["top1"] > 80 and len(result.data["tried"]) == 3
 
 
-def test_linear_draws_its_views_from_the_seed(squares: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int | None, int]] = []
-    extract = FeatureExtractor.__call__
-
-    def record(
-        self: FeatureExtractor, examples: Any, label: str = "", view: int | None = None, seed: int = 0
-    ) -> FeatureSet:
-        calls.append((view, seed))
-        return extract(self, examples, label, view, seed)
-
-    monkeypatch.setattr(FeatureExtractor, "__call__", record)
-    linear(LinearConfig(data=str(squares), epochs=1, lrs=[1.0], views=2, seed=7, **TINY))
-    assert [call for call in calls if call[0] is not None] == [(0, 7), (1, 7)]
-
-
 def test_logistic(squares: Path) -> None:
     result = logistic(LogisticConfig(data=str(squares), **TINY))
     assert result.data.keys() >= KEYS | {"lambda", "val_top1", "iterations"}
@@ -108,16 +91,6 @@ def test_several_labels_per_image_are_for_logistic(tmp_path: Path) -> None:
         knn(KnnConfig(**voc))
     with pytest.raises(UserError, match="--labels"):
         logistic(LogisticConfig(**voc, labels=0.5))
-
-
-@every_probe
-def test_three_test_images_of_one_class(command: Any, kind: Any, tmp_path: Path) -> None:
-    suite_layouts.folders(tmp_path, {"train": 6}, classes=2)
-    for number in range(3):
-        suite_layouts.write(tmp_path / "test" / "class1" / f"{number}.png", 1, 70 + number)
-    data = command(kind(data=str(tmp_path), **TINY)).data
-    assert data["test_images"] == 3 and data["top5"] == 100
-    assert data["mean_per_class"] == data["top1"]
 
 
 @pytest.mark.parametrize(
@@ -175,26 +148,3 @@ def test_errors_come_before_the_model_is_loaded(command: Any, kind: Any, tmp_pat
         command(kind(data=str(tmp_path / "one"), **TINY))
     with pytest.raises(UserError, match=r"probes\.json"):
         command(kind(data=str(tmp_path / "one"), **TINY | {"model": str(tmp_path / "run")}))
-
-
-def test_the_second_probe_uses_the_features_of_the_first(squares: Path, cache: Path, monkeypatch) -> None:
-    first = knn(KnnConfig(data=str(squares), **TINY)).data
-    monkeypatch.setattr(FeatureExtractor, "images", lambda *_: pytest.fail("computed again"))
-    second = logistic(LogisticConfig(data=str(squares), **TINY)).data
-    assert second["test_images"] == first["test_images"]
-
-
-@pytest.mark.parametrize(
-    ("function", "options"),
-    [
-        (knn_accuracy, {KnnConfig: {"ks": "ks", "temperature": "temperature"}}),
-        (linear_probe, {LinearConfig: dict.fromkeys(("lrs", "weight_decays", "epochs")) | {"batch": "probe_batch"}}),
-        (logistic_probe, {LogisticConfig: {"max_iterations": None}, SuiteConfig: {"max_iterations": None}}),
-    ],
-)
-def test_python_and_command_have_the_same_defaults(function: Any, options: dict[Any, dict[str, Any]]) -> None:
-    signature = inspect.signature(function).parameters
-    for config, names in options.items():
-        for name, field in names.items():
-            default = config.model_fields[field or name].default
-            assert signature[name].default == (tuple(default) if isinstance(default, list) else default)

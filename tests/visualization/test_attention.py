@@ -1,3 +1,5 @@
+"""Entropy, masks and maps of attention, and the query of ``look attend``."""
+
 import math
 
 import pytest
@@ -61,6 +63,7 @@ def test_invalid_queries_are_errors():
 @pytest.mark.parametrize(
     ("text", "cell"),
     [
+        ("class", None),
         ("0.5,0.5", (3, 4)),
         ("0.0,0.999", (5, 0)),
         ("1.0,1.0", (5, 7)),
@@ -85,12 +88,6 @@ def test_pixels_are_converted_to_their_region(side, stride, pads):
         assert region == (row, row)
 
 
-def test_pixels_at_a_crops_border_count_by_their_centre():
-    regions = Regions((4, 4), (32, 32), (8, 8))
-    regions_of = [lens.parse_query(f"{x},{x}", (40, 40), Box(2.4, 2.4, 32, 32), regions) for x in (9, 10, 17, 18)]
-    assert regions_of == [(0, 0), (1, 1), (1, 1), (2, 2)]
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -104,10 +101,6 @@ def test_pixels_at_a_crops_border_count_by_their_centre():
 def test_query_errors_name_the_reason(text, message):
     with pytest.raises(UserError, match=message):
         lens.parse_query(text, (220, 360), Box(100, 50, 160, 120), SIX_BY_EIGHT)
-
-
-def test_query_class_is_the_class_token():
-    assert lens.parse_query("class", (220, 360), Box(0, 0, 360, 220), SIX_BY_EIGHT) is None
 
 
 def test_mean_entropy_averages_heads_queries_and_images():

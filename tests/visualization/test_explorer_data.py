@@ -1,3 +1,5 @@
+"""The explorer's data, decoded again, against the model's own numbers."""
+
 import base64
 import json
 
@@ -28,8 +30,8 @@ def test_bytes_encode_similarities_and_attention():
     data = json.loads(json.dumps(data))
     model = data["models"][0]
     assert model["grid"] == [4, 6] and len(data["images"]) == 2
-    views = [explorer_data._View(p, False) for p in (picture("a"), picture("b", seed=1))]
-    inputs = [model_input(backbone, v.render((32, 48), 1.0, 3)[None]) for v in views]
+    views = [explorer_data._View(p, False, 1.0, 3) for p in (picture("a"), picture("b", seed=1))]
+    inputs = [model_input(backbone, view.render((32, 48))[None]) for view in views]
     with torch.no_grad():
         grids = [backbone(x).grid for x in inputs]
         attention = backbone.attention(inputs[1])[0][:, 1:, 1:]
@@ -83,15 +85,6 @@ def test_averaged_attention_sums_to_one(full, grid):
         assert torch.allclose(small, block, atol=1e-6)
 
 
-def test_models_without_attention_have_a_note():
-    class Plain(PatchFeatures):
-        def attention(self, images):
-            raise UserError("resnet50 has no attention.")
-
-    model = explorer_data.gather([("m", Plain())], [picture("a")])["models"][0]
-    assert model["heads"] == [] and model["notes"] == ["resnet50 has no attention."]
-
-
 def test_errors():
     with pytest.raises(UserError, match="at least one image"):
         explorer_data.gather([("m", PatchFeatures())], [])
@@ -103,10 +96,3 @@ def test_errors():
         explorer_data.gather([("m", PatchFeatures((8, 8)))], [picture("a")])
     with pytest.raises(UserError, match="aspect ratios"):
         explorer_data.gather([("m", PatchFeatures()), ("n", PatchFeatures((32, 48)))], [picture("a")])
-
-
-def test_size_of_two_images_at_14x14():
-    backbone = PatchFeatures((224, 224), cell=16, heads=12)
-    data = explorer_data.gather([("m", backbone)], [picture("a", 400, 600), picture("b", 600, 400, seed=1)])
-    assert data["models"][0]["grid"] == [14, 14]
-    assert len(json.dumps(data)) < 2_000_000

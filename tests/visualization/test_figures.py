@@ -1,13 +1,10 @@
+"""The figures: their axes, marks and colour scales."""
+
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from PIL import Image
 
-from frugalvit.features import Features
-from frugalvit.utils import palette
 from frugalvit.utils.plotting import save
 from frugalvit.visualization import attention, correspondence
 from frugalvit.visualization import figures as plots
@@ -36,37 +33,8 @@ def test_correspondence_figure_is_deterministic(tmp_path, kind):
     for path in paths:
         save(plots.correspondence_figure([matched("a $ sign"), matched("other")]), path)
     assert paths[0].read_bytes() == paths[1].read_bytes()
-    if kind == "png":
-        assert Image.open(paths[0]).width > 800
-
-
-def test_lines_do_not_shrink_the_pictures():
-    figure = plots.correspondence_figure([matched("one", 32, 32)])
-    FigureCanvasAgg(figure).draw()
-    boxes = [axis.get_window_extent() for axis in figure.axes]
-    assert sum(box.width for box in boxes) > 0.85 * figure.bbox.width
-
-
-def test_marks_are_visible_and_have_a_legend():
-    """Also in the left picture, and if a number is in the same region."""
-    row = matched("one", 32, 32)
-    pair = row.matches.pairs[0]
-    matches = dataclasses.replace(row.matches, own=(pair.first, pair.second), other=(pair.first, pair.second))
-    figure = plots.correspondence_figure([dataclasses.replace(row, matches=matches)])
-    (key,) = figure.legends
+    (key,) = plots.correspondence_figure([matched("one")]).legends
     assert [text.get_text().split()[0] for text in key.get_texts()] == ["matches,", "nearest", "nearest"]
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    drawn = torch.from_numpy(np.asarray(canvas.buffer_rgba())[..., :3].copy()).int()
-    height = drawn.shape[0]
-    for axis in figure.axes:
-        box = axis.get_window_extent()
-        part = drawn[round(height - box.y1) : round(height - box.y0), round(box.x0) : round(box.x1)]
-        for colour in (palette.BLUE, palette.RED, palette.YELLOW):
-            expected = torch.tensor(list(bytes.fromhex(colour[1:])))
-            assert ((part - expected).abs().amax(dim=2) < 6).sum() > 20, colour
-    extent = key.get_window_extent()
-    assert not any(extent.overlaps(axis.get_window_extent()) for axis in figure.axes)
 
 
 def test_regions_with_several_matches_show_all_numbers():
@@ -114,11 +82,6 @@ def test_regions_of_a_padded_picture_are_cut():
         assert (axis.get_xlim(), axis.get_ylim()) == ((-0.5, 27.5), (27.5, -0.5))
         (box,) = axis.patches
         assert (box.get_xy(), box.get_width(), box.get_height()) == ((23.5, 7.5), 4, 8)
-    grid = torch.eye(16).view(1, 16, 4, 4)
-    matches = correspondence.correspond(*(Features(grid, grid.mean((2, 3))),) * 2, top=16)
-    figure = plots.correspondence_figure([plots.MatchedViews("one", image, image, matches, (regions, regions))])
-    ends = {text.xy for text in figure.axes[1].texts}
-    assert {x for x, _ in ends} == {y for _, y in ends} == {3.5, 11.5, 19.5, 25.5}
 
 
 def test_score_figure(tmp_path):
@@ -127,13 +90,3 @@ def test_score_figure(tmp_path):
     figure = plots.score_figure(scores)
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(scores)
     save(figure, tmp_path / "scores.svg")
-
-
-def test_suite_figure_is_deterministic(tmp_path):
-    from frugalvit.probing import figures
-
-    assert (figures.AHEAD, figures.BEHIND) == (palette.BLUE, palette.RED)
-    drawn = figures.suite_figure(["a $ sign"], [50.0], None, "title")
-    for name in ("a", "b"):
-        save(drawn, tmp_path / "new" / f"{name}.SVG")
-    assert (tmp_path / "new" / "a.SVG").read_bytes() == (tmp_path / "new" / "b.SVG").read_bytes()

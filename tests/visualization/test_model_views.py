@@ -1,3 +1,5 @@
+"""Crops, second views and batches, as the model sees them."""
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,6 @@ from hypothesis import strategies as st
 from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.visualization import model_views
-from frugalvit.visualization.grid import Regions
 from helpers.fake_backbones import PaddedPositions, PatchFeatures
 
 
@@ -75,14 +76,6 @@ def test_second_views_have_the_papers_jitter(monkeypatch):
         assert (min(drawn), max(drawn)) == pytest.approx((low, high), abs=0.01)
 
 
-def test_right_match_is_mirrored():
-    regions = Regions((2, 3), (16, 24), (8, 8))
-    down, across = model_views.SecondView().steps_off(regions)
-    assert down.tolist() == [[0, 1], [1, 0]]
-    assert across.tolist() == [[2, 1, 0], [1, 0, 1], [0, 1, 2]]
-    assert model_views.SecondView(flip=False).steps_off(regions)[1].tolist() == [[0, 1, 2], [1, 0, 1], [2, 1, 0]]
-
-
 def test_models_need_three_channels_or_one():
     backbone = PatchFeatures()
     backbone.in_chans = 5
@@ -119,16 +112,12 @@ def test_examples_are_evenly_spaced_and_readable(capsys):
     assert "2.png" in capsys.readouterr().err
 
 
-def test_model_view_is_a_crop_or_the_full_image():
-    pixels = np.zeros((40, 60, 3), dtype=np.uint8)
-    image, box = model_views.model_view(PatchFeatures((32, 32)), pixels, "crop", 0.875)
+def test_model_view_is_a_crop():
+    image, box = model_views.model_view(PatchFeatures((32, 32)), np.zeros((40, 60, 3), dtype=np.uint8), "crop", 0.875)
     assert image.shape == (3, 32, 32) and (box.width, box.height) == (35, 35)
-    image, box = model_views.model_view(PatchFeatures((32, 32)), pixels, "whole", 0.875)
-    assert image.shape[2] > image.shape[1] and box == model_views.Box(0, 0, 60, 40)
 
 
 def test_full_images_have_full_regions():
-    image, _ = model_views.model_view(
-        PaddedPositions((50, 50), 16), np.zeros((40, 60, 3), dtype=np.uint8), "whole", 1.0
-    )
-    assert tuple(image.shape[1:]) == (48, 64)
+    pixels = np.zeros((40, 60, 3), dtype=np.uint8)
+    image, box = model_views.model_view(PaddedPositions((50, 50), 16), pixels, "whole", 1.0)
+    assert tuple(image.shape[1:]) == (48, 64) and box == model_views.Box(0, 0, 60, 40)

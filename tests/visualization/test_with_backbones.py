@@ -6,7 +6,6 @@ import torch
 from frugalvit.backbones import create_backbone
 from frugalvit.errors import UserError
 from frugalvit.visualization.attention import attend
-from frugalvit.visualization.correspondence import evaluate_correspondence
 from frugalvit.visualization.explorer_data import Picture, gather
 from frugalvit.visualization.model_views import model_input
 from helpers.fake_backbones import coordinate_images
@@ -126,8 +125,3 @@ def test_networks_without_attention_can_be_explored():
     pixels = (image.permute(1, 2, 0) * 255).byte().numpy()
     model = gather([("resnet", backbone)], [Picture("a", pixels), Picture("b", pixels[:, ::-1].copy())])["models"][0]
     assert model["heads"] == [] and model["notes"]
-
-
-def test_score_of_a_vit_on_wide_images():
-    score = evaluate_correspondence(small_vit(), [coordinate_images(2, 64, 96)])
-    assert score.grid == (4, 6) and 0 <= score.accuracy <= 1

@@ -3,7 +3,6 @@
 import platform
 import statistics
 import time
-import weakref
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from frugalvit.backbones import Backbone
@@ -33,7 +30,6 @@ from frugalvit.utils.text import pluralize
 VIT_B = get_architecture("vit_base")
 VIT_B_IN_TABLE_7 = 312.0  # images/s of ViT-B in the paper's table
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_PRECISIONS = {"32": "32-bit"}
 _MAX_SECONDS = 20.0  # of timed passes per model
 
 
@@ -64,40 +60,36 @@ def bench(config: BenchConfig) -> CommandResult:
         networks[name] = get_architecture(model.backbone.name).partition(".")[0]
         measured[name] = {"model": name} | measure(model, batch, config.steps, precision, compiled=config.compile)
     rows = [measured[name] for name in names]
-    relative = _add_relative(rows, measured[reference[0]], networks[reference[0]]) if reference else None
-    for row in rows:
-        if accuracies[row["model"]]:
-            row["accuracy_of"], row["accuracy"] = accuracies[row["model"]]  # type: ignore[misc]
-    hardware = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    speeds = {name: row["images_per_second"] for name, row in measured.items()}
+    for name, row in zip(names, rows, strict=True):
+        if reference:
+            row["relative"] = speeds[name] / speeds[reference[0]]
+        if reference and networks[reference[0]] == VIT_B:
+            row["table7"] = VIT_B_IN_TABLE_7 * row["relative"]
+        if accuracies[name]:
+            row["accuracy_of"], row["accuracy"] = accuracies[name]  # type: ignore[misc]
+    relative = {"model": reference[0], "images_per_second": speeds[reference[0]]} if reference else None
+    if device.type == "cuda":
+        hardware = torch.cuda.get_device_name(device)
+    else:
+        threads = pluralize(torch.get_num_threads(), "thread")
+        hardware = f"{platform.processor() or platform.machine()} CPU, {threads}"
     conditions = {"device": hardware, "precision": precision, "batch": batch, "torch": torch.__version__}
     data: dict[str, Any] = {"models": rows, **conditions, "reference": relative}
     notes = ["GFLOPs count a multiply-add as one operation, as the papers do"]
-    if device.type != "cuda":
-        uncompiled = " of the uncompiled model" if config.compile else ""
-        notes.append(f"peak memory counts tensors{uncompiled}; on a GPU it is the allocator's peak")
     if config.plot:
         data["plot"] = config.plot
         _plot(Path(config.plot), rows, hardware)
         notes.append(f"accuracy against throughput: {config.plot}")
-    columns = [
-        "model",
-        "img_size",
-        "parameters_m",
-        "gflops",
-        "images_per_second",
-        "relative",
-        "table7",
-        "peak_memory_gib",
-    ]
-    columns = [name for name in columns if name not in ("relative", "table7") or name in rows[0]]
-    if any("accuracy" in row for row in rows):
-        columns.append("accuracy")
-    title = f"{hardware}, {_PRECISIONS.get(precision, precision)}, batch {batch}"
+    columns = ["model", "img_size", "parameters_m", "gflops", "images_per_second"]
+    optional = ("relative", "table7", "peak_memory_gib", "accuracy")
+    columns += [name for name in optional if any(row.get(name) is not None for row in rows)]
+    title = f"{hardware}, {'32-bit' if precision == '32' else precision}, batch {batch}"
     return CommandResult(data, [Table(columns, [[row.get(name) for name in columns] for row in rows], title)], notes)
 
 
 def measure(model: Model, batch: int, steps: int, precision: str, *, compiled: bool = False) -> dict[str, Any]:
-    """Measure parameters (M, without classifier), GFLOPs per image, images/s and peak memory (GiB)."""
+    """Measure parameters (M, without classifier), GFLOPs per image, images/s and, on CUDA, peak memory (GiB)."""
     backbone = model.backbone
     device = next(backbone.parameters()).device
     height, width = model.transform.out_size
@@ -115,14 +107,7 @@ def measure(model: Model, batch: int, steps: int, precision: str, *, compiled: b
     with torch.inference_mode(), mixed:
         seconds = _time(run, images, steps, device)
     row["images_per_second"] = batch / seconds
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-    else:
-        present = [*backbone.parameters(), *backbone.buffers(), images]
-        with torch.inference_mode(), mixed, LiveTensors(present) as live:
-            backbone(images)
-        peak = live.peak
-    row["peak_memory_gib"] = peak / 2**30
+    row["peak_memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     return row
 
 
@@ -145,47 +130,14 @@ def multiply_adds(backbone: Backbone, image: Tensor) -> int:
     return counter.get_total_flops() // 2
 
 
-class LiveTensors(TorchDispatchMode):
-    """Counts the bytes of all live tensors, without what operators allocate internally.
-
-    For devices without an allocator that counts, as CUDA's does.
-    """
-
-    def __init__(self, present: list[Tensor]) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        self._sizes: dict[int, int] = {}
-        for tensor in present:
-            self._add(tensor)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        tree_map_only(Tensor, self._add, result)
-        return result
-
-    def _add(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._sizes:  # a view of a counted tensor
-            return
-        self._sizes[key] = storage.nbytes()
-        self.live += self._sizes[key]
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._remove, key)
-
-    def _remove(self, key: int) -> None:
-        self.live -= self._sizes.pop(key, 0)
-
-
 def accuracy_of(run: str) -> tuple[str, float] | None:
     """Return the accuracy of a run and its kind: linear, logistic or k-NN probe, else its own score."""
     folder = Path(run)
     probes = read_json(folder / layout.PROBES, dict) or {}
     for kind in ("linear", "logistic", "knn"):
         for name, result in sorted(probes.items()):
-            if not name.startswith(f"{kind} ") or not isinstance(result, dict):
-                continue
-            if "top1" in result and "labels" not in result:  # not a score of few labels
+            # not a score of few labels
+            if name.startswith(f"{kind} ") and "top1" in result and "labels" not in result:
                 return f"{kind} top1 on {result['data']}", float(result["top1"])
     summary = read_summary(folder) or {}
     for key in ("top1", "best_knn", "knn"):
@@ -199,15 +151,6 @@ def _check_model(name: str) -> None:
     path = Path(name)
     if not (find_model_folder(path) if path.is_dir() else is_model_name(name)):
         load_model(name, random=True)  # raises the error
-
-
-def _add_relative(rows: list[dict[str, Any]], reference: dict[str, Any], network: str) -> dict[str, Any]:
-    """Add the throughput relative to the reference; if that is ViT-B, also in the scale of Table 7."""
-    for row in rows:
-        row["relative"] = row["images_per_second"] / reference["images_per_second"]
-        if network == VIT_B:
-            row["table7"] = VIT_B_IN_TABLE_7 * row["relative"]
-    return {"model": reference["model"], "images_per_second": reference["images_per_second"]}
 
 
 def _time(run: Any, images: Tensor, steps: int, device: torch.device) -> float:
@@ -234,16 +177,10 @@ def _plot(path: Path, rows: list[dict[str, Any]], hardware: str) -> None:
 
     with_accuracy = [row for row in rows if "accuracy" in row]
     contenders = [
-        Contender(
-            Path(row["model"]).name, row["images_per_second"], row["accuracy"], round(row["parameters_m"] * 1_000_000)
-        )
+        Contender(Path(row["model"]).name, row["images_per_second"], row["accuracy"], round(row["parameters_m"] * 1e6))
         for row in with_accuracy
     ]
     kinds = {row["accuracy_of"] for row in with_accuracy}
     if len(kinds) > 1:
         console.warning(f"the plot mixes different accuracies: {', '.join(sorted(kinds))}")
     save(tradeoff_figure(contenders, " / ".join(sorted(kinds)), hardware), path)
-
-
-def _processor() -> str:
-    return f"{platform.processor() or platform.machine()} CPU, {pluralize(torch.get_num_threads(), 'thread')}"

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def _score_matches(
         out = str(Path(config.out).with_stem(f"{Path(config.out).stem}_scores"))
     path = _new_file(out, "correspond_scores", config.format)
     save(figures.score_figure(scores), path)
-    result.data |= {"chart": str(path), "scores": {name: score.as_dict() for name, score in scores.items()}}
+    result.data |= {"chart": str(path), "scores": {name: asdict(score) for name, score in scores.items()}}
     rows: list[list[object]] = [
         [name, s.accuracy, s.error, s.error_cells, s.chance_accuracy, s.chance_error, s.images]
         for name, s in scores.items()
@@ -187,17 +188,12 @@ def report(config: ReportConfig) -> CommandResult:
 
 
 def _check_replaceable(out: Path, runs: list[Path]) -> None:
-    """Allow a page to replace an earlier page about the same runs only."""
+    """Allow a page to replace a page of frugalvit only, and not that of another run."""
     is_own = len(runs) == 1 and out.resolve() == runs[0].resolve() / layout.REPORT
     if out.name == layout.REPORT and not is_own and is_run(out.parent):
         raise UserError(f"{out} is the page of the run in that folder; choose another --out.")
-    if not out.exists():
-        return
-    head = out.read_text(encoding="utf-8", errors="replace")[:4000]
-    if page.GENERATOR not in head:
+    if out.exists() and page.GENERATOR not in out.read_text(encoding="utf-8", errors="replace")[:4000]:
         raise UserError(f"{out} exists and is not a report of frugalvit; choose another --out.")
-    if page.read_page_tag(head) != page.page_tag(runs, out):
-        raise UserError(f"{out} exists and is not a report of these runs; choose another --out.")
 
 
 def read_picture(path: str) -> Picture:
@@ -233,6 +229,8 @@ def _examples(config: CorrespondConfig) -> ImageDataset:
 
 def _new_file(out: str | None, stem: str, suffix: str) -> Path:
     """Return the path of a new file: ``out``, or a free name in the folder ``out``."""
+    if out is not None and len(os.fsencode(Path(out).name)) > _MAX_NAME:
+        raise UserError(f"--out {out} is too long for a file name.")
     if out is None or Path(out).is_dir():
         stem = re.sub(r"[^\w.-]+", "-", stem).encode()[:_MAX_STEM].decode("utf-8", "ignore")
         numbered = (f"{stem}{f'_{n}' if n > 1 else ''}.{suffix}" for n in range(1, 100_000))
@@ -241,8 +239,6 @@ def _new_file(out: str | None, stem: str, suffix: str) -> Path:
     if path.suffix != f".{suffix}":
         hint = "choose another name" if suffix == "html" else "use --format or another name"
         raise UserError(f"--out {out} does not end with .{suffix}; {hint}.")
-    if len(os.fsencode(path.name)) > _MAX_NAME:
-        raise UserError(f"--out {out} is too long for a file name.")
     if path.exists():
         raise UserError(f"{path} exists; choose another --out.")
     make_folder(path.parent)

@@ -30,7 +30,10 @@ def run_in_subprocess(command: str, config: Config, *, quiet: bool) -> dict[str,
         words = [*command.split(), "--config", str(options), "--json", *(["--quiet"] if quiet else [])]
         status = _run_child([sys.executable, "-m", "frugalvit.cli", *words], output)
         lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
-    result = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
+    try:
+        result = json.loads(lines[-1])
+    except (IndexError, ValueError):  # it was killed
+        result = {}
     message = result.get("error", f"'frugalvit {command}' ended with status {status} in a child process.")
     if status == 2:
         raise UserError(message)

@@ -42,7 +42,7 @@ _SEED = "seed of the random weights of a model without weights"
 _SIZE = "input size in pixels, or height,width (default: the model's)"
 
 
-class LookConfig(Config):
+class FrozenModelConfig(Config):
     """Input and device of a frozen model."""
 
     img_size: Side | tuple[Side, Side] | None = option(None, _SIZE)
@@ -53,14 +53,14 @@ class LookConfig(Config):
     cache: bool = option(True, "cache features on disk")
 
 
-class ExtractConfig(LookConfig):
+class ExtractConfig(FrozenModelConfig):
     """Options of every command that extracts features."""
 
     backbone: str | None = option(None, "architecture of a checkpoint without a configuration")
     seed: Seed = option(0, "seed of splits and of all random numbers")
 
 
-class EvalConfig(LookConfig):
+class EvalConfig(FrozenModelConfig):
     """Score a classifier on labelled images."""
 
     model: str = option(help="run folder, checkpoint or exported folder", positional=True)

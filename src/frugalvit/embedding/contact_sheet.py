@@ -27,16 +27,11 @@ class Thumbnail(NamedTuple):
 
 
 def make_thumbnail(examples: ImageDataset, position: int, caption: str) -> Thumbnail:
-    """Read an image at the size of the sheet: hundreds of large photographs would fill the memory."""
+    """Read an image at the size of the sheet, and add the end of its file name to the caption."""
     image = Image.fromarray(examples.read(position, at_least=(_PIXELS, _PIXELS)))
-    image.thumbnail((_PIXELS, _PIXELS))
-    return Thumbnail(np.asarray(image), caption)
-
-
-def short_name(name: str) -> str:
-    """Return the end of a file's name, which differs from its neighbours, without control characters."""
-    text = " ".join(sanitize(Path(name).name).split())
-    return text if len(text) <= _LETTERS else f"…{text[1 - _LETTERS :]}"
+    image.thumbnail((_PIXELS, _PIXELS))  # hundreds of large photographs would fill the memory
+    name = " ".join(sanitize(Path(examples.names[position]).name).split())
+    return Thumbnail(np.asarray(image), f"{caption}\n{name[-_LETTERS:]}")
 
 
 def arrange_groups(sizes: Iterable[int]) -> list[tuple[int, int]]:

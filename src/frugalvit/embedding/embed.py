@@ -14,8 +14,8 @@ from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import DatasetSplits, join, open_data
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import decode
+from frugalvit.data.paths import is_inside
 from frugalvit.data.splits import add_missing_splits
-from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.embedding import curate
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
@@ -26,7 +26,6 @@ from frugalvit.utils.files import make_folder, utf8_safe, write_atomically
 from frugalvit.utils.tables import CommandResult, Table
 
 FORMATS = (".npz", ".parquet")
-TABLES = (".csv",)
 UNLABELLED = -1  # the label of an unlabelled image among labelled ones
 
 
@@ -45,11 +44,9 @@ def embed(config: EmbedConfig) -> CommandResult:
     if out is not None and picture is not None and _makes_table(config):
         command = curate.duplicates if config.select is None else curate.select
         return command(config, source, join(*chosen.values()), out, picture)
-    if config.neighbours is not None:
-        _check_has_others(config.neighbours, [name for examples in chosen.values() for name in examples.names])
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)
-    query = None if config.neighbours is None else _read(config.neighbours, model.transform.min_size)
+    query = None if config.neighbours is None else decode(config.neighbours, at_least=model.transform.min_size)
     features = extractor(join(*chosen.values()), source.name)
     # By position: one file may be in several splits.
     splits = [split for split, examples in chosen.items() for _ in range(len(examples))]
@@ -124,7 +121,7 @@ def _outputs(config: EmbedConfig) -> tuple[Path | None, Path | None]:
 def _check_outputs(config: EmbedConfig, out: Path | None, picture: Path | None) -> None:
     """Raise errors about the outputs before the work."""
     if out is not None:
-        endings = TABLES if _makes_table(config) else FORMATS
+        endings = (".csv",) if _makes_table(config) else FORMATS
         if out.suffix.lower() not in endings:
             raise UserError(f"--out {out} must end with {' or '.join(endings)}.")
         if out.exists():
@@ -141,8 +138,8 @@ def _check_outputs(config: EmbedConfig, out: Path | None, picture: Path | None) 
         from frugalvit.probing.figures import check_figure_path
 
         check_figure_path(picture)
-        if _makes_table(config):
-            curate.check_outside_data(picture, config.data)
+        if _makes_table(config) and is_inside(picture, config.data):
+            raise UserError(f"{picture} is inside {config.data}, and would become one of its images: use --picture.")
         if config.features == "grid":
             raise UserError("--features grid cannot be compared: use pooled or last_blocks.")
 
@@ -156,8 +153,7 @@ def _choose_splits(source: DatasetSplits, split: str) -> dict[str, ImageDataset]
     if split == "all":
         return parts
     if split not in parts:
-        hint = " (it is made from train if there are labels)" if split == "val" and source.classes is None else ""
-        raise UserError(f"{source.location} has no {split} split, only {', '.join(parts)}{hint}.")
+        raise UserError(f"{source.location} has no {split} split, only {', '.join(parts)}.")
     return {split: parts[split]}
 
 
@@ -170,40 +166,18 @@ def _drop_held_out(parts: dict[str, ImageDataset]) -> dict[str, ImageDataset]:
     return {split: examples for split, examples in parts.items() if split not in held_out}
 
 
-def _read(path: str, enough: tuple[int, int]) -> np.ndarray:
-    if not Path(path).is_file():
-        raise UserError(f"There is no image {path}.")
-    try:
-        return decode(path, at_least=enough)
-    except UnreadableImage as error:
-        raise UserError(f"{path} is unreadable: {error.reason}.") from None
-
-
 def _find_neighbours(
     extractor: FeatureExtractor, features: FeatureSet, query: np.ndarray, config: EmbedConfig, device: torch.device
 ) -> list[tuple[int, float]]:
     """Return rows and cosines of the images nearest to the query, without the query's own file."""
     assert config.neighbours is not None
     vector: Tensor = extractor.images(extractor.model.transform.image(query, extractor.device)).cpu()
-    _check_has_others(config.neighbours, features.names)
     own = Path(config.neighbours).resolve()
     others = [row for row, name in enumerate(features.names) if Path(name).resolve() != own]
+    if not others:
+        raise UserError(f"--neighbours {config.neighbours} is the only image.")
     _, similarity, index = next(nearest(features.features[others], vector, config.count, device=device))
     return [(others[row], cosine) for row, cosine in zip(index[0].tolist(), similarity[0].tolist(), strict=True)]
-
-
-def _check_has_others(query: str, names: list[str]) -> None:
-    """Raise an error if the query is the only image."""
-    own = Path(query).resolve()
-    if names and all(Path(name).resolve() == own for name in names):
-        raise UserError(f"--neighbours {query} is the only image.")
-
-
-def _class_of(row: int, features: FeatureSet, classes: tuple[str, ...] | None) -> str:
-    """Return the name of an image's class, or an empty string."""
-    if features.labels is None or classes is None or features.labels[row] == UNLABELLED:
-        return ""
-    return classes[features.labels[row]]
 
 
 def _draw_neighbours(
@@ -218,7 +192,8 @@ def _draw_neighbours(
     from frugalvit.utils.plotting import save
 
     images = [examples.read(features.positions[row]) for row, _ in near]
-    labels = [_class_of(row, features, source.classes) for row, _ in near]
+    classes = dict(enumerate(source.classes or ()))
+    labels = ["" if features.labels is None else classes.get(int(features.labels[row]), "") for row, _ in near]
     captions = [f"{label}\n{cosine:.3f}".strip() for label, (_, cosine) in zip(labels, near, strict=True)]
     save(neighbours_figure(query, images, captions), picture)
     rows: list[list[object]] = [

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from frugalvit.errors import UserError
 from frugalvit.probing.knn import CELLS, nearest
-from frugalvit.probing.metrics import require_finite
+from frugalvit.probing.validation import require_finite
 from frugalvit.utils import console
 
 # The cosine of a vector with itself is 1 except for rounding: a threshold of 1 must find copies.
@@ -39,8 +39,6 @@ def representatives(
     The first of equal rows is chosen. If N x N is at most ``cells``, every step considers all rows, else a random
     sample (stochastic greedy: Mirzasoleiman et al., AAAI 2015).
     """
-    if features.ndim != 2 or (known is not None and (known.ndim != 2 or known.shape[1] != features.shape[1])):
-        raise UserError("Selecting images needs one vector per image, all of one width.")
     if not 1 <= count <= len(features):
         raise UserError(f"Cannot select {count:,} of {len(features):,} images.")
     unit = _unit(features, device)
@@ -109,10 +107,6 @@ def group_duplicates(
     Rows whose cosine is at least ``threshold`` are in one group, and so are all rows that such pairs connect. At most
     chunk x chunk cosines are in memory.
     """
-    if features.ndim != 2:
-        raise UserError("Finding duplicates needs one vector per image.")
-    if not 0 < threshold <= 1:
-        raise UserError(f"The threshold of duplicates must be above 0 and at most 1, not {threshold:g}.")
     unit = _unit(features, device)
     chunk = chunk or int(CELLS.get(unit.device.type, CELLS["cpu"]) ** 0.5)
     first = torch.arange(len(unit), device=unit.device)
@@ -139,11 +133,6 @@ def _connect(first: Tensor, one: Tensor, other: Tensor) -> Tensor:
         first = first.scatter_reduce(0, high, low, "amin")
         while not torch.equal(first, first[first]):  # follow groups that have moved
             first = first[first]
-
-
-def cosines_with(features: Tensor, others: Tensor) -> Tensor:
-    """Compute the cosine of each row with the same row of ``others``: (N, D), (N, D) -> (N,)."""
-    return F.cosine_similarity(features.float(), others.float(), dim=1).clamp(max=1)
 
 
 def _unit(features: Tensor, device: torch.device | str | None) -> Tensor:

@@ -8,7 +8,6 @@ chunks: an interrupted call resumes.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import zipfile
 from collections.abc import Callable, Iterator
@@ -33,7 +32,7 @@ from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.engine.hardware import precision_name
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model
-from frugalvit.probing.metrics import require_finite
+from frugalvit.probing.validation import require_finite
 from frugalvit.utils import console
 from frugalvit.utils.files import write_atomically
 from frugalvit.utils.system import cores
@@ -41,6 +40,7 @@ from frugalvit.utils.system import cores
 Kind = Literal["pooled", "last_blocks", "grid"]
 Prepare = Callable[[Tensor, Tensor], Tensor]  # decoded images and their sizes -> network inputs
 CHUNK = 1024  # images between two writes
+MAX_UNREADABLE = 0.05  # share of the images
 _VERSION = 3  # of the files; raise it when equal keys stop meaning equal features
 _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SHORT_NAMES = {"32-true": "32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
@@ -82,14 +82,12 @@ class FeatureExtractor:
         precision: str = "auto",
         workers: int | Literal["auto"] = "auto",
         cache: bool = True,
-        max_bad: float = 0.05,
     ) -> None:
         self.model, self.kind, self.blocks, self.batch = model, kind, blocks, batch
         self.device = next(model.backbone.parameters()).device
         self.precision = resolve_precision(precision, self.device)
         self.threads = cores() if workers == "auto" else max(1, workers)
         self.folder = cache_root() / "features" if cache else None
-        self.max_bad = max_bad
         self.weights = model_hash(model)
 
     def __call__(
@@ -107,34 +105,28 @@ class FeatureExtractor:
         """
         if len(examples) == 0:
             raise UserError(f"{label} has no images.")
-        transform = self.model.transform
         # Views are cropped from images of one size; a centre crop must not depend on the other images.
-        rectangle = None if view is None else probe_images(examples, transform.out_size)[0]
+        rectangle = None if view is None else probe_images(examples, self.model.transform.out_size)[0]
         folder = None if self.folder is None else self._folder(examples, rectangle, view, seed, mirrored)
-        starts = range(0, len(examples), CHUNK)
-        parts: dict[int, _Part] = {}
-        for number in range(len(starts)):
-            part = _load(folder, number) if folder is not None else None
-            if part is not None:
-                parts[number] = part
-        missing = [number for number in range(len(starts)) if number not in parts]
-        limit = max(1, int(self.max_bad * len(examples)))
+        numbers = range(-(-len(examples) // CHUNK))
+        parts = {} if folder is None else {n: part for n in numbers if (part := _load(folder, n)) is not None}
+        missing = [number for number in numbers if number not in parts]
+        limit = max(1, int(MAX_UNREADABLE * len(examples)))
         bad = sum(len(part.bad) for part in parts.values())
-        reader = _Reader(examples, rectangle, transform.min_size, self.threads)
-        progress = console.ProgressBar(len(examples), label, sum(len(p.positions) for p in parts.values()))
-        for number, decoded in reader.chunks(missing):
+        progress = console.ProgressBar(len(examples), label, sum(len(part.positions) for part in parts.values()))
+        for decoded in _read_chunks(examples, missing, rectangle, self.model.transform.min_size, self.threads):
             bad += len(decoded.bad)
             if bad > limit:
                 first = "; ".join(f"{name}: {reason}" for name, reason in decoded.bad[:3])
                 raise UserError(f"{bad} of {len(examples)} images are unreadable: {first}. Fix or remove them.")
-            prepare = self._prepare(view, seed, number, mirrored)
-            features = self._features(decoded, prepare, progress, starts[number])
+            prepare = self._prepare(view, seed, decoded.number, mirrored)
+            features = self._features(decoded, prepare, progress)
             require_finite(features, f"features of {self.model.name}")
-            parts[number] = _Part(features.numpy(), decoded.positions.numpy(), decoded.bad)
+            part = parts[decoded.number] = _Part(features.numpy(), np.array(decoded.positions, int), decoded.bad)
             if folder is not None:
-                _save(folder, number, parts[number])
+                _save(folder, decoded.number, part)
         progress.close()
-        return self._assemble(examples, [parts[number] for number in range(len(starts))], not missing)
+        return self._assemble(examples, [parts[number] for number in numbers], not missing)
 
     @torch.inference_mode()
     def images(self, images: Tensor) -> Tensor:
@@ -148,25 +140,20 @@ class FeatureExtractor:
                 features = output.grid if self.kind == "grid" else output.pooled
         return features.float()
 
-    def _features(self, decoded: _Decoded, prepare: Prepare, progress: console.ProgressBar, done: int) -> Tensor:
+    def _features(self, decoded: _Decoded, prepare: Prepare, progress: console.ProgressBar) -> Tensor:
         # Sorted by shape: a GPU prepares a batch of equal shapes as fast as one image.
         order = sorted(range(len(decoded.images)), key=lambda row: decoded.images[row].shape)
         features = []
         for start in range(0, len(order), self.batch):
             rows = order[start : start + self.batch]
-            features.append(self.images(self._network_inputs(decoded, rows, prepare)).cpu())
-            progress.show(done + start + len(rows))
-        return torch.cat(features)[torch.tensor(order).argsort()] if features else torch.zeros(0, 1)
-
-    def _network_inputs(self, decoded: _Decoded, rows: list[int], prepare: Prepare) -> Tensor:
-        """Prepare rows that are sorted by shape: (B, …)."""
-        groups = [list(group) for _, group in groupby(rows, lambda row: decoded.images[row].shape)]
-        return torch.cat(
-            [
+            groups = [list(group) for _, group in groupby(rows, lambda row: decoded.images[row].shape)]
+            inputs = [
                 prepare(torch.stack([decoded.images[row] for row in group]).to(self.device), decoded.sizes[group])
                 for group in groups
             ]
-        )
+            features.append(self.images(torch.cat(inputs)).cpu())
+            progress.show(decoded.number * CHUNK + start + len(rows))
+        return torch.cat(features)[torch.tensor(order).argsort()] if features else torch.zeros(0, 1)
 
     def _prepare(self, view: int | None, seed: int, number: int, mirrored: bool) -> Prepare:
         if mirrored:
@@ -191,14 +178,8 @@ class FeatureExtractor:
             "precision": self.precision,
             "view": None if view is None else [seed, view, _view_config().model_dump(mode="json"), self.batch],
         } | ({"mirrored": True} if mirrored else {})
-        text = json.dumps(identity, sort_keys=True)
         assert self.folder is not None
-        folder = self.folder / hashlib.sha256(text.encode()).hexdigest()[:32]
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"Cannot write to {self.folder} ({error.strerror}): pass --no-cache.") from None
-        return folder
+        return self.folder / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
     def _assemble(self, examples: ImageDataset, parts: list[_Part], from_cache: bool) -> FeatureSet:
         positions = np.concatenate([part.positions for part in parts])
@@ -234,77 +215,73 @@ def _view_config() -> AugmentConfig:
     return AugmentConfig(crop="resized", operations=0, erasing=0.0, flip=0.5)
 
 
-# -- reading
-
-
 @dataclass
 class _Decoded:
+    """The decoded images of one chunk."""
+
+    number: int
     images: list[Tensor]  # n of uint8 (3, S, S')
     sizes: Tensor  # (n, 2)
-    positions: Tensor  # (n,)
+    positions: list[int]
     bad: list[tuple[str, str]]
 
 
-class _Reader:
-    """Decodes chunks in threads, one chunk ahead.
+def _read_chunks(
+    examples: ImageDataset,
+    numbers: list[int],
+    rectangle: tuple[int, int] | None,
+    min_size: tuple[int, int],
+    threads: int,
+) -> Iterator[_Decoded]:
+    """Decode chunks in threads, one chunk ahead.
 
     rectangle: the size that all images are resized to; None: each image has its own
-    enough:    the smallest size to decode an image at; it does not depend on the dataset, so that a file has the same
+    min_size:  the smallest size to decode an image at; it does not depend on the dataset, so that a file has the same
                features in every dataset
     """
 
-    def __init__(
-        self, examples: ImageDataset, rectangle: tuple[int, int] | None, enough: tuple[int, int], threads: int
-    ) -> None:
-        self.examples, self.rectangle, self.min_size, self.threads = examples, rectangle, enough, threads
-
-    def chunks(self, numbers: list[int]) -> Iterator[tuple[int, _Decoded]]:
-        with ThreadPoolExecutor(self.threads) as decoders, ThreadPoolExecutor(1) as ahead:
-            waiting = ahead.submit(self._read, numbers[0], decoders) if numbers else None
-            for index, number in enumerate(numbers):
-                assert waiting is not None
-                decoded = waiting.result()
-                following = numbers[index + 1 : index + 2]
-                waiting = ahead.submit(self._read, following[0], decoders) if following else None
-                yield number, decoded
-
-    def _read(self, number: int, decoders: ThreadPoolExecutor) -> _Decoded:
-        positions = range(number * CHUNK, min((number + 1) * CHUNK, len(self.examples)))
-        images, sizes, readable, bad = [], [], [], []
-        for position, result in zip(positions, decoders.map(self._one, positions), strict=True):
-            if isinstance(result, UnreadableImage):
-                bad.append((result.name, result.reason))
-                continue
-            pixels, size = result
-            images.append(torch.from_numpy(pixels).permute(2, 0, 1))
-            readable.append(position)
-            sizes.append(size)
-        return _Decoded(images, torch.tensor(sizes).view(-1, 2), torch.tensor(readable, dtype=torch.long), bad)
-
-    def _one(self, position: int) -> tuple[np.ndarray, tuple[int, int]] | UnreadableImage:
+    def read_one(position: int) -> tuple[np.ndarray, tuple[int, int]] | UnreadableImage:
         try:
-            pixels = self.examples.read(position, at_least=self.min_size)
+            pixels = examples.read(position, at_least=min_size)
         except UnreadableImage as error:
             return error
         size = (pixels.shape[0], pixels.shape[1])
-        return np.ascontiguousarray(resize_to(pixels, self.rectangle or cached_size_alone(size, self.min_size))), size
+        return np.ascontiguousarray(resize_to(pixels, rectangle or cached_size_alone(size, min_size))), size
 
+    def read(number: int) -> _Decoded:
+        positions = range(number * CHUNK, min((number + 1) * CHUNK, len(examples)))
+        images, sizes, readable, bad = [], [], [], []
+        for position, result in zip(positions, decoders.map(read_one, positions), strict=True):
+            if isinstance(result, UnreadableImage):
+                bad.append((result.name, result.reason))
+                continue
+            images.append(torch.from_numpy(result[0]).permute(2, 0, 1))
+            sizes.append(result[1])
+            readable.append(position)
+        return _Decoded(number, images, torch.tensor(sizes).view(-1, 2), readable, bad)
 
-# -- files
+    with ThreadPoolExecutor(threads) as decoders, ThreadPoolExecutor(1) as ahead:
+        waiting = [ahead.submit(read, number) for number in numbers[:1]]
+        for index in range(len(numbers)):
+            decoded = waiting.pop().result()
+            waiting = [ahead.submit(read, number) for number in numbers[index + 1 : index + 2]]
+            yield decoded
 
 
 @dataclass
 class _Part:
+    """One chunk in the cache."""
+
     features: np.ndarray
     positions: np.ndarray
     bad: list[tuple[str, str]]
 
 
 def _save(folder: Path, number: int, part: _Part) -> None:
-    buffer = io.BytesIO()
-    np.savez(buffer, features=part.features, positions=part.positions, bad=np.array(json.dumps(part.bad)))
+    arrays = {"features": part.features, "positions": part.positions, "bad": np.array(json.dumps(part.bad))}
     try:
-        write_atomically(folder / f"{number:06d}.npz", lambda handle: handle.write(buffer.getbuffer()))
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"{number:06d}.npz", lambda handle: np.savez(handle, **arrays))  # type: ignore[arg-type]
     except OSError as error:
         raise UserError(f"Cannot write features to {folder} ({error.strerror}): pass --no-cache.") from None
 
@@ -316,12 +293,8 @@ def _load(folder: Path, number: int) -> _Part | None:
         return None
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            features, positions = arrays["features"], arrays["positions"]
             bad = [(name, reason) for name, reason in json.loads(str(arrays["bad"]))]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            return _Part(arrays["features"], arrays["positions"], bad)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         console.warning(f"{path} is damaged ({error}); computing it again")
         return None
-    if len(features) != len(positions) or not np.isfinite(features).all():
-        console.warning(f"{path} holds invalid features; computing it again")
-        return None
-    return _Part(features, positions, bad)

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from frugalvit.config.probe import KS, TEMPERATURE, KnnConfig
 from frugalvit.errors import UserError
-from frugalvit.probing.metrics import NO_TEST_IMAGES, classification_scores, rank_classes, require_finite
+from frugalvit.probing.metrics import classification_scores, rank_classes
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.splits import concat, draw_labels, to_probe_split
-from frugalvit.probing.validation import as_labels, as_tensors, require_features
+from frugalvit.probing.validation import as_features, as_labels
 from frugalvit.utils.tables import CommandResult, Table
 
 HEADLINE_K = 20  # "top1" is that of this k, if it is among the ks, as DINO and EsViT report it
@@ -60,14 +60,10 @@ def knn(config: KnnConfig) -> CommandResult:
             "train_images": train_images,
             "test_images": test_images,
         }
-        largest = train_images - (queries is None)  # a larger k means all images, so that its row would repeat
-        once = {min(k, largest): values for k, values in scores.items()}
-        table = Table(
-            ["k", "top1", "top5", "mean_per_class"],
-            [[k, values["top1"], values["top5"], values["mean_per_class"]] for k, values in once.items()],
-            f"k-NN on {inputs.source.name}: {train_images:,} images vote on {test_images:,}",
-        )
-        return ProbeScores(data, notes=notes, table=table)
+        columns = ["k", "top1", "top5", "mean_per_class"]
+        rows = [[k, *(values[name] for name in columns[1:])] for k, values in scores.items()]
+        title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {test_images:,}"
+        return ProbeScores(data, notes=notes, table=Table(columns, rows, title))
 
     return run_probe("knn", config, score)
 
@@ -78,26 +74,26 @@ def nearest(
     k: int,
     *,
     device: torch.device | str | None = None,
-    test_chunk: int | None = None,
-    train_chunk: int | None = None,
+    chunks: tuple[int, int] | None = None,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yield the k most similar training rows of every test row by cosine, one chunk of test rows at a time.
 
     train: (N, D), test: (M, D), or None for leave-one-out (every training row against all others).
+    chunks: rows of test and train at a time (default: what fits the device)
     Yields (rows, similarity, index) with (m, k') tensors, the nearest first; k' = min(k, N), for leave-one-out N - 1.
-    The best k so far are merged with the best k of each block of training rows. So only
-    test_chunk x train_chunk similarities exist at a time: 1.28 M x 50 k fits on any device.
+    The best k so far are merged with the best k of each block of training rows. So only one chunk of test rows x one of
+    training rows is in memory: 1.28 M x 50 k fits on any device.
     """
-    leave_one_out = test is None
     queries = train if test is None else test
-    require_features("k-NN", train, queries)
-    available = len(train) - leave_one_out
+    available = len(train) - (test is None)
     if available < 1:
         raise UserError(f"k-NN needs at least 2 images to leave one out and 1 otherwise, not {len(train)}.")
     device = train.device if device is None else torch.device(device)
     k = min(k, available)
-    train_chunk = train_chunk or TRAIN_CHUNK.get(device.type, TRAIN_CHUNK["cpu"])
-    test_chunk = test_chunk or max(1, CELLS.get(device.type, CELLS["cpu"]) // min(train_chunk, len(train)))
+    if chunks is None:
+        train_chunk = TRAIN_CHUNK.get(device.type, TRAIN_CHUNK["cpu"])
+        chunks = max(1, CELLS.get(device.type, CELLS["cpu"]) // min(train_chunk, len(train))), train_chunk
+    test_chunk, train_chunk = chunks
     for start in range(0, len(queries), test_chunk):
         rows = slice(start, min(start + test_chunk, len(queries)))
         query = _unit(queries[rows], device)
@@ -105,7 +101,7 @@ def nearest(
         index = torch.empty(len(query), 0, dtype=torch.long, device=device)
         for first in range(0, len(train), train_chunk):
             block = query @ _unit(train[first : first + train_chunk], device).T
-            if leave_one_out:  # an image must not vote for itself
+            if test is None:  # an image must not vote for itself
                 own = torch.arange(rows.start, rows.stop, device=device) - first
                 inside = ((own >= 0) & (own < block.shape[1])).nonzero().squeeze(1)
                 block[inside, own[inside]] = -torch.inf
@@ -120,52 +116,33 @@ def nearest(
 
 def knn_predict(
     train: Tensor,
-    train_labels: Tensor,
+    labels: Tensor,
     test: Tensor | None,
-    ks: Sequence[int] | int = KS,
-    temperature: float = TEMPERATURE,
-    classes: int | None = None,
+    ks: Sequence[int],
+    temperature: float,
+    classes: int,
     *,
-    top: int = 5,
     device: torch.device | str | None = None,
-    test_chunk: int | None = None,
-    train_chunk: int | None = None,
+    chunks: tuple[int, int] | None = None,
 ) -> dict[int, Tensor]:
-    """Rank the classes of every test image for each k: {k: (M, min(top, k, classes))}, best first.
+    """Rank the classes of every test image for each k: {k: (M, min(5, k, classes))}, best first.
 
     Each of the k nearest training images votes for its class with weight exp(cosine / temperature). At most k classes
     are ranked. Classes without a vote follow in the order of their numbers, as in the released code: top5 of a small k
-    holds a few right by chance. test=None leaves one out. A k beyond the data uses all of it. Features are
-    L2-normalised here.
+    holds a few right by chance. test=None leaves one out. A k beyond the data uses all of it.
     """
-    train, test = as_tensors(train, test)
-    ks = sorted({ks} if isinstance(ks, int) else set(ks))
-    if not ks or ks[0] < 1 or any(k != int(k) for k in ks):
-        raise UserError(f"k must be an integer of at least 1, not {list(ks)}.")
-    ks = [int(k) for k in ks]
-    require_features("k-NN", train, train if test is None else test)
-    labels = as_labels(train_labels, train, "training features", classes or None)
-    if temperature <= 0:
-        raise UserError(f"The temperature of k-NN must be above 0, not {temperature}.")
-    require_finite(train, "training features")
-    if test is not None:
-        require_finite(test, "test features")
-    device = train.device if device is None else torch.device(device)
-    labels = labels.to(device)
-    classes = classes or int(labels.max()) + 1
+    ks = sorted(set(ks))
     ranked: dict[int, list[Tensor]] = {k: [] for k in ks}
-    for _, similarity, index in nearest(
-        train, test, ks[-1], device=device, test_chunk=test_chunk, train_chunk=train_chunk
-    ):
+    for _, similarity, index in nearest(train, test, ks[-1], device=device, chunks=chunks):
         # relative to the nearest: the ranking is the same and a small temperature cannot overflow
         weight = ((similarity - similarity[:, :1]) / temperature).exp()
-        neighbour = labels[index]
+        neighbour = labels.to(index.device)[index]
         votes = weight.new_zeros(len(weight), classes)
         counted = 0
         for k in ks:
             votes.scatter_add_(1, neighbour[:, counted:k], weight[:, counted:k])
             counted = k
-            ranked[k].append(rank_classes(votes, min(top, k, similarity.shape[1])))
+            ranked[k].append(rank_classes(votes, min(5, k, similarity.shape[1])))
     return {k: torch.cat(parts) for k, parts in ranked.items()}
 
 
@@ -174,39 +151,28 @@ def knn_accuracy(
     train_labels: Tensor,
     test: Tensor | None,
     test_labels: Tensor | None,
-    ks: Sequence[int] | int = KS,
+    ks: Sequence[int] = KS,
     temperature: float = TEMPERATURE,
     classes: int | None = None,
     *,
     device: torch.device | str | None = None,
-    test_chunk: int | None = None,
-    train_chunk: int | None = None,
+    chunks: tuple[int, int] | None = None,
 ) -> dict[int, dict[str, float]]:
     """Return {k: {"top1", "top5", "mean_per_class"}} in percent; test=None leaves one out.
 
-    Labels are integers from 0, (N,) or (N, 1), of any type. With k below 5, top5 counts k classes.
+    Features need not be normalised. Labels are integers from 0. With k below 5, top5 counts k classes.
     """
-    train, test = as_tensors(train, test)
-    queries = train if test is None else test
-    require_features("k-NN", train, queries)
-    if test is not None and test_labels is None:
-        raise UserError("k-NN accuracy needs the labels of the test images.")
-    if len(queries) == 0:
-        raise UserError(NO_TEST_IMAGES)
-    train_labels = as_labels(train_labels, train, "training features", classes or None)
-    labels = train_labels if test is None else as_labels(test_labels, test, "test features", classes or None)
+    if min(ks, default=0) < 1 or temperature <= 0:
+        raise UserError(f"k-NN needs k of at least 1 and a temperature above 0, not {list(ks)} and {temperature}.")
+    if test is None:
+        (train,) = as_features(train)
+    else:
+        train, test = as_features(train, test)
+    train_labels = labels = as_labels(train_labels, train, classes)
+    if test is not None:
+        labels = as_labels(test_labels, test, classes)
     classes = classes or 1 + max(int(train_labels.max()), int(labels.max()))
-    ranked = knn_predict(
-        train,
-        train_labels,
-        test,
-        ks,
-        temperature,
-        classes,
-        device=device,
-        test_chunk=test_chunk,
-        train_chunk=train_chunk,
-    )
+    ranked = knn_predict(train, train_labels, test, ks, temperature, classes, device=device, chunks=chunks)
     return {k: classification_scores(classes_of_k, labels) for k, classes_of_k in ranked.items()}
 
 

@@ -9,7 +9,7 @@ classifier is trained again with them.
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,18 +17,10 @@ from torch import Tensor
 
 from frugalvit.config.probe import BATCH, EPOCHS, LEARNING_RATES, WEIGHT_DECAYS, LinearConfig
 from frugalvit.errors import UserError
-from frugalvit.probing.metrics import (
-    SINGLE_LABEL,
-    Metric,
-    classification_scores,
-    rank_classes,
-    require_finite,
-    require_metric,
-    score,
-)
+from frugalvit.probing.metrics import classification_scores, rank_classes, score
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.splits import labelled_splits, make_probe_splits
-from frugalvit.probing.validation import as_labels, as_tensors, require_features
+from frugalvit.probing.validation import as_features, as_labels
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult
 
@@ -78,14 +70,12 @@ def linear(config: LinearConfig) -> CommandResult:
 def _extract_views(config: LinearConfig, inputs: ProbeInputs) -> Tensor:
     """Extract the features of augmented training images: (V, N, D)."""
     names = ["train"] if config.labels == 1 else labelled_splits(inputs.features)
-    source, views = inputs.source, []
-    for view in range(config.views):
-        label = f"view {view + 1}"
-        parts = [
-            inputs.extractor(source.splits[name], f"{source.name} {name}, {label}", view, config.seed) for name in names
-        ]
-        views.append(torch.cat([part.features for part in parts]))
-    return torch.stack(views)
+
+    def extract(name: str, view: int) -> Tensor:
+        label = f"{inputs.source.name} {name}, view {view + 1}"
+        return inputs.extractor(inputs.source.splits[name], label, view, config.seed).features
+
+    return torch.stack([torch.cat([extract(name, view) for name in names]) for view in range(config.views)])
 
 
 @dataclass
@@ -120,12 +110,7 @@ def fit_linear(
 
     features: (N, D), or (V, N, D) with V augmented views of every image; each epoch takes one at random.
     """
-    (features,) = as_tensors(features)
-    require_features("the linear probe", features, views=True)
-    labels = as_labels(labels, features, "training features", classes)
     views = features[None] if features.ndim == 2 else features
-    if min(lrs, default=0) <= 0 or min(weight_decays, default=-1) < 0:
-        raise UserError("The linear probe needs learning rates above 0 and weight decays of at least 0.")
     device = features.device if device is None else torch.device(device)
     views, labels = views.to(device).float(), labels.to(device)
     settings = [(lr, decay) for lr in lrs for decay in weight_decays]
@@ -182,7 +167,6 @@ def linear_probe(
     test: Tensor,
     *,
     classes: int | None = None,
-    metric: Metric = "accuracy",
     lrs: Sequence[float] = LEARNING_RATES,
     weight_decays: Sequence[float] = WEIGHT_DECAYS,
     epochs: int = EPOCHS,
@@ -194,45 +178,31 @@ def linear_probe(
     """Train all settings, choose the best on the validation images, and score the test images with it.
 
     train: (N, D), or (V, N, D) with V views of every image; val and test: (N, D).
-    train_labels, val_labels: integers from 0, (N,) or (N, 1), of any type.
+    train_labels, val_labels: integers from 0.
     held_out: the validation images in the shape of ``train`` (with views), if they come from the training images; the
         best classifier is then trained again with them.
     """
-    train, val, test, held_out = as_tensors(train, val, test, held_out)
-    require_metric(metric, SINGLE_LABEL)
-    if len(val) == 0:
-        raise UserError("Choosing a learning rate needs validation images: give a val split or more training images.")
-    require_features("the linear probe", train, val, test, views=True)
-    if held_out is not None and held_out.shape != (as_train := (*train.shape[:-2], *val.shape)):
-        raise UserError(f"held_out must have the shape {list(as_train)}, as train has, not {list(held_out.shape)}.")
-    for features, what in ((train.flatten(0, -2), "training"), (val, "validation"), (test, "test")):
-        require_finite(features, f"{what} features")
+    train, val, test = as_features(train, val, test, views=True)
     device = train.device if device is None else torch.device(device)
-    train_labels = as_labels(train_labels, train, "training features", classes or None)
-    val_labels = as_labels(val_labels, val, "validation features", classes or None)
+    train_labels, val_labels = as_labels(train_labels, train, classes), as_labels(val_labels, val, classes)
     classes = classes or 1 + max(int(train_labels.max()), int(val_labels.max()))
     fit_all = functools.partial(fit_linear, classes=classes, epochs=epochs, batch=batch, seed=seed, device=device)
     fit = fit_all(train, train_labels, lrs=lrs, weight_decays=weight_decays)
-    best = -1
     tried: list[dict[str, float]] = []
-    validation = _validate(metric, fit.scores(val.to(device)), val_labels)
-    for i, ((lr, decay), value) in enumerate(zip(fit.settings, validation, strict=True)):
-        tried.append({"lr": lr, "weight_decay": decay, "validation": value})
-        if not math.isnan(value) and (best < 0 or value > tried[best]["validation"]):
-            best = i
-    if best < 0:
+    for (lr, decay), scores in zip(fit.settings, fit.scores(val.to(device)), strict=True):
+        diverged = not bool(torch.isfinite(scores).all())
+        accuracy = math.nan if diverged else score("accuracy", scores, val_labels)
+        tried.append({"lr": lr, "weight_decay": decay, "validation": accuracy})
+    converged = [i for i, setting in enumerate(tried) if not math.isnan(setting["validation"])]
+    if not converged:
         raise UserError("Every learning rate of the linear probe diverged: give smaller ones with --lrs.")
+    best = max(converged, key=lambda i: tried[i]["validation"])
     chosen = tried[best]
     if held_out is not None:
         labels, setting = torch.cat([train_labels, val_labels]), fit.settings[best]
-        both = torch.cat([train, held_out.to(train)], dim=-2)
+        both = torch.cat([train, torch.as_tensor(held_out).to(train)], dim=-2)
         fit, best = fit_all(both, labels, lrs=setting[:1], weight_decays=setting[1:]), 0
     scores = fit.scores(test.to(device))[best]
     if not bool(torch.isfinite(scores).all()):
         raise UserError("The linear probe diverged with all training images: give smaller learning rates with --lrs.")
     return LinearResult(scores, chosen["lr"], chosen["weight_decay"], chosen["validation"], tried)
-
-
-def _validate(metric: Metric, scores: Iterable[Tensor], labels: Tensor) -> list[float]:
-    """Score every classifier on validation images; NaN if it diverged."""
-    return [score(metric, one, labels) if bool(torch.isfinite(one).all()) else math.nan for one in scores]

@@ -7,7 +7,7 @@ output, as in scikit-learn. Several labels per image (VOC2007): one logistic out
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,17 +17,10 @@ from torch import Tensor
 from frugalvit.config.probe import MAX_ITERATIONS, LogisticConfig
 from frugalvit.errors import UserError
 from frugalvit.probing.lbfgs import Axes, minimise, principal_axes
-from frugalvit.probing.metrics import (
-    Metric,
-    classification_scores,
-    rank_classes,
-    require_finite,
-    require_metric,
-    score,
-)
+from frugalvit.probing.metrics import METRIC_NAMES, Metric, classification_scores, rank_classes, score
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.splits import ProbeData, make_probe_splits
-from frugalvit.probing.validation import as_labels, as_targets, as_tensors, require_features
+from frugalvit.probing.validation import as_features, as_labels, as_targets
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult
 
@@ -111,16 +104,7 @@ class LogisticRegression:
         self, features: Tensor, targets: Tensor, classes: int | None = None, device: torch.device | str | None = None
     ) -> None:
         """features (N, D); targets (N,) classes, or (N, C) of 0, 1 and -1 = unknown for several labels per image."""
-        features, targets = as_tensors(features, targets)
-        require_features("logistic regression", features)
         self.several_labels = targets.ndim == 2
-        what = "training features"
-        require_finite(features, what)
-        targets = (
-            as_targets(targets, features, what)
-            if self.several_labels
-            else as_labels(targets, features, what, classes or None)
-        )
         device = features.device if device is None else torch.device(device)
         features = features.to(device, torch.float64 if features.dtype == torch.float64 else torch.float32)
         targets = targets.to(device)
@@ -149,34 +133,31 @@ class LogisticRegression:
         A few images are separable. The first step from zero to a weak λ then overshoots to a region without curvature,
         and the way back is long. The line through two stronger λ ends near the minimum.
         """
-        if start is not None and not torch.equal(start.present, self.present):
-            start = None  # other classes
         fits: dict[float, LogisticFit] = {}
-        earlier = start
+        earlier = [] if start is None else [start]
         for strength in sorted(set(strengths), reverse=True):
             for between in self._path_to(earlier, strength):
-                loose = max(tolerance, TOLERANCE)
-                earlier = _append(earlier, self._fit_one(between, earlier, max_iterations, loose))
+                earlier.append(self._fit_one(between, earlier, max_iterations, max(tolerance, TOLERANCE)))
             fits[strength] = self._fit_one(strength, earlier, max_iterations, tolerance)
-            earlier = _append(earlier, fits[strength])
+            earlier.append(fits[strength])
         return _concat([fits[strength] for strength in strengths])
 
-    def _path_to(self, earlier: LogisticFit | None, strength: float) -> Iterator[float]:
+    def _path_to(self, earlier: Sequence[LogisticFit], strength: float) -> Iterator[float]:
         """Yield the strengths to fit first if the next stronger fit is far away, or if there is none.
 
         Without one the path starts at the loss's own curvature, at most 1/4 of the spectrum for the softmax at zero:
         the minimum of a stronger λ is next to zero.
         """
-        stronger = [other for other in earlier.strengths if other >= strength] if earlier is not None else []
+        stronger = [other for fit in earlier for other in fit.strengths if other >= strength]
         last = min(stronger, default=float(self.axes.spectrum.max()) / 4 if len(self.axes.spectrum) else 0.0)
         while last > 1.01 * STRIDE * strength:
             last /= STRIDE
             yield last
 
     def _fit_one(
-        self, strength: float, earlier: LogisticFit | None, max_iterations: int, tolerance: float
+        self, strength: float, earlier: Sequence[LogisticFit], max_iterations: int, tolerance: float
     ) -> LogisticFit:
-        weight, bias = (None, None) if earlier is None else self.axes.into(*earlier.extrapolate(strength))
+        weight, bias = self.axes.into(*_concat(earlier).extrapolate(strength)) if earlier else (None, None)
         outputs = self.targets.shape[1]
         minimum = minimise(
             self.axes,
@@ -225,10 +206,9 @@ class LogisticResult:
     scores: Tensor
     strength: float
     validation: float
-    tried: dict[float, float] = field(default_factory=dict)
-    iterations: int = 0
-    converged: bool = True
-    fit: LogisticFit | None = None
+    tried: dict[float, float]
+    iterations: int
+    converged: bool
 
 
 def logistic_probe(
@@ -246,25 +226,16 @@ def logistic_probe(
 ) -> LogisticResult:
     """Choose λ on the validation images, fit on training + validation images, and score the test images.
 
-    train_targets, val_targets: integers from 0, (N,) or (N, 1), of any type; with ``metric="map11"`` several labels per
-        image, (N, C) of 1 = present, 0 = absent and -1 = unknown.
+    train_targets, val_targets: integers from 0; with ``metric="map11"`` several labels per image, (N, C) of
+        1 = present, 0 = absent and -1 = unknown.
     """
-    train, val, test = as_tensors(train, val, test)
-    require_metric(metric)
-    if len(val) == 0:
-        raise UserError("The search over λ needs validation images: give a val split or more training images.")
-    require_features("logistic regression", train, val, test)
-    require_finite(val, "validation features")
-    require_finite(test, "test features")
+    if metric not in METRIC_NAMES:
+        raise UserError(f"The metric must be one of {', '.join(METRIC_NAMES)}, not {metric}.")
+    train, val, test = as_features(train, val, test)
     if metric == "map11":
-        train_targets = as_targets(train_targets, train, "training features")
-        val_targets = as_targets(val_targets, val, "validation features")
-        if train_targets.shape[1] != val_targets.shape[1]:
-            widths = f"{train_targets.shape[1]} classes, but validation targets {val_targets.shape[1]}"
-            raise UserError(f"Training targets have {widths}: both need a column for every class.")
+        train_targets, val_targets = as_targets(train_targets, train), as_targets(val_targets, val)
     else:
-        train_targets = as_labels(train_targets, train, "training features", classes or None)
-        val_targets = as_labels(val_targets, val, "validation features", classes or None)
+        train_targets, val_targets = as_labels(train_targets, train, classes), as_labels(val_targets, val, classes)
         classes = classes or 1 + max(int(train_targets.max()), int(val_targets.max()))
     device = train.device if device is None else torch.device(device)
     problem = LogisticRegression(train, train_targets, classes, device)
@@ -280,15 +251,8 @@ def logistic_probe(
     both = LogisticRegression(torch.cat([train.to(device), val]), targets, classes, device)
     # From zero, not from the fit without the validation images: with a weak λ its mistakes are corrected slowly.
     final = both.fit([strength], None, max_iterations, tolerance)
-    return LogisticResult(
-        final.scores(test.to(device))[0],
-        strength,
-        tried[strength],
-        tried,
-        final.iterations[0],
-        final.converged[0],
-        final,
-    )
+    scores = final.scores(test.to(device))[0]
+    return LogisticResult(scores, strength, tried[strength], tried, final.iterations[0], final.converged[0])
 
 
 @dataclass
@@ -333,10 +297,6 @@ def _concat(fits: Sequence[LogisticFit]) -> LogisticFit:
         [count for fit in fits for count in fit.iterations],
         [flag for fit in fits for flag in fit.converged],
     )
-
-
-def _append(earlier: LogisticFit | None, fit: LogisticFit) -> LogisticFit:
-    return fit if earlier is None else _concat([earlier, fit])
 
 
 def _strength(step: int) -> float:

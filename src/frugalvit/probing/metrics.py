@@ -4,14 +4,12 @@ Every metric takes tensors on any device and returns a float in [0, 100].
 """
 
 import math
-from collections.abc import Collection
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from frugalvit.errors import UserError
-from frugalvit.probing.validation import as_labels, as_targets, shape_text
 
 Metric = Literal["accuracy", "mean_per_class", "map11", "roc_auc"]
 METRIC_NAMES: dict[Metric, str] = {
@@ -20,44 +18,19 @@ METRIC_NAMES: dict[Metric, str] = {
     "map11": "11-point mAP",
     "roc_auc": "ROC AUC",
 }
-NO_TEST_IMAGES = "There are no test images to score: give a test split with at least one labelled image."
-SINGLE_LABEL = tuple(metric for metric in METRIC_NAMES if metric != "map11")
 
 
 def score(metric: Metric, scores: Tensor, targets: Tensor) -> float:
     """Compute one metric of class scores (N, C); targets: (N,) classes, or (N, C) labels for "map11"."""
-    require_metric(metric)
+    targets = targets.to(scores.device)
     if metric == "map11":
-        targets = as_targets(targets, scores, "rows of scores").to(scores.device)
-        if targets.shape != scores.shape:
-            raise UserError(f"Scores are {shape_text(scores)}, but targets {shape_text(targets)}: one for each class.")
         return eleven_point_map(scores, targets)
-    targets = as_labels(targets, scores, "rows of scores", scores.shape[1]).to(scores.device)
     if metric == "roc_auc":
         if scores.shape[1] != 2:
             raise UserError(f"ROC-AUC needs two classes; this dataset has {scores.shape[1]}.")
         return roc_auc(scores[:, 1] - scores[:, 0], targets)
     ranked = rank_classes(scores, 1)
-    if metric == "accuracy":
-        return top_k_accuracy(ranked, targets)
-    return mean_per_class(ranked[:, 0], targets)
-
-
-def require_metric(metric: str, known: Collection[str] = tuple(METRIC_NAMES)) -> None:
-    """Raise an error if the name is not one of the known metrics."""
-    if metric not in known:
-        *others, last = (f'"{name}"' for name in known)
-        raise UserError(f'The metric must be {", ".join(others)} or {last}, not "{metric}".')
-
-
-def require_finite(values: Tensor, what: str) -> None:
-    """Raise an error if rows hold NaN or infinite values: their order, and so every score, is undefined."""
-    bad = ~torch.isfinite(values).flatten(1).all(dim=1)
-    if bad.any():
-        raise UserError(
-            f"{what}: {int(bad.sum())} of {len(values)} rows hold NaN or infinite values; "
-            "the weights are damaged, or half precision overflowed (try --precision 32)."
-        )
+    return mean_per_class(ranked[:, 0], targets) if metric == "mean_per_class" else top_k_accuracy(ranked, targets)
 
 
 def top_k_accuracy(ranked: Tensor, labels: Tensor, k: int = 1) -> float:
@@ -66,7 +39,7 @@ def top_k_accuracy(ranked: Tensor, labels: Tensor, k: int = 1) -> float:
     With fewer than k classes all of them count, so top-5 of two classes is 100.
     """
     if len(labels) == 0:
-        raise UserError(NO_TEST_IMAGES)
+        raise UserError("There are no test images to score: give a test split with at least one labelled image.")
     hits = (ranked[:, :k] == labels[:, None].to(ranked.device)).any(dim=1)
     return 100.0 * hits.double().mean().item()
 
@@ -81,8 +54,6 @@ def mean_per_class(predicted: Tensor, labels: Tensor) -> float:
 
     Classes without a test image do not count.
     """
-    if len(labels) == 0:
-        raise UserError(NO_TEST_IMAGES)
     labels = labels.to(predicted.device)
     classes = int(labels.max()) + 1
     total = torch.bincount(labels, minlength=classes).double()
@@ -105,8 +76,6 @@ def wilson_interval(right: int, count: int) -> tuple[float, float]:
 
     It stays within 0 and 100, also if all or none are right.
     """
-    if count == 0:
-        raise UserError(NO_TEST_IMAGES)
     z = 1.959963984540054  # of 95 %
     share, weight = right / count, z * z / count
     middle = (share + weight / 2) / (1 + weight)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frugalvit.config.probe import ExtractConfig, LookConfig
+from frugalvit.config.probe import ExtractConfig, FrozenModelConfig
 from frugalvit.data import DatasetSplits, open_data
 from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.data.splits import hold_out_files, subsample_labels
@@ -52,7 +52,7 @@ def open_model(name: str, config: ExtractConfig) -> Model:
     return load_model(name, pick_device(config.device), img_size=config.img_size, architecture=config.backbone)
 
 
-def make_extractor(model: Model, config: LookConfig, kind: Kind, blocks: int = 4) -> FeatureExtractor:
+def make_extractor(model: Model, config: FrozenModelConfig, kind: Kind, blocks: int = 4) -> FeatureExtractor:
     """Make the feature extractor from the options."""
     return FeatureExtractor(
         model,

@@ -8,7 +8,10 @@ resumes, and a changed model or dataset is computed again.
 import hashlib
 import json
 import re
+import statistics
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,34 +32,44 @@ from frugalvit.probing.splits import (
     open_model,
     probe_device,
 )
-from frugalvit.probing.suite_tables import Entry, suite_result
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, write_text
-from frugalvit.utils.tables import CommandResult
+from frugalvit.utils.tables import CommandResult, Table, as_csv
 
+Scores = dict[str, dict[str, Any]]  # by dataset
 _VERSION = 1  # of the protocol; raise it when results of the old one are not comparable
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One dataset of the suite: how it is opened and measured, and whether it is there."""
+
+    name: str
+    title: str
+    data: str
+    metric: Metric
+    status: str  # present, downloadable, by hand
+    instruction: str = ""
 
 
 def suite(config: SuiteConfig) -> CommandResult:
     """Score one model, or two against each other, on every dataset that is present."""
     began = time.monotonic()
     entries = list_entries(config)
-    runnable = [
-        entry for entry in entries if entry.status == "present" or (config.download and entry.status == "downloadable")
-    ]
+    usable = ("present", "downloadable") if config.download else ("present",)
+    runnable = [entry for entry in entries if entry.status in usable]
     if not runnable:
         examples = "; ".join(f"{entry.name}: {entry.instruction}" for entry in entries[:3])
         raise UserError(f"No dataset is in {datasets_root(config.root)}. For example {examples}. Or pass --download.")
     out = make_folder(Path(config.out))
-    scores: list[dict[str, dict[str, Any]]] = []
-    labels: list[str] = []
+    scores: dict[str, Scores] = {}
     for name in [config.model, *([config.against] if config.against else [])]:
         model = open_model(name, config)
         extractor = make_extractor(model, config, "pooled")
         folder = make_folder(out / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', model.name)}-{extractor.weights[:8]}")
-        labels.append(model.name)
-        scores.append({entry.name: _score(entry, extractor, config, folder) for entry in runnable})
-    result = suite_result(entries, labels, scores, out)
+        label = model.name if model.name not in scores else name  # two runs may have the same name
+        scores[label] = {entry.name: _score(entry, extractor, config, folder) for entry in runnable}
+    result = summarize(entries, scores, out)
     result.data |= {"model": config.model, "against": config.against, "out": str(out)}
     result.data["seconds"] = round(time.monotonic() - began, 2)
     return result
@@ -100,7 +113,7 @@ def _score(entry: Entry, extractor: FeatureExtractor, config: SuiteConfig, folde
     try:
         source = open_labelled(entry.data, config.root)
         identity = _identity(entry, source, extractor, config)
-        cached = _read_result(path)
+        cached = read_json(path, dict) or {}
         if cached.get("identity") == identity:
             console.info(f"{entry.title}: {cached['score']:.2f} (from {path})")
             return cached
@@ -112,15 +125,6 @@ def _score(entry: Entry, extractor: FeatureExtractor, config: SuiteConfig, folde
     write_text(path, json.dumps(result, indent=1, ensure_ascii=False))
     console.info(f"{entry.title}: {result['score']:.2f} {METRIC_NAMES[result['metric']]}, {result['seconds']:.1f} s")
     return result
-
-
-def _read_result(path: Path) -> dict[str, Any]:
-    """Read an earlier result; an unreadable one is computed again."""
-    try:
-        return read_json(path, dict) or {}
-    except UserError as error:
-        console.warning(f"{error} Computing it again.")
-        return {}
 
 
 def score_dataset(
@@ -163,3 +167,68 @@ def _identity(entry: Entry, source: DatasetSplits, extractor: FeatureExtractor, 
     if targets:  # the fingerprint of the images leaves them out
         facts["targets"] = {name: hashlib.sha256(array.tobytes()).hexdigest() for name, array in targets.items()}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def summarize(entries: Sequence[Entry], scores: dict[str, Scores], out: Path) -> CommandResult:
+    """Combine the results of one or two models (Table 10), and write suite.csv and suite.png into ``out``."""
+    first, *others = scores.values()
+    complete = [entry for entry in entries if all("score" in model.get(entry.name, {}) for model in scores.values())]
+    averages = [
+        statistics.fmean(model[entry.name]["score"] for entry in complete) if complete else None
+        for model in scores.values()
+    ]
+    datasets: dict[str, Any] = {}
+    rows: list[list[object]] = []
+    missing: list[list[object]] = []
+    for entry in entries:
+        facts: dict[str, Any] = {"title": entry.title, "metric": entry.metric, "status": entry.status}
+        if entry.name not in first:
+            datasets[entry.name] = facts | {"what_to_do": entry.instruction}
+            missing.append([entry.name, entry.status, entry.instruction])
+            continue
+        facts |= {key: value for key, value in first[entry.name].items() if key != "identity"}
+        facts |= {"status": "failed"} if "error" in facts else {}
+        if others:
+            facts["against"] = others[0][entry.name].get("score")
+        datasets[entry.name] = facts
+        values = [model[entry.name].get("score") for model in scores.values()]
+        rows.append([entry.title, METRIC_NAMES[facts["metric"]], *values, *_difference(values)])
+        errors = [model[entry.name]["error"] for model in scores.values() if "error" in model[entry.name]]
+        missing += [[entry.name, "failed", error] for error in errors[:1]]
+    data: dict[str, Any] = {"average": averages[0], "scored": len(complete), "datasets": datasets}
+    notes = [f"{out}/suite.csv, suite.png and one JSON file per dataset and model"]
+    title = " against ".join(scores)
+    if others:
+        wins = sum(first[entry.name]["score"] > others[0][entry.name]["score"] for entry in complete)
+        data |= {"average_against": averages[1], "wins": wins}
+        title += f": wins on {wins} of {len(complete)} datasets"
+        notes.insert(0, title)
+    if complete:
+        rows.append(["Average", "", *averages, *_difference(averages)])
+        _draw(complete, scores, title, out / "suite.png")
+    columns = ["metric", "classes", "train_images", "test_images"]
+    lines = [
+        [entry.name, *(first[entry.name][name] for name in columns), *(m[entry.name]["score"] for m in scores.values())]
+        for entry in complete
+    ]
+    write_text(out / "suite.csv", as_csv(["dataset", *columns, *scores], lines))
+    columns = ["dataset", "metric", *scores, *(["difference"] if others else [])]
+    tables = [Table(columns, rows, "Logistic regression on frozen features (%)")]
+    if missing:
+        tables.append(Table(["dataset", "status", "what to do"], missing, "not scored"))
+    return CommandResult(data, tables, notes)
+
+
+def _difference(values: Sequence[float | None]) -> list[str | None]:
+    """Return the difference of two scores, None if one is missing, nothing for one model."""
+    if len(values) < 2:
+        return []
+    return [None if values[0] is None or values[1] is None else f"{values[0] - values[1]:+.2f}"]
+
+
+def _draw(entries: Sequence[Entry], scores: dict[str, Scores], title: str, path: Path) -> None:
+    from frugalvit.probing.figures import suite_figure
+    from frugalvit.utils.plotting import save
+
+    values, *others = [[model[entry.name]["score"] for entry in entries] for model in scores.values()]
+    save(suite_figure([entry.title for entry in entries], values, others[0] if others else None, title), path)

@@ -8,89 +8,73 @@ from torch import Tensor
 from frugalvit.errors import UserError
 
 
-def as_tensors(*arrays: Any) -> tuple[Any, ...]:
-    """Convert every array to a tensor; None stays None."""
-    return tuple(None if array is None else _as_tensor(array) for array in arrays)
+def as_features(train: Any, *others: Any, views: bool = False) -> list[Tensor]:
+    """Convert features to finite tensors (N, D) of one width; with ``views`` the first may be (V, N, D)."""
+    tensors = [_as_tensor(part) for part in (train, *others)]
+    first, *rest = tensors
+    if first.ndim not in ((2, 3) if views else (2,)) or any(
+        part.ndim != 2 or part.shape[1] != first.shape[-1] for part in rest
+    ):
+        raise UserError(f"Features must be (N, D) of one width, not {' and '.join(map(_shape, tensors))}.")
+    for part in tensors:
+        require_finite(part, "features")
+    return tensors
 
 
-def require_features(user: str, training: Tensor, *others: Tensor, views: bool = False) -> None:
-    """Check that training features are (N, D), with ``views`` also (V, N, D), and others as wide."""
-    fit = training.ndim in ((2, 3) if views else (2,))
-    if not fit or any(other.ndim != 2 or other.shape[1] != training.shape[-1] for other in others):
-        shapes = " and ".join(shape_text(part) for part in (training, *others))
-        raise UserError(f"{user} needs (N, D) features of one width, not {shapes}.")
+def require_finite(values: Tensor, what: str) -> None:
+    """Raise an error if rows hold NaN or infinite values: their order, and so every score, is undefined."""
+    bad = ~torch.isfinite(values).flatten(1).all(dim=1)
+    if bad.any():
+        raise UserError(
+            f"{what}: {int(bad.sum())} of {len(values)} rows hold NaN or infinite values; "
+            "the weights are damaged, or half precision overflowed (try --precision 32)."
+        )
 
 
-def as_labels(labels: Any, features: Tensor, what: str, classes: int | None = None) -> Tensor:
-    """Convert labels to int64 (N,), one class for every image of ``features`` (..., N, D).
+def as_labels(labels: Any, features: Tensor, classes: int | None = None) -> Tensor:
+    """Convert labels to int64 (N,), one class from 0 for every image of ``features`` (..., N, D).
 
-    Integers of any type are accepted, bool and float too, as (N,) or (N, 1). Numbers below 0 and beyond ``classes`` are
-    errors. ``what`` names the features in messages.
+    Integers of any type are accepted, also as bool or float, in the shape (N,) or (N, 1).
     """
-    labels = _as_tensor(labels)
-    column = labels.ndim == 2 and labels.shape[1] == 1
-    if labels.ndim != 1 and not column:
-        raise UserError(
-            f"The labels of the {what} must be (N,), one class per image, not {shape_text(labels)}: give "
-            'targets.argmax(1) of one-hot targets, or use logistic_probe with metric="map11" for several labels.'
-        )
-    labels = _as_integers(labels.flatten(), features, what)
-    smallest, largest = int(labels.min()), int(labels.max())
-    if smallest < 0:
-        raise UserError(
-            f"The labels of the {what} hold {smallest}, but classes start at 0: "
-            "renumber them with numpy.unique(labels, return_inverse=True)."
-        )
-    if classes is not None and largest >= classes:
-        raise UserError(
-            f"The labels of the {what} hold {largest}, but the last of {classes} classes is {classes - 1}: "
-            f"give at least {largest + 1} classes."
-        )
+    labels = _as_integers(labels)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    images = features.shape[-2]
+    if images == 0 or labels.shape != (images,):
+        raise UserError(f"Labels must be one class for each of {images} images, not {_shape(labels)}.")
+    lowest, highest = int(labels.min()), int(labels.max())
+    if lowest < 0 or (classes and highest >= classes):
+        limit = f" to {classes - 1}" if classes else ""
+        raise UserError(f"Labels must be classes from 0{limit}, but they go from {lowest} to {highest}.")
     return labels
 
 
-def as_targets(targets: Any, features: Tensor, what: str) -> Tensor:
+def as_targets(targets: Any, features: Tensor) -> Tensor:
     """Convert several labels per image to int64 (N, C): 1 present, 0 absent, -1 unknown."""
-    targets = _as_tensor(targets)
-    if targets.ndim != 2:
-        raise UserError(
-            f"The targets of the {what} must be (N, C), not {shape_text(targets)}: "
-            'for one label per image use another metric than "map11".'
-        )
-    targets = _as_integers(targets, features, what)
+    targets = _as_integers(targets)
+    images = features.shape[-2]
+    if images == 0 or targets.ndim != 2 or len(targets) != images:
+        raise UserError(f"Targets must be (N, C), a row for each of {images} images, not {_shape(targets)}.")
     if bool(((targets < -1) | (targets > 1)).any()):
-        raise UserError(
-            f"The targets of the {what} go from {int(targets.min())} to {int(targets.max())}, but must be "
-            "1 = present, 0 = absent or -1 = unknown: give a column of 0 and 1 for every class."
-        )
+        raise UserError(f"Targets must be 1, 0 or -1, but they go from {int(targets.min())} to {int(targets.max())}.")
     return targets
 
 
-def shape_text(array: Tensor) -> str:
-    """Write a shape as 300x64; a scalar has none."""
-    return "x".join(str(size) for size in array.shape) or "a scalar"
-
-
-def _as_integers(numbers: Tensor, features: Tensor, what: str) -> Tensor:
-    """Convert to int64; an error if the count differs from that of the images or a number is not whole."""
-    images = features.shape[-2]
-    if images != len(numbers) or images == 0:
-        raise UserError(f"There are {images} {what} but {len(numbers)} labels.")
-    if numbers.is_floating_point():  # a table with gaps is read as floats: 3.0 for class 3, NaN for a gap
-        invalid = numbers[~torch.isfinite(numbers) | (numbers != numbers.floor())]
-        if len(invalid):
-            raise UserError(
-                f"The labels of the {what} hold {invalid[0].item():g}, but classes are integers: "
-                "number them with numpy.unique(labels, return_inverse=True)."
-            )
-    return numbers.detach().to(torch.int64)
+def _as_integers(numbers: Any) -> Tensor:
+    numbers = _as_tensor(numbers)
+    integers = numbers.detach().to(torch.int64)
+    if numbers.is_floating_point() and not torch.equal(integers.double(), numbers.detach().double()):
+        raise UserError("Labels must be integers: number them with numpy.unique(labels, return_inverse=True).")
+    return integers
 
 
 def _as_tensor(array: Any) -> Tensor:
-    if isinstance(array, Tensor):
-        return array
     try:
         return torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise UserError(f"Features and labels must be tensors or numpy arrays of numbers: {reason}") from None
+
+
+def _shape(array: Tensor) -> str:
+    return "x".join(map(str, array.shape)) or "a scalar"

@@ -7,22 +7,19 @@ A report is made from the files of a run folder. All are optional:
     config.yaml        all options
     decisions.json     the auto values, for a run without a summary
     summary.json       {"task": "train", "top1": 0.71, …,                         scalars: the table of results
-                        "knn": {"20": 0.6},                                       scalars, one level deeper
                         "knn_on": "sample",                                       k-NN was scored on training images
                         "alarms": ["teacher entropy …"],                          problems of the run
                         "auto": [{"name": …, "value": …, "reason": …}],           the auto values
                         "classes": ["cat", …], "confusion": [[9, 1], [0, 10]]}    rows true, columns predicted
     data.json          {"used": {"train": 80}, "notes": ["val is made from train …"],     images per split, notes,
                         "left_out": {"count": 1, "files": [{"name", "split", "reason"}]}} unreadable files
-    mistakes.json      [{"image": a data URI or a file in the folder, "label": …, "predicted": …, "probability": 0.98,
+    mistakes.json      [{"image": a data URI, "label": …, "predicted": …, "probability": 0.98,
                         "file": its name in the data}]
     augmentations.jpg  training images after augmentation
     transfer_report.json  of detection and segmentation: see dense_sections.py
     comparison.json    in a folder of runs: {"metric": …, "settings": {name: {"mean", "deviation", "values"}},
                        "differences": {name: {"mean", "low", "high", "p_value", "count"}}}
-    lens.json          similarities and attention for the explorer, from ``visualization.explorer_data.gather``
-
-``write_report`` writes lens.json if it gets the model and examples.
+    lens.json          similarities and attention for the explorer; ``write_report`` writes it
 """
 
 from __future__ import annotations
@@ -30,7 +27,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -44,7 +40,6 @@ from frugalvit.report.run_record import RunRecord, find_runs, make_names_unique,
 from frugalvit.runs import layout
 from frugalvit.utils import console, palette
 from frugalvit.utils.files import write_text
-from frugalvit.utils.text import truncate_list
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
@@ -52,8 +47,11 @@ if TYPE_CHECKING:
 
 GENERATOR = '<meta name="generator" content="frugalvit">'
 _EXAMPLES_SHOWN = 2
-_NAMES_SHOWN = 3
-_MAX_LENS_BYTES = 6_000_000  # of similarities and attention in one report
+_EXPLORER_LEAD = (
+    "Point at a region, tap it, or move with the arrow keys. The other image shows the similarity of each of its "
+    "regions; the outlined one is the most similar. Below is the attention of each head of the last block from "
+    "that region, the most focused first, with the entropy in bits."
+)
 
 
 def write_report(
@@ -78,88 +76,53 @@ def write_report(
     records = [read_run(folder, seen.get(folder)) for folder in folders]
     make_names_unique(records)
     compared = {str(run): result for run in runs if (result := read_comparison(Path(run)))}
-    text = report(records, compared, page_tag(runs, out))
+    text = report(records, compared)
     for folder, lens in seen.items():  # after the page is made: a lens that cannot be shown must not stay in the folder
         write_text(folder / layout.LENS, json.dumps(lens))
     write_text(out, text)
     return out
 
 
-def page_tag(runs: Sequence[Path], out: Path) -> str:
-    """Return the tag that pages about the same runs have in common.
-
-    It is a hash of the paths relative to the page's folder, so that page and runs can move together.
-    """
-    home = out.resolve().parent
-    # There is no relative path to another drive.
-    paths = (os.path.relpath(run, home) if run.anchor == home.anchor else str(run) for run in map(Path.resolve, runs))
-    return _tag(f"report {hashlib.sha256(chr(10).join(sorted(paths)).encode()).hexdigest()[:16]}")
-
-
-def read_page_tag(text: str) -> str | None:
-    """Return the tag of a page; None if it has none."""
-    match = re.search(_tag('[^"]*'), text)
-    return match[0] if match else None
-
-
-def _tag(content: str) -> str:
-    return f'<meta name="frugalvit" content="{content}">'
-
-
-def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | None = None, tag: str = "") -> str:
+def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | None = None) -> str:
     """Make the page of one or several runs, and of comparisons by name."""
-    first = records[0]
-    title = first.name if len(records) == 1 else f"{len(records)} runs"
+    title = records[0].name if len(records) == 1 else f"{len(records)} runs"
     parts = [
-        sections.section("comparison", "Comparison", sections.comparisons(compared or {})),
-        sections.section("results", "Results", sections.results(records)),
-        sections.section("alarms", "Alarms", _each(records, sections.alarms), "Problems of the run."),
-        sections.section("data", "Data", _each(records, sections.data)),
-        sections.section("auto", "What “auto” chose", _each(records, sections.automatic)),
-        sections.section("curves", "Curves", sections.curves(records)),
-        sections.section(
+        ("comparison", "Comparison", sections.comparisons(compared or {})),
+        ("results", "Results", sections.results(records)),
+        ("alarms", "Alarms", _each(records, sections.alarms), "Problems of the run."),
+        ("data", "Data", _each(records, sections.data)),
+        ("auto", "What “auto” chose", _each(records, sections.automatic)),
+        ("curves", "Curves", sections.curves(records)),
+        (
             "confusion",
             "Confusion",
             _each(records, sections.confusion),
             "Rows are true classes, columns predicted ones.",
         ),
-        sections.section(
-            "mistakes", "Worst mistakes", _each(records, sections.mistakes), "Most confident errors first."
-        ),
-        sections.section(
-            "recall", "Precision over recall", _each(records, dense_sections.precision_recall), "Mean over classes."
-        ),
-        sections.section("classes", "Classes", _each(records, dense_sections.per_class)),
-        sections.section("best", "Best pictures", _each(records, dense_sections.best)),
-        sections.section("worst", "Worst pictures", _each(records, dense_sections.worst)),
-        sections.section("augmentations", "What training saw", _each(records, sections.augmentations)),
-        explorer_section(_merge_lens(records)),
-        sections.section("configuration", "Configuration", sections.configuration(records)),
+        ("mistakes", "Worst mistakes", _each(records, sections.mistakes), "Most confident errors first."),
+        ("recall", "Precision over recall", _each(records, dense_sections.precision_recall), "Mean over classes."),
+        ("classes", "Classes", _each(records, dense_sections.per_class)),
+        ("best", "Best pictures", _each(records, dense_sections.best)),
+        ("worst", "Worst pictures", _each(records, dense_sections.worst)),
+        ("augmentations", "What training saw", _each(records, sections.augmentations)),
+        ("explorer", "Explorer", _explorer(_merge_lens(records)), _EXPLORER_LEAD),
+        ("configuration", "Configuration", sections.configuration(records)),
     ]
-    notes = [f"{record.name}: {note}" for record in records for note in record.notes]
-    tail = "".join(f'<p class="quiet">{escape(note)}</p>' for note in notes)
-    head = sections.unfinished(records) + (sections.tiles(first) if len(records) == 1 else "")
-    return render(title, _about(records), head + "".join(parts) + tail, tag)
+    head = sections.unfinished(records) + (sections.tiles(records[0]) if len(records) == 1 else "")
+    return render(title, _about(records), head + "".join(sections.section(*part) for part in parts))
 
 
 def explorer(data: dict[str, Any], title: str) -> str:
     """Make a page with the explorer alone."""
     about = ", ".join(model["name"] for model in data["models"])
-    return render(title, about, explorer_section(data), _tag("explorer"))
+    return render(title, about, sections.section("explorer", "Explorer", _explorer(data), _EXPLORER_LEAD))
 
 
-def explorer_section(data: dict[str, Any] | None) -> str:
-    if not data:
-        return ""
-    lead = (
-        "Point at a region, tap it, or move with the arrow keys. The other image shows the similarity of each of its "
-        "regions; the outlined one is the most similar. Below is the attention of each head of the last block from "
-        "that region, the most focused first, with the entropy in bits."
-    )
-    return sections.section("explorer", "Explorer", f'<div class="explorer">{svg_charts.json_block(data)}</div>', lead)
+def _explorer(data: dict[str, Any] | None) -> str:
+    return f'<div class="explorer">{svg_charts.json_block(data)}</div>' if data else ""
 
 
-def render(title: str, about: str, content: str, tag: str = "") -> str:
+def render(title: str, about: str, content: str) -> str:
     """Fill the template. The page's policy lists the hashes of the scripts, so that no other script runs."""
     style = _template("style.css")
     light, dark = palette.css_variables()
@@ -172,7 +135,7 @@ def render(title: str, about: str, content: str, tag: str = "") -> str:
         "title": escape(title),
         "about": escape(about),
         "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}",
-        "generator": GENERATOR + tag,
+        "generator": GENERATOR,
         "style": style.replace("{{light}}", light).replace("{{dark}}", dark),
         "links": "".join(f'<a href="#{identity}">{text}</a>' for identity, text in links) if len(links) > 1 else "",
         "content": content,
@@ -204,7 +167,7 @@ def _explore(folder: Path, backbone: Backbone, examples: ImageDataset) -> dict[s
 
 
 def _merge_lens(records: list[RunRecord]) -> dict[str, Any] | None:
-    """Combine the explorers of runs with the same images: one run of each kind, up to the size limit.
+    """Combine the explorers of runs with the images of the first: one run of each kind.
 
     Images are compared by their pixels: two datasets may have pictures of the same name.
     """
@@ -214,17 +177,11 @@ def _merge_lens(records: list[RunRecord]) -> dict[str, Any] | None:
             kinds.setdefault(record.kind(), record)
     images: list[dict[str, Any]] = []
     models: list[dict[str, Any]] = []
-    weight = 0
     for record in kinds.values():
         assert record.lens is not None
         images = images or record.lens["images"]
-        if [image["src"] for image in record.lens["images"]] != [image["src"] for image in images]:
-            record.notes.append("Not in the explorer, because its lens.json has other images (use --images).")
-            continue
-        weight += len(json.dumps(record.lens["models"]))
-        if models and weight > _MAX_LENS_BYTES:
-            break
-        models += [{**model, "name": record.name} for model in record.lens["models"]]
+        if [image["src"] for image in record.lens["images"]] == [image["src"] for image in images]:
+            models += [{**model, "name": record.name} for model in record.lens["models"]]
     return {"images": images, "models": models} if models else None
 
 
@@ -243,17 +200,13 @@ def _each(records: list[RunRecord], part: Any) -> str:
 
 
 def _about(records: list[RunRecord]) -> str:
-    """Describe the runs in one line: task, backbone, data and epochs, if all have them in common."""
-    tasks = [record.summary.get("task") for record in records]
-    backbones, data, epochs = ([r.setting.get(name) for r in records] for name in ("backbone", "data", "epochs"))
-    lengths = [f"{count:g} epochs" if isinstance(count, int | float) else None for count in epochs]
-    parts = [values[0] if all(value == values[0] for value in values) else None for values in (tasks, backbones, data)]
-    if parts[2] is None:
-        names = [name for name in dict.fromkeys(sections.data_names(records)) if name]
-        parts[2] = truncate_list(names, _NAMES_SHOWN)
-    if len(set(lengths)) == 1:
-        parts.append(lengths[0])
-    return " · ".join(str(part) for part in parts if part)
+    """Describe the runs in one line by what all have in common: task, backbone, data and epochs."""
+    facts = []
+    for record in records:
+        task, epochs = record.summary.get("task"), record.setting.get("epochs")
+        length = f"{epochs:g} epochs" if isinstance(epochs, int | float) else None
+        facts.append((task, record.setting.get("backbone"), record.setting.get("data"), length))
+    return " · ".join(str(values[0]) for values in zip(*facts, strict=True) if values[0] and len(set(values)) == 1)
 
 
 def _template(name: str) -> str:

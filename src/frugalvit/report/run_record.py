@@ -3,7 +3,7 @@
 import base64
 import io
 import json
-import re
+import os
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,14 +21,13 @@ Curve = list[tuple[float, float]]
 
 _NOT_METRICS = {"step", "epoch", "split", "time", "seconds", "wall"}
 _LARGEST = 1e300  # sums and differences of drawn values must not overflow
-_DATA_URI = re.compile(r"data:image/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+")
 
 
 @dataclass
 class RunRecord:
     """Everything that a page shows of one run.
 
-    curves:   (split, metric) -> points; x is the epoch if every line has one, else the step
+    curves:   (split, metric) -> points; x is the epoch
     setting:  the configuration, flattened to dotted names
     summary:  the final result
     data:     the record of the data, data.json
@@ -39,20 +38,14 @@ class RunRecord:
     name: str
     folder: Path
     curves: dict[tuple[str, str], Curve] = field(default_factory=dict)
-    x_label: str = "step"
     setting: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     mistakes: list[dict[str, Any]] = field(default_factory=list)
     augmentations: str | None = None
     lens: dict[str, Any] | None = None
-    notes: list[str] = field(default_factory=list)
     finished: bool = True
     setting_folder: Path | None = None
-
-    @property
-    def seed(self) -> Any:
-        return self.setting.get("seed", self.summary.get("seed"))
 
     def kind(self) -> str:
         """Return what runs that differ in their seed only have in common."""
@@ -60,18 +53,6 @@ class RunRecord:
             return str(self.setting_folder)
         same = {key: value for key, value in self.setting.items() if key not in ("seed", "out", "resume", "name")}
         return json.dumps(same, sort_keys=True, default=str) if same else str(self.folder)
-
-    def identity(self) -> tuple[str, str]:
-        """Return what a run and its copies have in common."""
-        return self.kind(), str(self.seed if self.seed is not None else (self.summary, self.curves))
-
-
-def drop_copies(records: list[RunRecord]) -> list[RunRecord]:
-    """Keep the first of each run and its copies: the same seed twice would narrow the deviation."""
-    first: dict[tuple[str, str], RunRecord] = {}
-    for record in records:
-        first.setdefault(record.identity(), record)
-    return list(first.values())
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
@@ -100,20 +81,17 @@ def read_comparison(path: Path) -> dict[str, Any] | None:
 
 
 def make_names_unique(records: list[RunRecord]) -> None:
-    """Add parent folders to the names of runs that have the same name ("seed_0")."""
-    for length in range(2, 8):
-        names = [record.name for record in records]
-        same = [record for record in records if names.count(record.name) > 1]
-        if not same:
-            return
-        for record in same:
-            record.name = "/".join(record.folder.resolve().parts[-length:])
+    """Name runs by their relative paths if two have the same name ("seed_0")."""
+    if len({record.name for record in records}) < len(records):
+        folders = [record.folder.resolve() for record in records]
+        common = os.path.commonpath(folders)
+        for record, folder in zip(records, folders, strict=True):
+            record.name = folder.relative_to(common).as_posix()
 
 
 def read_run(folder: Path, lens: dict[str, Any] | None = None) -> RunRecord:
     """Read a run folder; ``lens`` replaces lens.json."""
-    record = RunRecord(folder.resolve().name, folder)
-    _read_metrics(folder / layout.METRICS, record)
+    record = RunRecord(folder.resolve().name, folder, _read_curves(folder / layout.METRICS))
     if (folder / layout.CONFIG).is_file():
         record.setting = flatten(read_yaml(folder / layout.CONFIG))
     summary = read_summary(folder)
@@ -124,13 +102,8 @@ def read_run(folder: Path, lens: dict[str, Any] | None = None) -> RunRecord:
     record.data = read_data_facts(folder)
     if (folder.resolve().parent.parent / layout.COMPARISON).is_file():
         record.setting_folder = folder.resolve().parent
-    for mistake in read_json(folder / layout.MISTAKES, list) or []:
-        image = to_data_uri(mistake["image"], folder)
-        if image is None:
-            record.notes.append(f"mistakes.json names an image that is missing: {mistake['image']}")
-        else:
-            record.mistakes.append({**mistake, "image": image})
-    record.augmentations = to_data_uri(layout.AUGMENTATIONS, folder, limit=None)
+    record.mistakes = read_json(folder / layout.MISTAKES, list) or []
+    record.augmentations = to_data_uri(layout.AUGMENTATIONS, folder)
     record.lens = lens or read_json(folder / layout.LENS, dict)
     return record
 
@@ -143,32 +116,23 @@ def _drop_trivial_top5(record: RunRecord) -> None:
         record.curves = {key: curve for key, curve in record.curves.items() if key[1] != "top5"}
 
 
-def _read_metrics(path: Path, record: RunRecord) -> None:
-    """Read metrics.jsonl into curves. Of two lines for one step, the later one (of a resumed run) counts."""
-    if not path.is_file():
-        return
-    lines: list[dict[str, Any]] = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            record.notes.append(f"A line of {path.name} is incomplete: the run was stopped while it wrote.")
-    with_epochs = bool(lines) and all("epoch" in line for line in lines)
-    record.x_label = "epoch" if with_epochs else "step"
+def _read_curves(path: Path) -> dict[tuple[str, str], Curve]:
+    """Read the curves of metrics.jsonl. Of two lines for one epoch, the later one (of a resumed run) counts."""
     points: dict[tuple[str, str], dict[float, float]] = {}
-    for line in lines:
+    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue  # the run was stopped while it wrote the line
         for name, value in line.items():
             number = as_finite(value)
             if name not in _NOT_METRICS and number is not None:
-                points.setdefault((line.get("split", "train"), name), {})[float(line[record.x_label])] = number
-    for key, values in points.items():
-        record.curves[key] = sorted(values.items())
+                points.setdefault((line["split"], name), {})[float(line["epoch"])] = number
+    return {key: sorted(values.items()) for key, values in points.items()}
 
 
-def to_data_uri(image: str, folder: Path, limit: int | None = 192) -> str | None:
+def to_data_uri(image: str, folder: Path, limit: int | None = None) -> str | None:
     """Convert a picture inside ``folder`` to a data URI, its longer side at most ``limit``; None if there is none."""
-    if image.startswith("data:"):
-        return image if _DATA_URI.fullmatch(image) else None
     from PIL import Image
 
     path = (folder / image).resolve()

@@ -10,18 +10,19 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from frugalvit.report import svg_charts
-from frugalvit.report.run_record import RunRecord, as_finite, drop_copies
+from frugalvit.report.run_record import RunRecord, as_finite
 from frugalvit.utils import console, palette
 from frugalvit.utils.statistics import Difference, Spread
 from frugalvit.utils.tables import as_text
 from frugalvit.utils.text import pluralize, truncate_list
 
-_LARGEST_TABLE = 30
-"""With more classes a confusion matrix is a picture, not a table."""
+_LARGEST_TABLE = 30  # classes; a larger confusion matrix is a picture, not a table
+_OPEN = 10  # skipped files; a longer list is folded
 
 _NOT_RESULTS = {"run", "auto", "classes", "confusion", "per_class", "notes", "config"}
 _FIRST = ("task", "backbone", "data", "top1", "top5", "mean_per_class", "knn", "box_ap", "mask_ap", "miou", "loss")
@@ -58,24 +59,16 @@ def legend(records: list[RunRecord]) -> str:
         return ""
     items = []
     for style, kind in enumerate(kinds):
-        names = [record.name for record in records if record.kind() == kind]
-        text = truncate_list(names, 1)
+        text = truncate_list([record.name for record in records if record.kind() == kind], 1)
         swatch = f'<svg viewBox="0 0 34 8" aria-hidden="true">{svg_charts.swatch(style, 34)}</svg>'
         items.append(f"<li>{swatch}{escape(text)}</li>")
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def data_names(records: list[RunRecord]) -> list[str]:
-    """Return the data of each run: the folder's name, or paths if names are not unique; "" if unknown."""
-    paths = [str(record.setting.get("data") or "") for record in records]
-    names = [Path(path).name or path for path in paths]
-    return names if len(set(names)) == len(set(paths)) else paths
-
-
 def results(records: list[RunRecord]) -> str:
     """Make a table with the scalars of every run's summary, after a row of means for several seeds.
 
-    Texts that all runs share, and the list of copies, are below the table.
+    Texts that all runs share are below the table.
     """
     scalars = [_scalars(record.summary) for record in records]
     keys = dict.fromkeys(key for values in scalars for key in values)
@@ -84,35 +77,21 @@ def results(records: list[RunRecord]) -> str:
         return ""
     if len(records) == 1:
         return table(["", ""], [[key.replace("_", " "), as_text(scalars[0][key])] for key in ordered])
-    if "best_step" in keys:  # the text about the weights repeats the number
-        ordered = [key for key in ordered if key != "weights"]
-    data = data_names(records)
-    if "data" not in keys and len(set(data)) > 1:
-        ordered.insert(0, "data")
-        scalars = [values | {"data": name or None} for values, name in zip(scalars, data, strict=True)]
     columns = {key: [values.get(key) for values in scalars] for key in ordered}
     common = {key: cells[0] for key, cells in columns.items() if isinstance(cells[0], str) and len(set(cells)) == 1}
     ordered = [key for key in ordered if key not in common]
-    values = {id(record): row for record, row in zip(records, scalars, strict=True)}
+    by_kind: dict[str, list[dict[str, Any]]] = {}
+    for record, values in zip(records, scalars, strict=True):
+        by_kind.setdefault(record.kind(), []).append({"run": record.name} | values)
     rows: list[list[Any]] = []
-    for kind in dict.fromkeys(record.kind() for record in records):
-        members = drop_copies([record for record in records if record.kind() == kind])
+    for members in by_kind.values():
         if len(members) > 1:
-            name = f"mean of {len(members)}: {members[0].name} …"
-            rows.append([name, *(_mean(key, [values[id(m)].get(key) for m in members]) for key in ordered)])
-    rows += [[record.name, *(values[id(record)].get(key) for key in ordered)] for record in records]
+            name = f"mean of {len(members)}: {members[0]['run']} …"
+            rows.append([name, *(_mean(key, [values.get(key) for values in members]) for key in ordered)])
+    rows += [[values.get(key) for key in ("run", *ordered)] for members in by_kind.values() for values in members]
     below = " · ".join(f"{key.replace('_', ' ')}: {value}" for key, value in common.items())
     drawn = table(["run", *(key.replace("_", " ") for key in ordered)], rows)
-    return drawn + (f'<p class="quiet">All runs: {escape(below)}</p>' if below else "") + _copies(records)
-
-
-def _copies(records: list[RunRecord]) -> str:
-    """List the runs that are copies of each other."""
-    names_of: dict[tuple[str, str], list[str]] = {}
-    for record in records:
-        names_of.setdefault(record.identity(), []).append(record.name)
-    texts = [f"{', '.join(names)}: the same run (settings and seed)" for names in names_of.values() if len(names) > 1]
-    return "".join(f'<p class="quiet">{escape(text)}; it counts once.</p>' for text in texts)
+    return drawn + (f'<p class="quiet">All runs: {escape(below)}</p>' if below else "")
 
 
 def comparisons(results: Mapping[str, dict[str, Any]]) -> str:
@@ -141,17 +120,10 @@ def _comparison(result: dict[str, Any]) -> str:
 
 def unfinished(records: list[RunRecord]) -> str:
     """Warn that the numbers of an unfinished run are not its result."""
-    waiting = [record for record in records if not record.finished]
-    if not waiting:
+    folders = ", ".join(console.shell_quote(record.folder) for record in records if not record.finished)
+    if not folders:
         return ""
-    if len(records) == 1:
-        command = f"--resume {console.shell_quote(waiting[0].folder)}"
-        text = (
-            f"This run is not finished. The page shows its current state. If it was stopped, resume it with {command}."
-        )
-    else:
-        names = ", ".join(record.name for record in waiting)
-        text = f"Not finished: {names}. The page shows their current state. Resume a stopped run with --resume FOLDER."
+    text = f"Not finished: {folders}. The page shows the current state. If a run was stopped, resume it with --resume."
     return f'<p class="lead unfinished">{escape(text)}</p>'
 
 
@@ -197,13 +169,7 @@ def _scores(record: RunRecord) -> list[tuple[str, Any, str]]:
         ("loss", "loss"),
     )
     summary = record.summary
-    numbers = [(label, summary[key], "") for key, label in names if isinstance(summary.get(key), int | float)]
-    knn = summary.get("knn")
-    if isinstance(knn, dict):
-        best = max((value for value in knn.values() if isinstance(value, int | float)), default=None)
-        if best is not None:
-            numbers.append(("best k-NN", best, ""))
-    return numbers
+    return [(label, summary[key], "") for key, label in names if isinstance(summary.get(key), int | float)]
 
 
 def curves(records: list[RunRecord]) -> str:
@@ -251,16 +217,13 @@ def _small_confusion(matrix: list[list[int]], names: list[str], totals: list[int
 def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
     from PIL import Image
 
-    colours = palette.heat_bytes()
-    pixels = bytearray()
-    for row in matrix:
-        total = max(sum(row), 1)
-        for count in row:
-            level = round(255 * (count / total) ** 0.5)  # the root makes rare mistakes visible
-            pixels += colours[3 * level : 3 * level + 3]
+    counts = np.array(matrix)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    levels = (255 * shares**0.5).round().astype(np.uint8)  # the root makes rare mistakes visible
+    colours = np.frombuffer(palette.heat_bytes(), np.uint8).reshape(-1, 3)
     side = len(matrix)
     buffer = io.BytesIO()
-    Image.frombytes("RGB", (side, side), bytes(pixels)).save(buffer, "PNG", optimize=True)
+    Image.fromarray(colours[levels]).save(buffer, "PNG", optimize=True)
     source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     cells = {str(i): {str(j): count for j, count in enumerate(row) if count} for i, row in enumerate(matrix)}
     return (
@@ -273,7 +236,7 @@ def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
 def mistakes(record: RunRecord) -> str:
     """Show pictures with their classes and files."""
     items = "".join(
-        f'<figure><img src="{entry["image"]}" alt=""><figcaption>'
+        f'<figure><img src="{escape(entry["image"])}" alt=""><figcaption>'
         f"<b>{escape(entry['label'])}</b> predicted as <b>{escape(entry['predicted'])}</b>"
         f' <span class="quiet">{100 * entry["probability"]:.0f}\u00a0%</span>'
         f'<br><span class="quiet">{escape(entry.get("file", ""))}</span></figcaption></figure>'
@@ -340,16 +303,12 @@ def _scalars(summary: dict[str, Any]) -> dict[str, Any]:
 def _mean(key: str, values: list[Any]) -> Any:
     if key == "seed":
         return None
-    if isinstance(values[0], int) and all(value == values[0] for value in values):
-        return values[0]  # a common count has no deviation
+    if len(set(map(str, values))) == 1:
+        return values[0]  # a common value has no deviation
     numbers = [number for value in values if (number := as_finite(value)) is not None]
-    if len(numbers) < 2 or len(numbers) != len(values):
-        return values[0] if len(set(map(str, values))) == 1 else "-"
+    if len(numbers) != len(values):
+        return "-"
     return f"{as_text(statistics.fmean(numbers))} ± {as_text(statistics.stdev(numbers))}"
-
-
-_OPEN = 10
-"""A longer list of skipped files is folded."""
 
 
 def data(record: RunRecord) -> str:

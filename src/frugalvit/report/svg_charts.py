@@ -7,10 +7,11 @@ import html
 import itertools
 import json
 import math
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from frugalvit.report.run_record import Curve, RunRecord, drop_copies, mean_curve, thin_curve
+from frugalvit.report.run_record import Curve, RunRecord, mean_curve, thin_curve
 from frugalvit.utils import palette
 
 WIDTH, HEIGHT = 360, 210
@@ -40,6 +41,7 @@ class Panel:
     by_split: bool
 
 
+# Headings, and parts of the names of their metrics; the first match counts.
 _HEADINGS: tuple[tuple[str, str], ...] = (
     ("Loss", "loss cross_entropy"),
     ("k-NN", "knn"),
@@ -49,8 +51,6 @@ _HEADINGS: tuple[tuple[str, str], ...] = (
     ("Loss", "localization view region"),
     ("Schedules", "lr decay momentum temp weight lambda ema"),
 )
-"""Headings, and parts of the names of their metrics; the first match counts."""
-
 _ORDER = ("Loss", "Accuracy", "k-NN", "Localisation error", "Schedules", "Health", "Other")
 
 
@@ -79,16 +79,19 @@ def panels(records: list[RunRecord]) -> list[Panel]:
         by_title.setdefault(title, []).append((split, metric))
     by_heading: dict[str, list[Panel]] = {title: [] for title in _ORDER}
     for title, members in by_title.items():
-        for x_label in dict.fromkeys(record.x_label for record in records):  # epochs and steps need separate axes
-            here = [record for record in records if record.x_label == x_label]
-            series: list[Series] = []
-            for number, (split, metric) in enumerate(members):
-                for index, kind in enumerate(kinds):
-                    style = number if len(kinds) == 1 else index
-                    series += _series(here, kind, (split, metric), style, len(kinds), len(members), len(records))
-            if series:
-                heading = heading_of(members[0][1])
-                by_heading[heading].append(Panel(heading, title.replace("_", " "), x_label, series, len(kinds) == 1))
+        series: list[Series] = []
+        for number, key in enumerate(members):
+            for index, kind in enumerate(kinds):
+                same = [record for record in records if record.kind() == kind and key in record.curves]
+                prefix = f"{key[0]} " if len(kinds) == 1 and len(members) > 1 else ""
+                labels = [key[0] if len(records) == 1 else f"{prefix}{record.name}" for record in same]
+                style, weight = number if len(kinds) == 1 else index, "faint" if len(same) > 1 else "run"
+                curves = [record.curves[key] for record in same]
+                series += [Series(label, style, curve, weight) for label, curve in zip(labels, curves, strict=True)]
+                if len(same) > 1 and (mean := mean_curve(curves)):
+                    series.append(Series(f"{prefix}mean of {len(same)}", style, mean, "mean"))
+        heading = heading_of(members[0][1])
+        by_heading[heading].append(Panel(heading, title.replace("_", " "), "epoch", series, len(kinds) == 1))
     # The total loss comes before its terms.
     return [
         panel
@@ -97,29 +100,13 @@ def panels(records: list[RunRecord]) -> list[Panel]:
     ]
 
 
-def _series(
-    records: list[RunRecord], kind: str, key: tuple[str, str], style: int, kinds: int, splits: int, runs: int
-) -> list[Series]:
-    here = [record for record in records if record.kind() == kind and key in record.curves]
-    prefix = f"{key[0]} " if kinds == 1 and splits > 1 else ""
-    if len(here) == 1:
-        return [Series(f"{prefix}{here[0].name if runs > 1 else ''}".strip() or key[0], style, here[0].curves[key])]
-    seeds = drop_copies(here)
-    weight = "faint" if len(seeds) > 1 else "run"
-    lines = [Series(f"{prefix}{record.name}", style, record.curves[key], weight) for record in here]
-    if len(seeds) > 1:
-        mean = mean_curve([record.curves[key] for record in seeds])
-        lines.append(Series(f"{prefix}mean of {len(seeds)}", style, mean, "mean"))
-    return [line for line in lines if line.curve]
-
-
 def chart(panel: Panel) -> str:
     """Draw a panel as an HTML figure: SVG, and its points as JSON for the read-out."""
     curves = [(series, thin_curve(series.curve)) for series in panel.series]
     xs = [x for _, curve in curves for x, _ in curve]
     ys = [y for _, curve in curves for _, y in curve]
     logarithmic = _wants_log(ys)
-    scale = (lambda y: math.log10(y)) if logarithmic else (lambda y: y)
+    scale = math.log10 if logarithmic else float
     x0, x1 = _widen(min(xs), max(xs))
     y0, y1 = _widen(*(scale(bound) for bound in (min(ys), max(ys))))
     margin = 0.05 * (y1 - y0)
@@ -148,19 +135,16 @@ def chart(panel: Panel) -> str:
             parts.append(f'<circle class="dot" style="{style}" cx="{across(x):.1f}" cy="{down(y):.1f}" r="3"/>')
         else:
             parts.append(f'<polyline class="line {series.weight}" style="{style}" {marks} points="{points}"/>')
-    data = {
-        "x": [x0, x1],
-        "label": panel.x_label,
-        "series": [
-            {
-                "label": s.label,
-                "style": palette.colour(s.style),
-                "x": [_short(x) for x, _ in c],
-                "y": [_short(y) for _, y in c],
-            }
-            for s, c in curves
-        ],
-    }
+    lines = [
+        {
+            "label": series.label,
+            "style": palette.colour(series.style),
+            "x": [_short(x) for x, _ in curve],
+            "y": [_short(y) for _, y in curve],
+        }
+        for series, curve in curves
+    ]
+    data = {"x": [x0, x1], "label": panel.x_label, "series": lines}
     key, heading = _key(panel), html.escape(panel.heading)
     title = html.escape(panel.title) + (' <span class="quiet">log scale</span>' if logarithmic else "")
     return (
@@ -237,19 +221,14 @@ def json_block(data: Any) -> str:
 
 def _wants_log(values: list[float]) -> bool:
     """True if a few large values would flatten all others on a linear axis."""
-    if min(values) <= 0:
-        return False
-    ordered = sorted(values)
-    return ordered[-1] / ordered[len(ordered) // 2] > 50
+    return min(values) > 0 and max(values) > 50 * statistics.median_high(values)
 
 
 def _widen(low: float, high: float) -> tuple[float, float]:
     if high - low > 1e-7 * max(abs(low), abs(high)):
         return low, high
-    if low == 0:
-        return 0.0, 1.0
     margin = abs(low) * 0.1
-    return low - margin, high + margin
+    return (low - margin, high + margin) if margin else (0.0, 1.0)
 
 
 def _short(value: float) -> float:
@@ -257,15 +236,10 @@ def _short(value: float) -> float:
 
 
 def tick_texts(values: list[float]) -> list[str]:
-    """Write ticks with as many decimals as they need; very small or large ones as powers of ten."""
+    """Write ticks with as many decimals as they need."""
     largest = max((abs(value) for value in values), default=0.0)
     if largest >= 1e5 or (0 < largest < 1e-2):
-        return ["0" if value == 0 else _power(value) for value in values]
+        return [f"{value:.3g}" for value in values]
     gap = min((b - a for a, b in itertools.pairwise(values)), default=largest or 1.0)
     decimals = next((d for d in range(9) if abs(round(gap, d) - gap) <= 1e-6 * gap), 9)
     return [f"{value:,.{decimals}f}" for value in values]
-
-
-def _power(value: float) -> str:
-    mantissa, _, exponent = f"{value:.2e}".partition("e")
-    return f"{float(mantissa):g}e{int(exponent)}"

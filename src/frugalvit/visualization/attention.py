@@ -21,8 +21,7 @@ from frugalvit.visualization.model_views import Box, model_input
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
 
-MASS = 0.6
-"""The share of a head's attention in the paper's masks."""
+MASS = 0.6  # the share of a head's attention in the paper's masks
 
 
 def entropy(weights: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ draws the ten most similar pairs. Figure 8 scores them against the known transfo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,18 +24,8 @@ from frugalvit.visualization.model_views import SecondView, model_input
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
 
-TOP = 10
-"""The number of pairs that the paper draws and scores."""
-
-_SAME = 1e-6
-"""Similarities closer than this are ties."""
-
-
-class Matches(NamedTuple):
-    """The best match of every region of the first view: flat indices and cosines, both (B, T)."""
-
-    index: Tensor
-    similarity: Tensor
+TOP = 10  # pairs that the paper draws and scores
+_SAME = 1e-6  # similarities closer than this are ties
 
 
 def cosines(first: Tensor, second: Tensor) -> Tensor:
@@ -45,26 +35,24 @@ def cosines(first: Tensor, second: Tensor) -> Tensor:
     return one.transpose(1, 2) @ two
 
 
-def best_matches(first: Tensor, second: Tensor, generator: torch.Generator | None = None) -> Matches:
-    """Find the most similar region of ``second`` for every region of ``first`` (Eq. 2).
+def best_pairs(
+    first: Tensor, second: Tensor, top: int, ties: tuple[torch.Generator, torch.Generator] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Match every region of ``first`` to the most similar of ``second`` (Eq. 2); return the ``top`` best pairs.
 
-    With a generator ties are broken at random. The first of equals would favour a corner: a constant embedding would
-    score far above chance.
+    first, second: grids (B, D, h, w) and (B, D, h', w')
+    ties:          break ties at random, among a region's matches and among the pairs. The first of equals would favour
+                   a corner: a constant embedding would score far above chance.
+    Returns the regions of the first view, their matches (flat indices), and the cosines, each (B, top).
     """
+    require_regions(first)
+    require_regions(second)
     similarity = cosines(first, second)
-    if generator is not None:
-        similarity = _break_ties(similarity, generator)
-    best = similarity.max(dim=2)
-    return Matches(best.indices, best.values.float())
-
-
-def top_matches(matches: Matches, count: int = TOP, generator: torch.Generator | None = None) -> Tensor:
-    """Return the regions of the first view with the most similar matches: flat indices (B, count)."""
-    count = min(count, matches.similarity.shape[1])
-    similarity = matches.similarity
-    if generator is not None:
-        similarity = _break_ties(similarity, generator)
-    return similarity.topk(count, dim=1).indices
+    best = (similarity if ties is None else _break_ties(similarity, ties[0])).max(dim=2)
+    similarity = best.values.float()
+    ranked = similarity if ties is None else _break_ties(similarity, ties[1])
+    chosen = ranked.topk(min(top, ranked.shape[1]), dim=1).indices
+    return chosen, best.indices.gather(1, chosen), similarity.gather(1, chosen)
 
 
 def nearest_region(grid: Tensor, pooled: Tensor) -> Tensor:
@@ -100,9 +88,6 @@ class CorrespondenceScore:
     top: int
     grid: tuple[int, int]
 
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def score_matches(
     first: Tensor,
@@ -117,13 +102,10 @@ def score_matches(
     first, second: grids (B, D, h, w)
     off:           see :meth:`SecondView.steps_off`
     cell:          height and width of a region in pixels
-    ties:          break ties among a region's matches, and among the pairs
+    ties:          see :func:`best_pairs`
     """
-    _require_regions(first)
     columns = first.shape[3]
-    matches = best_matches(first, second, ties[0])
-    chosen = top_matches(matches, top, ties[1])
-    matched = matches.index.gather(1, chosen)
+    chosen, matched, _ = best_pairs(first, second, top, ties)
     down = off[0][chosen // columns, matched // columns].double()
     across = off[1][chosen % columns, matched % columns].double()
     pixels = torch.hypot(down * cell[0], across * cell[1])
@@ -209,29 +191,21 @@ class Correspondence:
 
 def correspond(first: Features, second: Features, top: int = TOP) -> Correspondence:
     """Find the ``top`` best pairs between the features of two images (B = 1), and the marked regions."""
-    _require_regions(first.grid)
-    _require_regions(second.grid)
-    matches = best_matches(first.grid, second.grid)
-    chosen = top_matches(matches, top)[0].tolist()
-    grids = (_size(first.grid), _size(second.grid))
+    chosen, matched, similarity = best_pairs(first.grid, second.grid, top)
+    (rows, columns), (other_rows, other_columns) = (features.grid.shape[2:] for features in (first, second))
     pairs = [
-        Pair(
-            rank,
-            divmod(index, grids[0][1]),
-            divmod(int(matches.index[0, index]), grids[1][1]),
-            float(matches.similarity[0, index]),
-        )
-        for rank, index in enumerate(chosen, 1)
+        Pair(rank, divmod(int(one), columns), divmod(int(other), other_columns), float(cosine))
+        for rank, (one, other, cosine) in enumerate(zip(chosen[0], matched[0], similarity[0], strict=True), 1)
     ]
 
-    def nearest(features: Features, other: Features, size: tuple[int, int]) -> tuple[int, int]:
-        return divmod(int(nearest_region(features.grid, global_feature(other))), size[1])
+    def nearest(features: Features, other: Features) -> tuple[int, int]:
+        return divmod(int(nearest_region(features.grid, global_feature(other))), features.grid.shape[3])
 
     return Correspondence(
         pairs,
-        own=(nearest(first, first, grids[0]), nearest(second, second, grids[1])),
-        other=(nearest(first, second, grids[0]), nearest(second, first, grids[1])),
-        grids=grids,
+        own=(nearest(first, first), nearest(second, second)),
+        other=(nearest(first, second), nearest(second, first)),
+        grids=((rows, columns), (other_rows, other_columns)),
     )
 
 
@@ -241,13 +215,10 @@ def _break_ties(similarity: Tensor, generator: torch.Generator) -> Tensor:
     return (similarity.cpu().double() / _SAME).round() * _SAME + noise * (_SAME / 2)
 
 
-def _size(grid: Tensor) -> tuple[int, int]:
-    return grid.shape[2], grid.shape[3]
-
-
-def _require_regions(grid: Tensor) -> None:
+def require_regions(grid: Tensor) -> None:
+    """Raise an error if a grid (B, D, h, w) has one region only."""
     if grid.shape[2] * grid.shape[3] < 2:
         raise UserError(
-            "The model ends with a 1x1 grid, whose single region has nothing to match. Use larger images (--img-size) "
+            "The model ends with a 1x1 grid, which has nothing to compare. Use larger images (--img-size), "
             "or a model with a smaller stride."
         )

@@ -23,16 +23,21 @@ from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.utils import console
 from frugalvit.visualization import attention as attention_lens
-from frugalvit.visualization.correspondence import correspond, cosines, global_feature, nearest_region
+from frugalvit.visualization.correspondence import (
+    TOP,
+    best_pairs,
+    cosines,
+    global_feature,
+    nearest_region,
+    require_regions,
+)
 from frugalvit.visualization.grid import Regions
-from frugalvit.visualization.model_views import SecondView, centre_box, crop_share, crop_to, model_input
+from frugalvit.visualization.model_views import Box, SecondView, centre_box, crop_share, crop_to, model_input
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
 
-MOST_REGIONS = 256
-"""Finer grids are averaged to at most this many regions: the page holds its square per head."""
-
+MOST_REGIONS = 256  # finer grids are averaged: the page holds the square of this number per head
 _MAX_PIXELS = 384  # of the longer side of a picture in the page
 
 
@@ -51,18 +56,25 @@ class Picture:
 
 @dataclass(frozen=True)
 class _View:
+    """A picture, or its second view, with the share ``keep`` of its short side."""
+
     picture: Picture
     second: bool
+    keep: float
+    seed: int
 
     @property
     def name(self) -> str:
         return f"{self.picture.name} (mirrored, grey)" if self.second else self.picture.name
 
-    def render(self, shape: tuple[int, int], keep: float, seed: int) -> Tensor:
+    def box(self, shape: tuple[int, int]) -> Box:
         height, width = self.picture.pixels.shape[:2]
-        image = crop_to(self.picture.pixels, centre_box((height, width), shape, keep), shape)
+        return centre_box((height, width), shape, self.keep)
+
+    def render(self, shape: tuple[int, int]) -> Tensor:
+        image = crop_to(self.picture.pixels, self.box(shape), shape)
         if self.second:
-            image = SecondView()(image[None], torch.Generator().manual_seed(seed))[0]
+            image = SecondView()(image[None], torch.Generator().manual_seed(self.seed))[0]
         return image
 
 
@@ -89,21 +101,19 @@ def gather(
         raise UserError("These models have inputs of different aspect ratios: explore them one by one.")
     keep = crop_share(shapes[0]) if keep is None else keep
     flags = (False, True) if second_views else (False,)
-    views = [_View(picture, second) for picture in pictures for second in flags]
+    views = [_View(picture, second, keep, seed) for picture in pictures for second in flags]
     return {
-        "images": [_encode_view(view, shapes[0], keep, seed) for view in views],
-        "models": [_encode_model(name, backbone, views, keep, seed) for name, backbone in models],
+        "images": [_encode_view(view, shapes[0]) for view in views],
+        "models": [_encode_model(name, backbone, views) for name, backbone in models],
     }
 
 
-def _encode_view(view: _View, shape: tuple[int, int], keep: float, seed: int) -> dict[str, Any]:
+def _encode_view(view: _View, shape: tuple[int, int]) -> dict[str, Any]:
     """Encode a picture at the size of the page, as a data URI."""
-    height, width = view.picture.pixels.shape[:2]
-    box = centre_box((height, width), shape, keep)
+    box = view.box(shape)
     scale = min(_MAX_PIXELS, max(box.height, box.width)) / max(shape)
     size = (max(1, round(shape[0] * scale)), max(1, round(shape[1] * scale)))
-    image = view.render(size, keep, seed)
-    return {"name": view.name, "width": size[1], "height": size[0], "src": data_uri(image)}
+    return {"name": view.name, "width": size[1], "height": size[0], "src": data_uri(view.render(size))}
 
 
 def data_uri(image: Tensor) -> str:
@@ -117,16 +127,17 @@ def data_uri(image: Tensor) -> str:
     return f"data:image/{kind.lower()};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def _encode_model(name: str, backbone: Backbone, views: Sequence[_View], keep: float, seed: int) -> dict[str, Any]:
+def _encode_model(name: str, backbone: Backbone, views: Sequence[_View]) -> dict[str, Any]:
     features: list[Features] = []
     heads: list[dict[str, Any]] = []
     notes: list[str] = []
     for view in views:
-        inputs = model_input(backbone, view.render(backbone.img_size, keep, seed)[None])
+        inputs = model_input(backbone, view.render(backbone.img_size)[None])
         with eval_no_grad(backbone):
             output = backbone(inputs)
             if not torch.isfinite(output.grid).all():
                 raise UserError(f"{name} has non-finite features: its training diverged.")
+            require_regions(output.grid)
             full = (output.grid.shape[2], output.grid.shape[3])
             grid = _page_grid(full)
             coarse = F.adaptive_avg_pool2d(output.grid.float().cpu(), grid)
@@ -148,17 +159,16 @@ def _encode_model(name: str, backbone: Backbone, views: Sequence[_View], keep: f
         # The opposite direction is the transpose.
         "similarity": {f"{i}-{j}": _bytes(similarity[i, j]) for i, j in pairs if i <= j},
         "best": {f"{i}-{j}": similarity[i, j].argmax(dim=1).tolist() for i, j in pairs if i != j},
-        "top": {f"{i}-{j}": _top(features[i], features[j]) for i, j in pairs if i < j},
+        "top": {f"{i}-{j}": _top(features[i].grid, features[j].grid) for i, j in pairs if i < j},
         "global": [int(nearest_region(one.grid, global_feature(one))) for one in features],
         "heads": [] if reasons else heads,
         "notes": notes,
     }
 
 
-def _top(first: Features, second: Features) -> list[list[int]]:
-    columns = first.grid.shape[3]
-    pairs = correspond(first, second).pairs
-    return [[p.first[0] * columns + p.first[1], p.second[0] * columns + p.second[1]] for p in pairs]
+def _top(first: Tensor, second: Tensor) -> list[list[int]]:
+    chosen, matched, _ = best_pairs(first, second, TOP)
+    return torch.stack([chosen[0], matched[0]], dim=1).tolist()
 
 
 def _heads(backbone: Backbone, inputs: Tensor, full: tuple[int, int], grid: tuple[int, int]) -> dict[str, Any]:
@@ -191,11 +201,6 @@ def shrink_attention(attention: Tensor, full: tuple[int, int], grid: tuple[int, 
 
 def _page_grid(full: tuple[int, int]) -> tuple[int, int]:
     rows, columns = full
-    if rows * columns < 2:
-        raise UserError(
-            "The model ends with a 1x1 grid, whose single region cannot be explored. Use larger images or a model with "
-            "a smaller stride."
-        )
     step = 1
     while -(-rows // step) * -(-columns // step) > MOST_REGIONS:
         step += 1

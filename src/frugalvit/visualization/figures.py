@@ -61,9 +61,10 @@ def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
                 for region, mark in ((row.matches.own[side], _OWN), (row.matches.other[side], _OTHER)):
                     y, x = _centre(region, row.regions[side])
                     # On the right axes, as the numbers are, and open, so that neither hides the other.
-                    right.add_artist(
-                        _outline(Line2D([x], [y], **mark, transform=axis.transData, zorder=6, clip_on=False))
-                    )
+                    line = Line2D([x], [y], **mark, transform=axis.transData, zorder=6, clip_on=False)
+                    line.set_path_effects([Stroke(linewidth=3.6, foreground="white"), Normal()])
+                    line.set_in_layout(False)
+                    right.add_artist(line)
         pair = {"marker": "o", "color": palette.YELLOW, "markeredgecolor": "black", "markersize": 6}
         key = [
             (Line2D([], [], **pair, linewidth=1.1), "matches, the most similar first"),
@@ -73,12 +74,6 @@ def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
         lines, texts = zip(*key, strict=True)
         figure.legend(lines, texts, frameon=False, fontsize=7, loc="outside lower center", ncols=len(key))
         return figure
-
-
-def _outline(line: Line2D) -> Line2D:
-    line.set_path_effects([Stroke(linewidth=3.6, foreground="white"), Normal()])
-    line.set_in_layout(False)
-    return line
 
 
 def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from frugalvit.data.dataset import ImageDataset
 
 
+_JITTER = (0.4, 0.4, 0.2, 0.1)  # of brightness, contrast, saturation and hue
+
+
 @dataclass(frozen=True)
 class Box:
     """A rectangle of the original image, in its pixels."""
@@ -106,14 +109,11 @@ def input_batches(
     # Decode a JPEG at no more than twice the size of the crop.
     enough = (round(2 * backbone.img_size[0] / keep), round(2 * backbone.img_size[1] / keep))
     batch: list[Tensor] = []
-    bad = 0
     for index in console.progress(range(len(examples)), label=label):
         try:
             pixels = examples.read(index, at_least=enough)
         except UnreadableImage as error:
-            bad += 1
-            if bad == 1:
-                console.warning(f"skipped: {error}")
+            console.warning(f"skipped: {error}")
             continue
         batch.append(model_view(backbone, pixels, "crop", keep)[0])
         if len(batch) == size:
@@ -121,8 +121,6 @@ def input_batches(
             batch = []
     if batch:
         yield torch.stack(batch)
-    if bad > 1:
-        console.warning(f"skipped {bad} unreadable images")
 
 
 def model_input(backbone: Backbone, images: Tensor) -> Tensor:
@@ -148,12 +146,10 @@ class SecondView:
     flip: bool = True
     jitter: float = 0.8
     grey: float = 1.0
-    strength: tuple[float, float, float, float] = (0.4, 0.4, 0.2, 0.1)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Transform images (B, 3, H, W) in [0, 1]; each draws its own colours from ``generator`` (on the CPU)."""
-        views = [self._one(image, generator) for image in images]
-        return torch.stack(views)
+        return torch.stack([self._one(image, generator) for image in images])
 
     def _one(self, image: Tensor, generator: torch.Generator) -> Tensor:
         draws = torch.rand(6, generator=generator).tolist()
@@ -161,7 +157,7 @@ class SecondView:
         if self.flip:
             image = image.flip(-1)
         if draws[0] < self.jitter:
-            factors = [1 + amount * (2 * draw - 1) for amount, draw in zip(self.strength, draws[1:5], strict=True)]
+            factors = [1 + amount * (2 * draw - 1) for amount, draw in zip(_JITTER, draws[1:5], strict=True)]
             adjust = [
                 lambda x: functional.adjust_brightness(x, factors[0]),
                 lambda x: functional.adjust_contrast(x, factors[1]),
