@@ -52,7 +52,8 @@ format: setup
 
 docs: setup
 	$(RUN)/python -m pip install --quiet -e ".[docs]"
-	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict
+	$(RUN)/python -m pytest -q docs/tools/check_results.py
 
 clean:
 	rm -rf $(VENV) $(LOWEST) build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""Fixtures every test may use: golden numbers, real data, and the marks for GPU and slow tests."""
+"""Shared fixtures (golden numbers, real data, small models) and the marks for GPU and slow tests."""
 
 import os
 import zlib
@@ -20,7 +20,7 @@ from helpers.tiny_runs import write_images
 settings.register_profile("frugalvit", derandomize=True, deadline=None, max_examples=20, database=None)
 settings.load_profile("frugalvit")
 
-# Two test processes on two cores: more threads each would only fight.
+# Tests run as one process per core.
 torch.set_num_threads(1)
 configure_cpu()
 
@@ -68,20 +68,20 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _own_numbers() -> None:
-    """What a test draws does not depend on the tests before it."""
+def _seed() -> None:
+    """The random numbers of a test do not depend on earlier tests."""
     torch.manual_seed(0)
 
 
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
-    """Nor does what several tests share."""
+    """The random numbers of a shared fixture do not depend on earlier fixtures."""
     if fixturedef.scope != "function":
         torch.manual_seed(zlib.crc32(fixturedef.argname.encode()))
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test reads or writes the user's caches, or is quiet because one before it was."""
+def _isolate_cache_and_console(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No test uses the user's caches or the log level of an earlier test."""
     console.set_quiet(False)
     console.set_rank(0)
     monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
@@ -89,7 +89,7 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def golden() -> Callable[[str], dict[str, np.ndarray]]:
-    """Numbers the released code produced: ``golden("a_drloc")`` is a dict of arrays."""
+    """Numbers from the released code: ``golden("a_drloc")`` is a dict of arrays."""
     folder = _folder_from("FRUGALVIT_GOLDEN", "golden numbers")
 
     def load(name: str) -> dict[str, np.ndarray]:
@@ -126,7 +126,7 @@ def squares(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A cache of its own for one test."""
+    """An empty cache."""
     monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path / "own cache"))
     return tmp_path / "own cache"
 

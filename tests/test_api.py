@@ -69,12 +69,6 @@ def test_train_then_predict_and_probe(digits: str, tmp_path: Path, capsys: pytes
     assert score["top1"] >= 0 and cli.main(["report", str(result["run"]), "--quiet"]) == 0
 
 
-def test_resume_with_another_length_is_refused(digits: str, tmp_path: Path) -> None:
-    result = fv.train(digits, quiet=True, out=tmp_path / "run", **SMALL)
-    with pytest.raises(fv.UserError, match="--steps"):
-        fv.train(resume=result["run"], steps=None)
-
-
 def test_the_environment_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     add_command(monkeypatch, "change", change)
     monkeypatch.setenv("SLURM_NTASKS", "4")
@@ -119,25 +113,21 @@ def tune(config: Config) -> CommandResult:
     raise fv.UserError("failed")
 
 
-def in_default(dtype: torch.dtype) -> Any:
-    @contextlib.contextmanager
-    def within() -> Iterator[None]:
-        torch.set_default_dtype(dtype)
-        try:
-            yield
-            assert torch.get_default_dtype() == dtype
-        finally:
-            torch.set_default_dtype(torch.float32)
-
-    return within
+@contextlib.contextmanager
+def float64_default() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 MODES = {
     "autocast": lambda: torch.autocast("cpu"),
     "no gradients": torch.no_grad,
     "inference": torch.inference_mode,
-    "float64": in_default(torch.float64),
-    "bfloat16": in_default(torch.bfloat16),
+    "float64": float64_default,
     "another device": lambda: torch.device("meta"),
 }
 
@@ -147,9 +137,9 @@ def test_modes_of_the_caller_do_not_change_a_command(mode: Any, monkeypatch: pyt
     add_command(monkeypatch, "compute", compute)
     with mode():
         before = torch.ones(2) @ torch.ones(2)
-        found = fv.run("compute", "x")
+        result = fv.run("compute", "x")
         after = torch.ones(2) @ torch.ones(2)
-    assert found == {"sum": 5.0, "kind": "torch.float32"}
+    assert result == {"sum": 5.0, "kind": "torch.float32"}
     assert (before.dtype, before.device, before.is_inference()) == (after.dtype, after.device, after.is_inference())
 
 
@@ -159,15 +149,6 @@ def compute(config: Words) -> CommandResult:
     loss.backward()
     assert weight.grad is not None and weight.grad.tolist() == [2.0, 4.0]
     return CommandResult({"sum": loss.item(), "kind": str(loss.dtype)})
-
-
-@pytest.mark.parametrize("mode", ["autocast", "inference", "float64"])
-def test_modes_of_the_caller_do_not_change_training(mode: str, digits: str, tmp_path: Path) -> None:
-    plain = fv.train(digits, quiet=True, out=tmp_path / "plain", **SMALL)
-    with MODES[mode]():
-        within = fv.train(digits, quiet=True, out=tmp_path / "within", **SMALL)
-    models = [Path(run["run"]) / "model" / "model.safetensors" for run in (plain, within)]
-    assert models[0].read_bytes() == models[1].read_bytes()
 
 
 def test_one_thread_runs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,12 +196,6 @@ def test_a_forked_child_has_a_free_lock() -> None:
         thread.join()
 
 
-def test_pretrain_then_train(digits: str, tmp_path: Path) -> None:
-    before = fv.pretrain(digits, quiet=True, out=tmp_path / "pre", matching={"prototypes": 16}, **SMALL)
-    after = fv.train(digits, quiet=True, out=tmp_path / "run", init=before["run"], **SMALL)
-    assert TrainConfig.from_run(Path(after["run"]) / "config.yaml").init == before["run"]
-
-
 def test_the_configuration_of_the_caller_is_not_changed(digits: str, tmp_path: Path) -> None:
     """Values that are resolved for one run do not leak into the next."""
     config = TrainConfig.parse({"data": digits, "out": str(tmp_path / "run"), **SMALL})
@@ -230,21 +205,14 @@ def test_the_configuration_of_the_caller_is_not_changed(digits: str, tmp_path: P
 
 
 def test_positional_arguments_and_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    add_command(monkeypatch, "say it", say)
-    assert fv.run("say it", Path("a"), "b", "c") == {"first": "a", "more": ["b", "c"], "group": {}}
-    assert fv.run("say it", "a", ["b"], group={"x": 1}) == {"first": "a", "more": ["b"], "group": {"x": 1}}
-    assert fv.run("say it", first="a", **{"group.x": 2})["group"] == {"x": 2}
+    add_command(monkeypatch, "echo it", echo)
+    assert fv.run("echo it", Path("a"), "b", "c") == {"first": "a", "more": ["b", "c"], "group": {}}
+    assert fv.run("echo it", "a", ["b"], group={"x": 1}) == {"first": "a", "more": ["b"], "group": {"x": 1}}
+    assert fv.run("echo it", first="a", **{"group.x": 2})["group"] == {"x": 2}
 
 
-def say(config: Words) -> CommandResult:
+def echo(config: Words) -> CommandResult:
     return CommandResult(config.model_dump())
-
-
-class Loaded:
-    """An object with a long text."""
-
-    def __repr__(self) -> str:
-        return "layer\n" * 1000
 
 
 @pytest.mark.parametrize(
@@ -252,20 +220,14 @@ class Loaded:
     [
         (lambda: fv.run("fly"), "There is no command 'fly'"),
         (lambda: fv.run("probe"), "There is no command 'probe'"),
-        (lambda: fv.run("train now"), "There is no command 'train now'"),
-        (lambda: fv.run(""), "There is no command ''"),
         (lambda: fv.train("photos", epoch=3), "no option 'epoch'. Did you mean 'epochs'"),
         (lambda: fv.run("train", "photos", "others"), "'others' is one argument too many"),
         (lambda: fv.run("train", "photos", data="others"), "'data' is passed twice"),
         (lambda: fv.train(np.zeros((400, 8, 8))), r"data = a ndarray: it must be text\. .*fv\.save_data"),
-        (lambda: fv.train((np.zeros((4, 8, 8)), [0] * 4)), r"data = a tuple: it must be text\. .*fv\.save_data"),
-        (lambda: fv.train(Words), r"data = .*Words.*: it must be text\. .*fv\.save_data"),
-        (lambda: fv.run("embed", "run", np.zeros((9, 8, 8))), r"data = a ndarray: it must be text\. .*fv\.save_data"),
         (lambda: fv.run("embed", object(), "photos"), r"model = a object: it must be text\. Pass the run"),
         (lambda: fv.train("photos", backbone=object()), r"backbone = a object: it must be text\. Pass the name"),
         (lambda: fv.train(3), r"data = 3: it must be text\.$"),
         (lambda: fv.train("photos", device=torch.device("cuda:3")), "device = device.*it must be 'auto', 'cpu'"),
-        (lambda: fv.train("photos", init=Loaded()), r"init = a Loaded: it must be text\. Pass the run"),
         (lambda: fv.train("nowhere"), "'nowhere'"),
     ],
 )
@@ -280,12 +242,3 @@ def test_a_spawned_worker_starts_no_command(digits: str, tmp_path: Path, monkeyp
     with pytest.raises(fv.UserError, match='if __name__ == "__main__":\''):
         fv.train(digits, quiet=True, out=tmp_path / "run", **SMALL)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_torch_device_is_accepted() -> None:
-    for device, word in (
-        (torch.device("cpu"), "cpu"),
-        (torch.device("cuda"), "cuda"),
-        (torch.device("cuda:0"), "cuda"),
-    ):
-        assert TrainConfig.parse({"device": device}).device == word

@@ -25,8 +25,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
     status = cli.main([*words])
-    said = capsys.readouterr()
-    return status, said.out + said.err
+    output = capsys.readouterr()
+    return status, output.out + output.err
 
 
 @pytest.mark.parametrize("part", [0, 1, None])
@@ -83,5 +83,5 @@ def test_other_runs_cannot_be_replayed(tmp_path: Path, capsys: pytest.CaptureFix
     with pytest.raises(UserError, match="5 steps in a row") as fault:
         run_toy(tmp_path / "run", ToyTask(dict.fromkeys(range(20), "input")), log_every=1)
     assert "The batch and the state are in" in str(fault.value) and "replay" not in str(fault.value)
-    status, said = command(capsys, "replay", str(tmp_path / "run"))
-    assert status == 2 and "pretrain' only" in said and "Traceback" not in said, said
+    status, output = command(capsys, "replay", str(tmp_path / "run"))
+    assert status == 2 and "pretrain' only" in output and "Traceback" not in output, output

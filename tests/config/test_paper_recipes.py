@@ -65,7 +65,7 @@ def test_the_released_schedule_ends_at_three_quarters() -> None:
     config = resolve_training(config, Facts(50_000, 100, 224, "cuda", "swin", 27_500_000), AutoValues())
     plan = make_plan(config, 50_000, 1)
     assert plan.lr.at(plan.steps) == pytest.approx(1e-3 * (0.01 + 0.99 * 0.75))
-    assert Cosine(1.0, 0.0, 10, warmup=4).at(7) == 0.5 == Cosine(1.0, 0.0, 10, warmup=4, whole=True).at(5)
+    assert Cosine(1.0, 0.0, 10, warmup=4).at(7) == 0.5 == Cosine(1.0, 0.0, 10, warmup=4, from_zero=True).at(5)
 
 
 @pytest.mark.parametrize(("form", "zeroed"), [("released", True), ("paper", False)])

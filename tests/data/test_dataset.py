@@ -39,12 +39,6 @@ def test_equal_names_sizes_and_times_are_told_apart(tmp_path: Path) -> None:
     assert not torch.equal(cached[0], cached[1])
 
 
-def test_a_moved_dataset_keeps_its_fingerprint(tmp_path: Path) -> None:
-    before = open_data(str(bitmaps(tmp_path / "here", 0)), split="given").splits["train"].fingerprint()
-    (tmp_path / "here").rename(tmp_path / "there")
-    assert open_data(str(tmp_path / "there"), split="given").splits["train"].fingerprint() == before
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_copy_has_the_fingerprint_without_times(packed: bool, tmp_path: Path) -> None:
     folder = bitmaps(tmp_path / "images", 0)

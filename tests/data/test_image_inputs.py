@@ -6,20 +6,12 @@ import pytest
 
 from frugalvit.data.image_inputs import InputImages
 from frugalvit.errors import UserError
-from helpers.data_layouts import fill, lock
+from helpers.data_layouts import fill
 
 
-def test_unreadable_folders_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fill(tmp_path, {"photos": 2, "photos/locked": 2, "shut/locked": 2, "empty": 0})
-    lock(monkeypatch, "locked")
-    assert len(InputImages([str(tmp_path / "photos")]).paths) == 2
-    assert f"no permission to read {tmp_path}/photos/locked" in capsys.readouterr().err
-    for folder, message in [
-        ("shut/locked", f"no permission to read {tmp_path}/shut/locked"),
-        ("shut", f"no permission to read {tmp_path}/shut/locked"),
-        ("empty", "holds no images"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            InputImages([str(tmp_path / folder)])
+def test_paths_of_files_and_folders(tmp_path: Path) -> None:
+    fill(tmp_path, {"photos": 2, "photos/deep": 2, "empty": 0})
+    assert len(InputImages([str(tmp_path / "photos"), str(tmp_path / "photos" / "000.png")]).paths) == 5
+    for name in ("empty", "missing.png"):
+        with pytest.raises(UserError, match=name):
+            InputImages([str(tmp_path / name)])

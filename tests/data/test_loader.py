@@ -58,42 +58,36 @@ def test_any_step_first_gives_the_same_batch() -> None:
 @pytest.mark.parametrize("mixed", [True, False])
 def test_ranks_share_one_batch(world: int, mixed: bool) -> None:
     for step in range(4):
-        whole = batches(batch=16, mixed=mixed).batch_at(step)
+        full = batches(batch=16, mixed=mixed).batch_at(step)
         parts = [batches(batch=16, mixed=mixed, rank=r, world=world).batch_at(step) for r in range(world)]
-        torch.testing.assert_close(torch.cat([part.images for part in parts]), whole.images, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(torch.cat([part.targets for part in parts]), whole.targets)
-        assert torch.equal(torch.cat([part.index for part in parts]), whole.index)
+        torch.testing.assert_close(torch.cat([part.images for part in parts]), full.images, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(torch.cat([part.targets for part in parts]), full.targets)
+        assert torch.equal(torch.cat([part.index for part in parts]), full.index)
         assert {len(part.index) for part in parts} == {16 // world}
 
 
 def test_ranks_share_crops() -> None:
     store = a_store(labelled=False)
     crops = MultiCrop(CropsConfig(local_crops=2), 32)
-    whole = batches(store, mixed=False, augment=crops).batch_at(1)
+    full = batches(store, mixed=False, augment=crops).batch_at(1)
     parts = [batches(store, mixed=False, augment=crops, rank=r, world=2).batch_at(1) for r in range(2)]
-    assert whole.targets is None and whole.labels is None and len(whole.images) == 4
+    assert full.targets is None and full.labels is None and len(full.images) == 4
     for view in range(4):
         together = torch.cat([part.images[view] for part in parts])
-        torch.testing.assert_close(together, whole.images[view], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(together, full.images[view], atol=1e-5, rtol=1e-5)
 
 
-def test_clean_images_are_kept_on_request() -> None:
-    batch = batches(keep_clean=True).batch_at(0)
-    plain = batches(mixed=False).batch_at(0)
-    assert batch.clean is not None and torch.equal(batch.clean, plain.images)
-    assert batches().batch_at(0).clean is None
-    assert torch.equal(batch.labels, plain.targets)
-
-
-def test_unmixed_images_have_no_clean_copy() -> None:
-    """A second tensor of them would cost a second pass through the network."""
+def test_clean_images_on_request() -> None:
+    """Only mixed batches have them: a second tensor would cost a second pass through the network."""
     loader = batches(keep_clean=True)
     assert loader.mixing is not None
     loader.mixing.prob = 0.5
-    kept = [loader.batch_at(step) for step in range(12)]
-    plain = [batches(mixed=False).batch_at(step).images for step in range(12)]
-    mixed = [not torch.equal(batch.images, images) for batch, images in zip(kept, plain, strict=True)]
-    assert [batch.clean is not None for batch in kept] == mixed and 0 < sum(mixed) < 12
+    both = [(loader.batch_at(step), batches(mixed=False).batch_at(step)) for step in range(12)]
+    mixed = [not torch.equal(batch.images, plain.images) for batch, plain in both]
+    assert [batch.clean is not None for batch, _ in both] == mixed and 0 < sum(mixed) < 12
+    assert all(torch.equal(batch.clean, plain.images) for batch, plain in both if batch.clean is not None)
+    assert all(torch.equal(batch.labels, plain.targets) for batch, plain in both)
+    assert batches().batch_at(0).clean is None
 
 
 def test_fewer_images_than_a_batch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,18 +111,13 @@ def test_another_batch_size_has_the_same_order() -> None:
         ({"batch": 9, "world": 2}, "multiple of 4"),
         ({"batch": 9, "world": 2, "mixed": False}, "multiple of 2"),
         ({"batch": 64, "world": 40}, "fewer devices"),
+        ({"store": a_store(labelled=False)}, "labels"),
+        ({"store": a_store(labelled=False), "mixed": False, "balance": True}, "labels"),
     ],
 )
 def test_impossible_batches_are_refused(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         batches(**keywords)
-
-
-def test_mixing_and_balance_need_labels() -> None:
-    with pytest.raises(UserError, match="labels"):
-        batches(a_store(labelled=False))
-    with pytest.raises(UserError, match="labels"):
-        batches(a_store(labelled=False), mixed=False, balance=True)
 
 
 def test_balance_draws_classes_equally_often() -> None:
@@ -144,8 +133,8 @@ def test_balance_draws_classes_equally_often() -> None:
     assert Counter(seen.tolist()) == {0: 20, 1: 20, 2: 20}
 
 
-def test_the_remainder_goes_to_a_random_class() -> None:
-    """Of 61 images for three classes one is left over in every epoch."""
+def test_balance_gives_the_remainder_to_a_random_class() -> None:
+    """61 images are one more than three equal classes."""
     labels, generator = torch.arange(60) % 3, torch.Generator().manual_seed(0)
     counts = [Counter(labels[balanced_order(labels, 61, generator)].tolist()) for _ in range(12)]
     assert all(sorted(count.values()) == [20, 20, 21] for count in counts)
@@ -232,12 +221,6 @@ def test_prefetching_returns_the_same() -> None:
             assert torch.equal(mine, other)
 
 
-def test_stores_from_arrays_take_both_layouts() -> None:
-    store = a_store(4)
-    again = CachedStore.from_arrays(store.images.permute(0, 2, 3, 1).numpy(), [0, 1, 2, 0])
-    assert torch.equal(again.images, store.images) and again.labels.tolist() == [0, 1, 2, 0]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("where", ["device", "ram"])
 def test_batches_on_the_device_equal_those_on_the_cpu(where: str) -> None:
@@ -263,8 +246,8 @@ def test_grouped_steps_on_the_device(crops: bool) -> None:
     )
     assert grouped.grouped_steps == 8
     for step in range(5, 16):
-        found = [one.batch_at(step).images for one in (alone, grouped, resumed if step > 10 else grouped)]
-        by_itself, together, again = (views if crops else [views] for views in found)
+        views_of = [one.batch_at(step).images for one in (alone, grouped, resumed if step > 10 else grouped)]
+        by_itself, together, again = (views if crops else [views] for views in views_of)
         for mine, other, repeated in zip(together, by_itself, again, strict=True):
             assert ((mine - other).abs() > 0.06).float().mean() < 0.01  # as between devices
             assert torch.equal(mine, repeated)

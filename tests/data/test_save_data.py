@@ -10,8 +10,6 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 import frugalvit as fv
-from frugalvit.data import splits
-from frugalvit.data.dataset import DatasetSplits, ImageDataset
 
 GREY = np.arange(6, dtype=np.uint8)[:, None, None] * np.full((1, 5, 7), 40, np.uint8)
 COLOUR = np.stack([GREY, 255 - GREY, GREY // 2], axis=3)
@@ -86,43 +84,36 @@ def test_datasets_are_read_once(tmp_path: Path) -> None:
 )
 def test_labels(labels: Any, classes: Any, names: Any, numbers: list[int], tmp_path: Path) -> None:
     source = fv.open_data(fv.save_data(tmp_path / "out", (GREY[:3], labels), classes=classes), split="given")
-    found = source.splits["train"].labels
-    assert source.classes == names and found is not None and found.tolist() == numbers
+    stored = source.splits["train"].labels
+    assert source.classes == names and stored is not None and stored.tolist() == numbers
 
 
-class Frame:
-    """A pandas frame: a length, and columns by name."""
+class Frame(dict[str, list[str]]):
+    """A pandas frame: a dictionary with columns."""
 
     columns = ("image", "label")
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, name: str) -> list[str]:
-        return {"image": ["a.png"], "label": ["x"]}[name]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"train": GREY}, r"train: .* got ndarray of shape \(6, 5, 7\)"),
+        ({"train": GREY}, "train: .* got ndarray"),
         ({"train": 3}, "train: .* got int"),
         ({"train": [{"image": GREY[0]}]}, "train: .* got dict"),
-        ({"train": Frame()}, r"train: .*'image', 'label'.*\(table\['image'\], table\['label'\]\)"),
-        ({"train": (GREY, [0, 1] * 3), "classes": {0: "a", 1: "b"}}, "classes is a dictionary"),
+        ({"train": Frame()}, "train: .* got Frame"),
+        ({"train": (GREY, [0, 1] * 3), "classes": {0: "a", 1: "b"}}, "classes must"),
         ({"train": (GREY, [1, 2])}, "6 images and 2 labels"),
         ({"train": (GREY[:0], [])}, "train has no images"),
         ({"train": (GREY / 255.0, [0] * 6)}, "train-0: .*float64"),
         ({"train": (torch.randn(2, 3, 4, 4), [0, 1])}, "train-0: .*0 to 1"),
-        ({"train": (GREY, [0, 1] * 3), "classes": ["a", "a"]}, "classes has"),
-        ({"train": (GREY, [0, 1] * 3), "classes": ["a", " "]}, "classes has"),
+        ({"train": (GREY, [0, 1] * 3), "classes": ["a", "a"]}, "classes must"),
         ({"train": (GREY, [0.5] * 6)}, "train-0: .*0.5"),
         ({"train": (GREY, [-1] * 6)}, "train-0: .*-1"),
         ({"train": (GREY, ["a", 1] * 3)}, "Some labels are numbers"),
         ({"train": (GREY, ["a", " "] * 3)}, "train-1: .*' '"),
-        ({"train": (GREY, [0, None, 1] * 2)}, r"train: 2 of 6 images .*\(index 1, 4\)"),
+        ({"train": (GREY, [0, None, 1] * 2)}, "train-1 has no label"),
         ({"train": (GREY, [0, 3] * 3), "classes": ["a", "b"]}, "label 3 .*2 classes"),
-        ({"train": (GREY, [0] * 6), "test": (GREY, None)}, "test has no labels"),
+        ({"train": (GREY, [0] * 6), "test": (GREY, None)}, "Some splits"),
         ({"train": (["nowhere.png"], None)}, r"nowhere\.png"),
     ],
 )
@@ -158,28 +149,7 @@ def test_replace_refuses_other_folders(beside: str, tmp_path: Path) -> None:
     assert (out / beside).read_text() == '{"mine": 1}' and (out / "train-000000.tar").exists()
 
 
-def test_the_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(fv.UserError, match="working folder"):
-        fv.save_data(".", (GREY, None))
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("thing", [GREY, None, 3, "", [GREY]])
 def test_open_data_refuses_other_types(thing: Any) -> None:
     with pytest.raises(fv.UserError, match=r"fv\.save_data"):
         fv.open_data(thing)
-
-
-class WithoutSelect(ImageDataset):
-    """A dataset without ``_select``."""
-
-    def raw(self, index: int) -> bytes:
-        return b""
-
-
-def test_dataset_without_select_cannot_be_split() -> None:
-    source = DatasetSplits("mine", "here", "own", ("a",), {"train": WithoutSelect(["x", "y"], np.zeros(2))})
-    with pytest.raises(NotImplementedError):
-        splits.add_missing_splits(source, "auto", 0.5, 0)
-    assert repr(source.splits["train"]) == "WithoutSelect(2 images, labelled)"

@@ -1,9 +1,6 @@
-"""The documentation is true: every command and every Python block runs, names and links exist, the pages build."""
+"""Every command and every Python block of the documentation runs; names and links exist."""
 
 import ast
-import importlib
-import importlib.util
-import os
 import re
 import shlex
 import shutil
@@ -30,12 +27,12 @@ SOURCE = ROOT / "src" / "frugalvit"
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
 LAUNCHERS = {"srun", "time", "nice"}
 SHELL = ("bash", "console")
-# What a command gets when it is run here, whatever the page says: the reader has more time and more hardware.
+# Options that make the commands of the pages short.
 TRAINING = {"steps": "2", "batch": "8", "img-size": "32", "device": "cpu", "report": None}
 HEADS = {"matching.prototypes": "16", "matching.hidden": "16", "matching.bottleneck": "8"}
 CROPS = {"crops.local-crops": "2", "crops.local-size": "16"}
 SCENES = {"steps": "1", "batch": "2", "img-size": "64", "device": "cpu", "report": None}
-SHORTER: dict[str, dict[str, str | None]] = {  # None: the option is switched off
+SHORT_OPTIONS: dict[str, dict[str, str | None]] = {  # None: the option is switched off
     "train": TRAINING,
     "pretrain": TRAINING | HEADS | CROPS,
     "compare": TRAINING | {"seeds": "1"},
@@ -45,22 +42,12 @@ SHORTER: dict[str, dict[str, str | None]] = {  # None: the option is switched of
     "bench": {"steps": "1", "batch": "1", "img-size": "64", "reference": "none"},
     "demo": {"seeds": "1", "epochs": "1"},
 }
-# Options that ask for what a test cannot have: other processes, a network, hours.
-LEFT_OUT = {"devices": 1, "nodes": 1, "epochs": 1, "pretrained": 0}
-# These are tried elsewhere, or need what is not here: an index of packages, the rest of a table.
-NOT_RUN = {
-    "pip": "tests/test_wheel.py installs",
-    "python": "'python -c' is run, 'python -m venv' makes an environment",
-    ".": "enters the environment",
-    "make": "its targets are checked",
-    "if": "asks for the status of the command before it",
-    "status=$?": "keeps the status of the command before it",
-    "tensorboard": "a server, which does not end",
-}
+# Options that need other processes, a network or hours, and their number of values.
+REMOVED_OPTIONS = {"devices": 1, "nodes": 1, "epochs": 1, "pretrained": 0}
 
 
 class Block(NamedTuple):
-    """A fenced block: its language, its text and the line it begins at."""
+    """A fenced block: its language, its text and its first line."""
 
     language: str
     text: str
@@ -80,8 +67,8 @@ def blocks(page: Path) -> Iterator[Block]:
         number = end + 1
 
 
-def lines_to_type(block: Block) -> Iterator[list[str]]:
-    """The commands in a block, as words; of a console block those behind a prompt, since the rest is output."""
+def shell_lines(block: Block) -> Iterator[list[str]]:
+    """Yield the shell commands of a block; in a console block they follow a prompt."""
     if block.language not in SHELL:
         return
     for line in re.sub(r"\\\n\s*", " ", block.text).splitlines():
@@ -93,8 +80,8 @@ def lines_to_type(block: Block) -> Iterator[list[str]]:
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """The frugalvit commands in a block; variables and launchers before them are left out."""
-    for words in lines_to_type(block):
+    """Yield the frugalvit commands of a block, without the variables and launchers before them."""
+    for words in shell_lines(block):
         for name in ("frugalvit", "frugalvit.cli"):
             before = words[: words.index(name)] if name in words else None
             if before is not None and (name != "frugalvit" or all("=" in w or w in LAUNCHERS for w in before)):
@@ -109,7 +96,7 @@ def parse(words: list[str]) -> None:
     if verb is None or "--help" in words:
         return
     rest = words[len(verb.name.split()) :]
-    if "--config" in rest:  # the file is the reader's
+    if "--config" in rest:  # a file of the reader
         del rest[rest.index("--config") : rest.index("--config") + 2]
     parser.parse(verb.load_config(), rest, f"frugalvit {verb.name}", verb.help)
 
@@ -130,41 +117,12 @@ def test_commands_parse(page: Path) -> None:
     assert refused == []
 
 
-def test_no_command_is_shown_that_nobody_tries() -> None:
-    """Commands stand in bash or console blocks; elsewhere readers would see them and no test would."""
-    for page in PAGES:
-        for block in blocks(page):
-            for words in lines_to_type(block):
-                known = words[0] in NOT_RUN or "frugalvit" in words or "frugalvit.cli" in words
-                assert known, f"{page_id(page)}:{block.line}: nobody tries '{shlex.join(words)}'"
-            if block.language not in SHELL:
-                assert not re.search(r"^(\$ |frugalvit )", block.text, re.MULTILINE), f"{page_id(page)}:{block.line}"
-        outside = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        assert not re.search(r"^    (\$|frugalvit|pip|python|make|tensorboard) ", outside, re.MULTILINE), page_id(page)
-
-
-def test_make_has_the_targets_that_are_named() -> None:
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
-        text = page.read_text(encoding="utf-8")
-        named = re.findall(r"`make ([a-z]+)`", text) + re.findall(r"^make ([a-z]+)", text, re.MULTILINE)
-        assert set(named) <= set(targets), page_id(page)
-
-
-def test_inline_commands_name_real_verbs() -> None:
-    for page in PAGES:
-        if page.name == "extending.md":  # adds its own commands
-            continue
-        for words in re.findall(r"`frugalvit ([a-z][^`]*)`", page.read_text(encoding="utf-8")):
-            assert cli.find_command(words.split()), words
-
-
 # -- every block runs
 
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reader's folder: images in all the forms the pages speak of, and the runs they go on from."""
+    """The folder of a reader: all data and runs that the pages name."""
     folder = tmp_path_factory.mktemp("reader")
     for name in ("photos/cat", "photos/dog", "others/cat", "others/dog", "digits/0", "digits/1"):
         write_images(folder / name, 10)
@@ -188,8 +146,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save({"model": swin.model.state_dict()}, folder / "checkpoint.pth")
     features, runs = str(folder / "runs" / "features"), folder / "runs"
     images, photos = str(folder / "images"), str(folder / "photos")
-    assert cli.main(shortened(["pretrain", images, "--backbone", "swin_nano", "--out", features])) == 0
-    assert cli.main(shortened(["train", photos, "--init", features, "--out", str(runs / "photos")])) == 0
+    assert cli.main(shorten(["pretrain", images, "--backbone", "swin_nano", "--out", features])) == 0
+    assert cli.main(shorten(["train", photos, "--init", features, "--out", str(runs / "photos")])) == 0
     for name in ("classifier", "RUN"):
         shutil.copytree(runs / "photos", runs / name)
     return folder
@@ -203,24 +161,24 @@ def write_images(folder: Path, count: int, kind: str = "jpg", first: int = 0) ->
         Image.fromarray(pixels).save(folder / f"image_{number:05d}.{kind}")
 
 
-def shortened(words: list[str]) -> list[str]:
-    """A command as it is run here: the page's own words, less what no test can have, with small values."""
+def shorten(words: list[str]) -> list[str]:
+    """Return the command of a page with small values."""
     verb = cli.find_command(words)
     assert verb is not None
-    changes = SHORTER.get(verb.name, {})
-    out = _without(words, dict.fromkeys(changes, 1) | LEFT_OUT)
-    if "--resume" in out and out[out.index("--resume") + 1] == "auto":  # it begins here
+    changes = SHORT_OPTIONS.get(verb.name, {})
+    out = _without(words, dict.fromkeys(changes, 1) | REMOVED_OPTIONS)
+    if "--resume" in out and out[out.index("--resume") + 1] == "auto":  # it starts here
         out = _without(out, {"resume": 1})
-    if "--select" in out:  # there are few images here
+    if "--select" in out:  # there are few images
         out[out.index("--select") + 1] = "4"
-    begins = not {"--init", "--continue", "--resume", "--backbone"} & set(out)
-    if begins and verb.name.split()[-1] in ("train", "pretrain", "compare"):
+    is_new = not {"--init", "--continue", "--resume", "--backbone"} & set(out)
+    if is_new and verb.name.split()[-1] in ("train", "pretrain", "compare"):
         changes = changes | {"backbone": "swin_nano"}
     if "--continue" in out:
-        changes = changes | {"steps": "4"}  # a run that goes on must be longer than the one before
-    if {"--recipe", "--init"} <= set(out):  # the recipe names the papers' network; the weights here are a small one's
+        changes = changes | {"steps": "4"}  # it must be longer than the run before
+    if {"--recipe", "--init"} <= set(out):  # the recipe names a larger network than that of the weights
         changes = changes | {"backbone": "swin_nano"}
-    if "--resume" in out:  # with what it was begun with
+    if "--resume" in out:  # with its own options
         changes = {"device": "cpu"}
     for name, value in changes.items():
         out += [f"--no-{name}"] if value is None else [f"--{name}", value]
@@ -228,7 +186,7 @@ def shortened(words: list[str]) -> list[str]:
 
 
 def _without(words: list[str], names: dict[str, int]) -> list[str]:
-    """Words less some options, each with so many values."""
+    """Remove options; ``names`` has their numbers of values."""
     out, skip = [], 0
     for word in words:
         if word.removeprefix("--") in names and word.startswith("--"):
@@ -240,13 +198,13 @@ def _without(words: list[str], names: dict[str, int]) -> list[str]:
     return out
 
 
-# A transcript of what was done, and guides whose commands train full-size networks and stand elsewhere: with --slow.
+# A transcript, and guides whose commands train full-size networks: only with --slow.
 GUIDES = ("small_images", "few_labels", "no_labels", "segmentation", "detection", "many_nodes", "one_gpu", "choosing")
 LONG = ("docs/FIRST_HOUR.md", *(f"docs/guides/{name}.md" for name in GUIDES))
 WITH_BLOCKS = [
     pytest.param(page, id=page_id(page), marks=[pytest.mark.slow] * (page_id(page) in LONG))
     for page in PAGES
-    if list(blocks(page)) and page.name != "RESULTS.md"  # whole experiments: their words are parsed, as all are
+    if list(blocks(page)) and page.name != "RESULTS.md"  # full experiments: only parsed
 ]
 
 
@@ -258,47 +216,47 @@ def test_blocks_run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Every command and every Python block, in the page's order, in a reader's folder."""
+    """Run every command and every Python block of a page, in order."""
     for entry in reader.iterdir():
         if entry.name != "runs":
             (tmp_path / entry.name).symlink_to(entry)
     if "runs/" in page.read_text(encoding="utf-8"):
-        shutil.copytree(reader / "runs", tmp_path / "runs", ignore=_made_by(page))
+        shutil.copytree(reader / "runs", tmp_path / "runs", ignore=_ignore_outputs(page))
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
         if block.language == "python":
-            padding = "\n" * block.line  # so that a traceback names the line of the page
+            padding = "\n" * block.line  # a traceback then names the line of the page
             exec(compile(padding + block.text, page_id(page), "exec"), names)
-        for words in lines_to_type(block):
+        for words in shell_lines(block):
             if words[:2] == ["python", "-c"]:
                 subprocess.run([sys.executable, *words[1:]], check=True, capture_output=True)
         for words in commands(block):
-            status = cli.main(shortened(words))
+            status = cli.main(shorten(words))
             assert status == 0, f"{page_id(page)}:{block.line}: {shlex.join(words)}\n{capsys.readouterr().err}"
 
 
-def _made_by(page: Path) -> Any:
-    """The runs that a page makes itself must not be there before."""
-    made = re.findall(r"--out runs/([\w-]+)", page.read_text(encoding="utf-8"))
-    return shutil.ignore_patterns(*made) if made else None
+def _ignore_outputs(page: Path) -> Any:
+    """Ignore the runs that the page makes itself."""
+    outputs = re.findall(r"--out runs/([\w-]+)", page.read_text(encoding="utf-8"))
+    return shutil.ignore_patterns(*outputs) if outputs else None
 
 
 def symbols(path: Path) -> set[str]:
-    """Names a file defines: functions, classes, constants, and methods as ``Class.method``."""
-    found: set[str] = set()
+    """Return the names that a file defines; methods as ``Class.method``."""
+    names: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
         if isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return found
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
 
 
-def test_every_sentence_of_the_papers_has_its_file() -> None:
+def test_papers_name_existing_symbols() -> None:
     text = (DOCS / "papers.md").read_text(encoding="utf-8")
     named = re.findall(r"`([\w/]+\.py)::([\w.]+)`", text)
     assert len(named) > 80
@@ -307,18 +265,6 @@ def test_every_sentence_of_the_papers_has_its_file() -> None:
     ]
     missing += [file for file in re.findall(r"`(recipes/[\w-]+\.yaml)`", text) if not (SOURCE / file).exists()]
     assert not missing
-    rows = [
-        line for line in text.splitlines() if line.startswith("| ") and "---" not in line and "| where |" not in line
-    ]
-    assert all(re.search(r"::|\.yaml", row) for row in rows), "every row names a file"
-
-
-def test_the_tables_of_scaling_are_what_the_benchmark_prints() -> None:
-    script = [sys.executable, str(ROOT / "benchmarks" / "scaling.py")]
-    printed = subprocess.run(script, check=True, capture_output=True, text=True).stdout
-    rows = [line for line in printed.splitlines() if re.match(r"\| (?!---|data)", line)]
-    page = (DOCS / "SCALING.md").read_text(encoding="utf-8")
-    assert len(rows) == 12 and all(f"{row}\n" in page for row in rows)
 
 
 def test_files_and_links_exist() -> None:
@@ -337,16 +283,6 @@ def test_files_and_links_exist() -> None:
     assert not broken
 
 
-def test_reference_names_exist() -> None:
-    for target in re.findall(r"^::: ([\w.]+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE):
-        module, _, name = target.rpartition(".")
-        try:
-            found = getattr(importlib.import_module(module), name, None)
-        except ModuleNotFoundError:
-            found = None
-        assert (found or importlib.import_module(target)).__doc__, f"{target} has no docstring"
-
-
 def test_navigation_names_every_page() -> None:
     navigation = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
 
@@ -358,38 +294,4 @@ def test_navigation_names_every_page() -> None:
 
     listed = set(pages(navigation))
     written = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
-    assert written == listed, "pages that no reader finds, or that are not there"
-
-
-def test_pages_build_without_a_warning(tmp_path: Path) -> None:
-    for package in ("mkdocs", "material", "mkdocstrings"):
-        pytest.importorskip(package, reason=f"{package} is not installed; it comes with the docs extra")
-    site = tmp_path / "site"
-    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
-    done = subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    )
-    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
-    reference = (site / "api" / "index.html").read_text(encoding="utf-8")
-    assert "the final tokens at their positions in the image" in reference, "docstrings are shown"
-    for page in DOCS.rglob("*.md"):
-        name = page.relative_to(DOCS).with_suffix("")
-        assert (site / ("" if name.name == "index" else name) / "index.html").exists(), name
-    linked = re.findall(r'href="\.\./(source/[^"#]+)#(__codelineno-0-\d+)"', (site / "papers/index.html").read_text())
-    pages = {page: (site / page / "index.html").read_text(encoding="utf-8") for page, _ in linked}
-    assert len(linked) > 80 and all(f'id="{line}"' in pages[page] for page, line in linked), "a sentence's line is gone"
-
-
-def test_docstrings_keep_their_columns() -> None:
-    pytest.importorskip("griffe", reason="griffe is not installed; it comes with the docs extra")
-    spec = importlib.util.spec_from_file_location("docstrings", DOCS / "tools" / "docstrings.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    text = "One of :data:`OWN`.\n\nname   what it is\n       and more\n\nArgs:\n    x:  a number"
-    tidied = module.tidy(text)
-    assert (
-        "One of `OWN`." in tidied
-        and "- **name**: what it is and more" in tidied
-        and "\nArgs:\n    x:  a number" in tidied
-    )
+    assert written == listed, "mkdocs.yml must list every page"

@@ -47,7 +47,7 @@ def test_unlabelled_images_beside_class_folders(squares: Path, tmp_path: Path) -
     with np.load(tmp_path / "f.npz") as arrays:
         (row,) = [row for row, path in enumerate(arrays["paths"]) if path.endswith("loose.png")]
         assert arrays["labels"][row] == -1 and (arrays["labels"] >= 0).sum() == 48 and arrays["splits"][row] == "train"
-    assert any("1 loose image" in note for note in result.notes)
+    assert any("1 unlabelled image" in note for note in result.notes)
     embed(EmbedConfig(data=str(folder), out=str(tmp_path / "g.npz"), labels="ignore", **TINY))
     with np.load(tmp_path / "g.npz") as arrays:
         assert len(arrays["paths"]) == 49 and "labels" not in arrays

@@ -166,22 +166,15 @@ def test_one_graph_per_kind_of_step(without_a_gpu: list[Any]) -> None:
     assert len(without_a_gpu) == 100 - 6 * WARM_UP
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_capture_errors(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_error(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _, action = toy()
 
     def refuse(action: Any, stream: Any, pool: Any) -> Any:
-        if full:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
     monkeypatch.setattr(cuda_graphs, "on_side_stream", lambda action, stream: action())
     monkeypatch.setattr(cuda_graphs, "capture", refuse)
     for _ in range(WARM_UP):
         made.run(action, [torch.ones(2, 2), None, False])
-    if full:
-        with pytest.raises(torch.OutOfMemoryError):
-            made.run(action, [torch.ones(2, 2), None, False])
-    else:
-        with pytest.raises(UserError, match=r"operation not permitted when stream is capturing.*Use --compile true"):
-            made.run(action, [torch.ones(2, 2), None, False])
+    with pytest.raises(UserError, match=r"operation not permitted when stream is capturing.*Use --compile true"):
+        made.run(action, [torch.ones(2, 2), None, False])

@@ -1,7 +1,6 @@
 """Distributed training, with threads as ranks; ``test_two_processes.py`` uses real processes."""
 
 import os
-import signal
 import threading
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from lightning_fabric import Fabric
 
 from frugalvit.comparison import compare
 from frugalvit.config.dense import DetectConfig
@@ -20,7 +18,6 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.dataset import ArrayExamples
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, StreamingDataset
 from frugalvit.engine import distributed
-from frugalvit.engine.trainer import RunInterrupted
 from frugalvit.errors import LostRankError, UserError
 from frugalvit.experiment import builders, resume
 from frugalvit.experiment.auto_values import AutoValues
@@ -31,8 +28,7 @@ from frugalvit.tasks.dense import loader
 from frugalvit.tasks.detection.commands import DetectExperiment
 from frugalvit.utils import system
 from frugalvit.utils.tables import CommandResult
-from helpers.fake_distributed import gather
-from helpers.toy_task import ToyTask, run_toy
+from helpers.fake_distributed import run_ranks
 
 
 class StopTest(Exception):
@@ -42,10 +38,10 @@ class StopTest(Exception):
 @pytest.fixture(autouse=True)
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The timeouts of collectives; threads have no process group."""
-    given: list[float] = []
-    monkeypatch.setattr(distributed, "_wait_at_most", given.append)
+    timeouts: list[float] = []
+    monkeypatch.setattr(distributed, "_set_timeout", timeouts.append)
     monkeypatch.setattr(distributed, "FILESYSTEM_TIMEOUT", 0.3)
-    return given
+    return timeouts
 
 
 # -- the folder of the run
@@ -67,7 +63,7 @@ def test_all_ranks_score_rank_zeros_best_weights(tmp_path: Path) -> None:
         run.close()
         return [state["weight"].tolist() for state in loaded]
 
-    assert gather(2, finish) == [[[1.0, 1.0]]] * 2
+    assert run_ranks(2, finish) == [[[1.0, 1.0]]] * 2
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -80,7 +76,7 @@ def test_run_folder_must_be_shared(shared: bool, tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         distributed.check_shared_filesystem(fabric, folder)
 
-    errors = gather(2, check)
+    errors = run_ranks(2, check)
     assert not list(tmp_path.rglob(".seen*"))
     if shared:
         assert errors == [None, None]
@@ -93,14 +89,14 @@ def test_resume_auto_needs_the_run_on_all_ranks() -> None:
         run = "run" if fabric.global_rank == 0 else None
         resume.check_ranks_agree(TrainConfig(out="run").model_copy(update={"resume": run}), fabric)
 
-    errors = gather(2, check)
+    errors = run_ranks(2, check)
     assert all(isinstance(e, UserError) and "Some processes see a run in run" in str(e) for e in errors)
 
 
 # -- a command with several processes
 
 
-def live(monkeypatch: pytest.MonkeyPatch, out: Path, open_source: Any, body: Any) -> list[Any]:
+def run_command(monkeypatch: pytest.MonkeyPatch, out: Path, open_source: Any, body: Any) -> list[Any]:
     peers = threading.local()
     monkeypatch.setattr(builders, "make_fabric", lambda _: peers.own)
 
@@ -112,16 +108,7 @@ def live(monkeypatch: pytest.MonkeyPatch, out: Path, open_source: Any, body: Any
         experiment._train = body  # type: ignore[method-assign]
         return experiment.run()
 
-    return gather(2, command)
-
-
-def test_a_stopped_run_says_how_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(*_: Any) -> CommandResult:
-        raise RunInterrupted("SIGTERM")
-
-    results = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), stop)
-    assert [result.data["stopped"] for result in results] == ["SIGTERM"] * 2
-    assert all(f"--resume {tmp_path / 'run'}" in result.data["resume"] for result in results)
+    return run_ranks(2, command)
 
 
 @pytest.mark.parametrize("lost", [0, 1])
@@ -131,7 +118,7 @@ def test_rank_that_cannot_open_the_data(lost: int, tmp_path: Path, monkeypatch: 
             raise UserError("There is no folder photos.")
         return SimpleNamespace(name="photos")
 
-    results = live(monkeypatch, tmp_path / "run", open_source, lambda *_: CommandResult({}))
+    results = run_command(monkeypatch, tmp_path / "run", open_source, lambda *_: CommandResult({}))
     assert str(results[lost]) == "There is no folder photos."
     left = results[1 - lost]
     assert isinstance(left, UserError), left
@@ -142,7 +129,7 @@ def test_an_error_in_the_body_removes_the_empty_run(tmp_path: Path, monkeypatch:
     def body(*_: Any) -> CommandResult:
         raise UserError("There are no weights for this network.")
 
-    errors = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
+    errors = run_command(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
     assert [type(error) for error in errors] == [UserError, UserError]
     assert len({str(error) for error in errors}) == 1 and not (tmp_path / "run").exists()
 
@@ -154,24 +141,8 @@ def test_every_remaining_rank_reports_a_lost_rank(tmp_path: Path, monkeypatch: p
         with distributed.fail_on_lost_rank(Mock(world_size=2), None, 1.0):
             raise RuntimeError("[gloo] Connection closed by peer")
 
-    errors = live(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
+    errors = run_command(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
     assert [type(error) for error in errors] == [LostRankError] * 2
-
-
-def test_all_ranks_wait_until_rank_zero_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done: list[str] = []
-    real = RunFolder.save_checkpoint
-    monkeypatch.setattr(RunFolder, "save_checkpoint", lambda *args, **more: done.append("save") or real(*args, **more))
-    monkeypatch.setattr(Fabric, "barrier", lambda *_: done.append("barrier"))
-
-    class Told(ToyTask):
-        def after_step(self, step: int, skipped: torch.Tensor) -> None:
-            if step == 4:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(RunInterrupted, match="SIGTERM"):
-        run_toy(tmp_path / "run", Told(), save_every=100)
-    assert done[-2:] == ["save", "barrier"]
 
 
 @pytest.mark.parametrize(("rank", "error"), [("0", KeyboardInterrupt), ("1", SystemExit)])
@@ -189,22 +160,6 @@ def test_stopped_comparison(
     assert (tmp_path / "run" / "asked.json").exists() == (rank == "0")
     if rank == "1":
         assert left.value.code == 0  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("devices", "writes"), [(2, False), (1, True)], ids=["the second of two", "a lone one"])
-def test_rank_zero_writes_the_comparison(
-    devices: int, writes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Clusters set ranks in the environment of single processes."""
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    written: list[Path] = []
-    monkeypatch.setattr(compare, "write_comparison", lambda folder, *_: written.append(folder))
-    monkeypatch.setattr(compare, "run_once", lambda *_: {"run": "r", "top1": 1.0})
-    config = compare.CompareConfig.parse(
-        {"data": "photos", "out": str(tmp_path / "c"), "settings": ["a: lr=1", "b: lr=2"], "devices": devices}
-    )
-    compare.compare(config)
-    assert bool(written) == writes
 
 
 # -- decisions of all ranks
@@ -237,17 +192,17 @@ def test_same_number_of_readers_on_every_node(monkeypatch: pytest.MonkeyPatch) -
         shards = StreamingDataset([f"{i}.tar" for i in range(100)], ShardSurvey(None, 9, None, []), None, None, sample)
         return builders.resolve_readers(config, shards, fabric, AutoValues()).workers
 
-    assert gather(4, decide) == [4, 4, 4, 4]
+    assert run_ranks(4, decide) == [4, 4, 4, 4]
 
 
 @pytest.mark.parametrize(("lengths", "error"), [((5, 5), ""), ((5, 4), "this one")])
 def test_all_ranks_cache_the_same_images(lengths: tuple[int, int], error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank has more RAM, or cannot read an image."""
-    places: list[str] = []
+    locations: list[str] = []
 
     def build(*_: Any, agree: Any, **__: Any) -> Any:
         rank = ranks.own
-        places.append(agree(("ram", "off")[rank]))
+        locations.append(agree(("ram", "off")[rank]))
         return SimpleNamespace(readable=lengths[rank])
 
     ranks = threading.local()
@@ -258,12 +213,12 @@ def test_all_ranks_cache_the_same_images(lengths: tuple[int, int], error: str, m
         ranks.own = fabric.global_rank
         return builders._build_store(examples, (8, 8), TrainConfig(), fabric.device, fabric).readable
 
-    found = gather(2, keep)
-    assert places == ["off", "off"]
+    results = run_ranks(2, keep)
+    assert locations == ["off", "off"]
     if error:
-        assert all(isinstance(one, UserError) and error in str(one) for one in found)
+        assert all(isinstance(one, UserError) and error in str(one) for one in results)
     else:
-        assert found == [5, 5]
+        assert results == [5, 5]
 
 
 def test_detection_ranks_use_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +237,7 @@ def test_detection_ranks_use_the_same_images(monkeypatch: pytest.MonkeyPatch) ->
             experiment._open_eval_set([1, 2, 3])
 
     for training in (True, False):
-        errors = gather(2, partial(open_set, training=training))
+        errors = run_ranks(2, partial(open_set, training=training))
         texts = [str(error).partition("(")[2].partition(")")[0] for error in errors]
         assert texts == ["this one 3 of 3", "this one 2 of 3"]
 
@@ -299,7 +254,7 @@ def test_timeout_counts_only_in_steps(waits: list[float]) -> None:
             assert len(arrived) == 2
             fabric.barrier()
 
-    assert gather(2, work) == [None, None]
+    assert run_ranks(2, work) == [None, None]
     assert waits == [5.0, 5.0, distributed.SETUP_TIMEOUT, distributed.SETUP_TIMEOUT]
     fabric: Any = SimpleNamespace(launch=lambda: None, barrier=lambda: None, world_size=2, global_rank=0, strategy=None)
     distributed.launch(fabric)

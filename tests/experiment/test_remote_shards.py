@@ -18,21 +18,21 @@ from helpers.web_server import serving
 
 
 @pytest.fixture(scope="module")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
+def server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
     folder = tmp_path_factory.mktemp("streaming")
     write_images(folder / "images", train=20)
     shard_images(folder / "shards", folder / "images", count=6)
     write_config(folder / "train.yaml", TRAIN)
     write_config(folder / "pretrain.yaml", PRETRAIN)
-    nursery = ForkServer(folder)
-    status, said = nursery.run("data", "pack", "images", "packed", "--shard-megabytes", "0.008")
-    assert status == 0, said
-    return nursery
+    server = ForkServer(folder)
+    status, output = server.run("data", "pack", "images", "packed", "--shard-megabytes", "0.008")
+    assert status == 0, output
+    return server
 
 
 @pytest.fixture(scope="module")
-def web(nursery: ForkServer) -> Iterator[str]:
-    with serving(nursery.folder) as (address, _):
+def web(server: ForkServer) -> Iterator[str]:
+    with serving(server.folder) as (address, _):
         yield address
 
 
@@ -41,112 +41,114 @@ def words(verb: str, where: str, out: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.parametrize("verb", ["train", pytest.param("pretrain", marks=pytest.mark.slow)])
-def test_killed_and_resumed_over_http(nursery: ForkServer, web: str, verb: str) -> None:
+def test_killed_and_resumed_over_http(server: ForkServer, web: str, verb: str) -> None:
     """Ten steps of eight out of some thirty images: the resumed run begins in the middle of an epoch."""
-    whole, broken = nursery.folder / f"{verb}_whole", nursery.folder / f"{verb}_broken"
+    whole, broken = server.folder / f"{verb}_whole", server.folder / f"{verb}_broken"
     where = web + "/shards/{000..005}.tar"
-    status, said = nursery.run(*words(verb, where, whole))
-    assert status == 0 and "Streaming 5 shards" in said, said
-    status, said = nursery.run(*words(verb, where, broken), kill_at=30, inside=broken)
-    assert status == -signal.SIGKILL, said
+    status, output = server.run(*words(verb, where, whole))
+    assert status == 0 and "Streaming 5 shards" in output, output
+    status, output = server.run(*words(verb, where, broken), kill_at=30, inside=broken)
+    assert status == -signal.SIGKILL, output
     held = json.loads((broken / "data.json").read_text())["survey"]["held"]  # so that a resumed run keeps its val
     assert held == [2]  # both verbs hold out the same
-    status, said = nursery.run(verb, "--resume", str(broken))
-    assert status == 0 and "resuming" in said, said
+    status, output = server.run(verb, "--resume", str(broken))
+    assert status == 0 and "resuming" in output, output
     assert differences(whole, broken) == []
 
 
-def test_shards_with_an_index(nursery: ForkServer, web: str) -> None:
+def test_shards_with_an_index(server: ForkServer, web: str) -> None:
     """The index that pack writes gives counts, classes and splits: nothing has to be looked through."""
-    out = nursery.folder / "indexed"
-    status, said = nursery.run(*words("train", f"{web}/packed/index.json", out), kill_at=30, inside=out)
-    assert status == -signal.SIGKILL, said
-    assert "reading shards" not in said and "40 images" in said
+    out = server.folder / "indexed"
+    status, output = server.run(*words("train", f"{web}/packed/index.json", out), kill_at=30, inside=out)
+    assert status == -signal.SIGKILL, output
+    assert "reading shards" not in output and "40 images" in output
     facts = json.loads((out / "data.json").read_text())
     assert facts["classes"] == ["cat", "dog"] and facts["images"] == 40 and sum(facts["survey"]["counts"]) == 40
-    status, said = nursery.run("train", "--resume", str(out))
-    assert status == 0, said
+    status, output = server.run("train", "--resume", str(out))
+    assert status == 0, output
     assert json.loads((out / "summary.json").read_text())["scored_images"] == 10
-    plain = nursery.folder / "indexed_whole"
-    assert nursery.run(*words("train", f"{web}/packed/index.json", plain))[0] == 0
+    plain = server.folder / "indexed_whole"
+    assert server.run(*words("train", f"{web}/packed/index.json", plain))[0] == 0
     assert differences(plain, out) == []
 
 
 @pytest.mark.slow
-def test_reader_processes_resume(nursery: ForkServer) -> None:
+def test_reader_processes_resume(server: ForkServer) -> None:
     """A reader process reads the same as this one, and no reader outlives a kill."""
-    whole, broken = nursery.folder / "readers_whole", nursery.folder / "readers_broken"
-    status, said = nursery.run(*words("train", "packed", whole, "--stream", "true"))
-    assert status == 0, said
+    whole, broken = server.folder / "readers_whole", server.folder / "readers_broken"
+    status, output = server.run(*words("train", "packed", whole, "--stream", "true"))
+    assert status == 0, output
     more = ["--stream", "true", "--workers", "1"]
-    child = nursery.start(*words("train", "packed", broken), *more, kill_at=30, inside=broken)
+    child = server.start(*words("train", "packed", broken), *more, kill_at=30, inside=broken)
     assert child.wait() == -signal.SIGKILL, child.output()
     until = time.monotonic() + 20
-    while _readers_in(nursery.folder) and time.monotonic() < until:
+    while _readers_in(server.folder) and time.monotonic() < until:
         time.sleep(0.1)
-    assert not _readers_in(nursery.folder), "readers were left behind"
-    status, said = nursery.run("train", "--resume", str(broken))
-    assert status == 0, said
+    assert not _readers_in(server.folder), "readers were left behind"
+    status, output = server.run("train", "--resume", str(broken))
+    assert status == 0, output
     assert differences(whole, broken) == []
 
 
-def test_two_processes_share_the_shards(nursery: ForkServer, web: str) -> None:
-    out = nursery.folder / "two"
+def test_two_processes_share_the_shards(server: ForkServer, web: str) -> None:
+    out = server.folder / "two"
     variables = torchrun_variables(2)
-    finish(start(nursery, variables, *words("train", web + "/shards/{000..005}.tar", out), "--steps", "4"))
+    finish(start(server, variables, *words("train", web + "/shards/{000..005}.tar", out), "--steps", "4"))
     assert read_metrics(out)[-1]["step"] == 4
 
 
-def test_resume_needs_the_same_number_of_processes(nursery: ForkServer) -> None:
+def test_resume_needs_the_same_number_of_processes(server: ForkServer) -> None:
     """Another number would share the shards out otherwise: some images twice in an epoch, others never."""
-    out = nursery.folder / "alone"
-    status, said = nursery.run(*words("train", "packed", out, "--stream", "true"), kill_at=30, inside=out)
-    assert status == -signal.SIGKILL, said
+    out = server.folder / "alone"
+    status, output = server.run(*words("train", "packed", out, "--stream", "true"), kill_at=30, inside=out)
+    assert status == -signal.SIGKILL, output
     facts = out / "data.json"
     assert json.loads(facts.read_text())["processes"] == 1
-    status, said = nursery.run("train", "--resume", str(out), "--devices", "2")
-    assert status == 2 and "1 processes (--devices, --nodes), not 2" in said and "Traceback" not in said, said
+    status, output = server.run("train", "--resume", str(out), "--devices", "2")
+    assert status == 2 and "1 processes (--devices, --nodes), not 2" in output and "Traceback" not in output, output
     facts.write_text("{")
-    status, said = nursery.run("train", "--resume", str(out))
-    assert status == 2 and "is not readable JSON" in said and "Traceback" not in said, said
+    status, output = server.run("train", "--resume", str(out))
+    assert status == 2 and "is not readable JSON" in output and "Traceback" not in output, output
 
 
-def test_a_damaged_shard_is_named(nursery: ForkServer) -> None:
-    folder = nursery.folder / "torn"
-    shutil.copytree(nursery.folder / "shards", folder)
+def test_a_damaged_shard_is_named(server: ForkServer) -> None:
+    folder = server.folder / "torn"
+    shutil.copytree(server.folder / "shards", folder)
     shard = folder / "001.tar"
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
     with serving(folder) as (address, _):
-        out = nursery.folder / "torn_run"
-        status, said = nursery.run(*words("train", address + "/{000..005}.tar", out))
-        assert status == 0, said
-        assert "1 of 5 shards" in said and "001.tar" in said and "truncated" in said and "Traceback" not in said
+        out = server.folder / "torn_run"
+        status, output = server.run(*words("train", address + "/{000..005}.tar", out))
+        assert status == 0, output
+        assert "1 of 5 shards" in output and "001.tar" in output and "truncated" in output and "Traceback" not in output
         for name in ("001.tar", "002.tar", "003.tar"):
             (folder / name).write_bytes(b"nothing" * 100)
-        out = nursery.folder / "torn_too_much"
-        status, said = nursery.run(*words("pretrain", address + "/{000..005}.tar", out))
-        assert status == 2 and "shards cannot be read, more than --cache.max-bad" in said and "Traceback" not in said
+        out = server.folder / "torn_too_much"
+        status, output = server.run(*words("pretrain", address + "/{000..005}.tar", out))
+        assert (
+            status == 2 and "shards cannot be read, more than --cache.max-bad" in output and "Traceback" not in output
+        )
 
 
-def test_fsspec_and_pipes(nursery: ForkServer) -> None:
+def test_fsspec_and_pipes(server: ForkServer) -> None:
     """Any address of fsspec, and the output of commands, once they are allowed."""
     pytest.importorskip("fsspec")
-    shards = nursery.folder / "shards"
+    shards = server.folder / "shards"
     runs = {"fsspec": f"file://{shards}/{{000..005}}.tar", "pipe": f"pipe:cat {shards}/{{000..005}}.tar"}
     for name, where in runs.items():
         allowed = {"FRUGALVIT_ALLOW_PIPES": "1"} if name == "pipe" else {}
-        status, said = nursery.run(*words("train", where, nursery.folder / name), **allowed)
-        assert status == 0 and "Streaming" in said, said
-    first, second = (torch.load(nursery.folder / n / "checkpoints/last.pt", weights_only=True) for n in runs)
+        status, output = server.run(*words("train", where, server.folder / name), **allowed)
+        assert status == 0 and "Streaming" in output, output
+    first, second = (torch.load(server.folder / n / "checkpoints/last.pt", weights_only=True) for n in runs)
     torch.testing.assert_close(first["task"], second["task"], rtol=0, atol=0)
-    status, said = nursery.run(*words("train", runs["pipe"], nursery.folder / "refused"))
-    assert status == 2 and "FRUGALVIT_ALLOW_PIPES=1" in said and "Traceback" not in said
+    status, output = server.run(*words("train", runs["pipe"], server.folder / "refused"))
+    assert status == 2 and "FRUGALVIT_ALLOW_PIPES=1" in output and "Traceback" not in output
     failing = "pipe:cat nothing-{0..3}.tar"
-    status, said = nursery.run(*words("train", failing, nursery.folder / "f"), FRUGALVIT_ALLOW_PIPES="1")
-    assert status == 2 and "ended with status" in said and "Traceback" not in said
+    status, output = server.run(*words("train", failing, server.folder / "f"), FRUGALVIT_ALLOW_PIPES="1")
+    assert status == 2 and "ended with status" in output and "Traceback" not in output
 
 
-def test_options_that_streams_cannot_do(nursery: ForkServer, web: str) -> None:
+def test_options_that_streams_cannot_do(server: ForkServer, web: str) -> None:
     where = web + "/shards/{000..005}.tar"
     for more, expected in (
         (["--labels", "0.5"], "--stream false"),
@@ -154,26 +156,26 @@ def test_options_that_streams_cannot_do(nursery: ForkServer, web: str) -> None:
         (["--split", "remake"], "--stream false"),
         (["--workers", "9"], "9 readers"),
     ):
-        status, said = nursery.run(*words("train", where, nursery.folder / "wrong"), *more)
-        assert status == 2 and expected in said and "Traceback" not in said, said
-        shutil.rmtree(nursery.folder / "wrong", ignore_errors=True)
-    status, said = nursery.run(*words("train", "images", nursery.folder / "wrong", "--stream", "true"))
-    assert status == 2 and "--stream" in said
-    status, said = nursery.run(*words("train", web + "/shards/000.tar", nursery.folder / "wrong"))
-    assert status == 2 and "none to validate on" in said
-    status, said = nursery.run(*words("train", web + "/nothing/{0..3}.tar", nursery.folder / "wrong"))
-    assert status == 2 and "no images in readable shards" in said
+        status, output = server.run(*words("train", where, server.folder / "wrong"), *more)
+        assert status == 2 and expected in output and "Traceback" not in output, output
+        shutil.rmtree(server.folder / "wrong", ignore_errors=True)
+    status, output = server.run(*words("train", "images", server.folder / "wrong", "--stream", "true"))
+    assert status == 2 and "--stream" in output
+    status, output = server.run(*words("train", web + "/shards/000.tar", server.folder / "wrong"))
+    assert status == 2 and "none to validate on" in output
+    status, output = server.run(*words("train", web + "/nothing/{0..3}.tar", server.folder / "wrong"))
+    assert status == 2 and "no images in readable shards" in output
 
 
-def test_classes_to_keep(nursery: ForkServer, web: str) -> None:
+def test_classes_to_keep(server: ForkServer, web: str) -> None:
     """Labels that are not asked for are passed over, before they count."""
-    images = write_images(nursery.folder / "three", train=12, classes=("ant", "bee", "cow"))
-    shard_images(nursery.folder / "three_shards", images)
-    (nursery.folder / "keep.txt").write_text("cow\nant\n")
-    out = nursery.folder / "kept"
+    images = write_images(server.folder / "three", train=12, classes=("ant", "bee", "cow"))
+    shard_images(server.folder / "three_shards", images)
+    (server.folder / "keep.txt").write_text("cow\nant\n")
+    out = server.folder / "kept"
     where = web + "/three_shards/{000..003}.tar"
-    status, said = nursery.run(*words("train", where, out), "--classes", "keep.txt")
-    assert status == 0, said
+    status, output = server.run(*words("train", where, out), "--classes", "keep.txt")
+    assert status == 0, output
     facts = json.loads((out / "data.json").read_text())
     assert facts["classes"] == ["ant", "cow"] and facts["images"] < 24
 

@@ -110,13 +110,13 @@ def test_missing_data_is_a_warning(ready: ReadyModel, capsys: pytest.CaptureFixt
         verify.check_images(ready, "nowhere/at-all", {})
 
 
-@pytest.mark.parametrize("name", ["list.csv", "list.NDJSON", "list.txt", "list.tsv", "one.JPG"])
+@pytest.mark.parametrize("name", ["list.csv", "list.JSONL", "list.txt", "list.tsv", "one.JPG"])
 def test_images_may_be_any_kind_of_data(name: str, photos: Path):
     path = photos / name
     if name.endswith("JPG"):
         path.write_bytes((photos / "0.jpg").read_bytes())
     else:
-        rows = {".csv": "path\n0.jpg\n", ".tsv": "path\n0.jpg\n", ".NDJSON": '{"path": "0.jpg"}', ".txt": "0.jpg\n"}
+        rows = {".csv": "path\n0.jpg\n", ".tsv": "path\n0.jpg\n", ".JSONL": '{"path": "0.jpg"}', ".txt": "0.jpg\n"}
         path.write_text(rows[path.suffix])
     assert len(verify.read_images(str(path))) == 1
     (photos / "shard.tgz").write_bytes(b"\x1f\x8b" + bytes(2000))

@@ -1,6 +1,6 @@
-"""A headless Chromium spoken to over a pair of pipes: no driver, no port, no network.
+"""A headless Chromium that speaks the DevTools protocol over pipes: no driver, no port, no network.
 
-The DevTools protocol travels as JSON texts ended by a zero byte, through the browser's descriptors 3 and 4.
+Messages are JSON texts, each ended by a zero byte, through the browser's descriptors 3 and 4.
 """
 
 import base64
@@ -84,7 +84,7 @@ class Browser:
         return json.loads(text)
 
     def open(self, page: Path, width: int = 1200, height: int = 900, fragment: str = "", dark: bool = False) -> None:
-        """Open a page from disk at a size; forgets what earlier pages did."""
+        """Open a page from disk and clear the events of earlier pages."""
         self.call("Page.navigate", url="about:blank")
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
@@ -99,7 +99,7 @@ class Browser:
         end = time.monotonic() + seconds
         while not self.value(expression):
             if time.monotonic() > end:
-                raise TimeoutError(f"never true: {expression}; {self.complaints()}")
+                raise TimeoutError(f"not true after {seconds} s: {expression}; {self.complaints()}")
             time.sleep(0.02)
 
     def value(self, expression: str) -> Any:
@@ -122,25 +122,25 @@ class Browser:
     def complaints(self) -> list[str]:
         """Console errors and warnings, and uncaught exceptions, since the page was opened."""
         self.value("0")
-        found = []
+        messages = []
         for event in self.events:
             if event.get("method") == "Runtime.exceptionThrown":
-                found.append(json.dumps(event["params"]["exceptionDetails"])[:500])
+                messages.append(json.dumps(event["params"]["exceptionDetails"])[:500])
             if event.get("method") == "Runtime.consoleAPICalled" and event["params"]["type"] in ("error", "warning"):
-                found.append(json.dumps(event["params"]["args"])[:500])
+                messages.append(json.dumps(event["params"]["args"])[:500])
             if event.get("method") == "Log.entryAdded" and event["params"]["entry"]["level"] in ("error", "warning"):
-                found.append(event["params"]["entry"]["text"])
-        return found
+                messages.append(event["params"]["entry"]["text"])
+        return messages
 
     def requests(self) -> list[str]:
-        """Addresses asked for since the page was opened, besides the page itself and data inside it."""
+        """Addresses requested since the page was opened, without the page and data: addresses."""
         self.value("0")
-        asked = [
+        urls = [
             event["params"]["request"]["url"]
             for event in self.events
             if event.get("method") == "Network.requestWillBeSent"
         ]
-        return [url for url in asked[1:] if not url.startswith("data:")]
+        return [url for url in urls[1:] if not url.startswith("data:")]
 
     def screenshot(self, path: Path, full: bool = True) -> None:
         parameters: dict[str, Any] = {"captureBeyondViewport": full}

@@ -2,10 +2,7 @@
 
 from pathlib import Path
 
-import pytest
 from PIL import Image
-
-from frugalvit.data.formats import folder as listing
 
 
 def picture(path: Path, shade: int = 0) -> Path:
@@ -21,18 +18,6 @@ def fill(root: Path, counts: dict[str, int]) -> Path:
         for i in range(count):
             picture(root / folder / f"{i:03d}.png", 16 * number + i)
     return root
-
-
-def lock(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Make folders of this name unreadable, also for root."""
-    list_folder = listing.list_folder
-
-    def refuse(path: str) -> listing.Folder:
-        if Path(path).name == name:
-            raise PermissionError(13, "Permission denied", path)
-        return list_folder(path)
-
-    monkeypatch.setattr(listing, "list_folder", refuse)
 
 
 def sizes(source) -> dict[str, int]:

@@ -36,7 +36,7 @@ def targets(masks: bool = True) -> list[dict[str, torch.Tensor]]:
 def noisy(images: list[CocoImage], data: CocoData, noise: float, seed: int = 0) -> list[dict[str, Any]]:
     """Detections made from the annotations: moved, sometimes missed or of the wrong class."""
     random = np.random.default_rng(seed)
-    found = []
+    detections = []
     for index, image in enumerate(images):
         for entry in image.objects:
             if random.random() < noise / 4:
@@ -45,7 +45,7 @@ def noisy(images: list[CocoImage], data: CocoData, noise: float, seed: int = 0) 
             box = np.add(entry["bbox"], [*shift, *random.normal(0, 3 * noise, 2)])
             label = data.class_of()[entry["category_id"]]
             inside = np.roll(masks_of([entry], image.height, image.width)[0], shift.round().astype(int)[::-1], (0, 1))
-            found.append(
+            detections.append(
                 {
                     "image": index,
                     "label": label if random.random() > noise / 4 else 3 - label,
@@ -54,4 +54,4 @@ def noisy(images: list[CocoImage], data: CocoData, noise: float, seed: int = 0) 
                     "segmentation": run_length.encode(np.asfortranarray(inside)),
                 }
             )
-    return found
+    return detections

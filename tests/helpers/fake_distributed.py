@@ -10,64 +10,64 @@ import torch
 from torch import Tensor
 
 
-class Meeting:
+class FakeGroup:
     """The values of all ranks in each round of collectives."""
 
-    def __init__(self, count: int) -> None:
-        self.count, self.somebody_left = count, False
+    def __init__(self, world_size: int) -> None:
+        self.world_size, self.broken = world_size, False
         self.rounds: defaultdict[int, dict[int, Any]] = defaultdict(dict)
         self.changed = threading.Condition()
 
-    def tell(self, number: int, rank: int, value: Any) -> list[Any]:
-        said = self.rounds[number]
+    def all_gather(self, number: int, rank: int, value: Any) -> list[Any]:
+        values = self.rounds[number]
         with self.changed:
-            said[rank] = value
+            values[rank] = value
             self.changed.notify_all()
-            self.changed.wait_for(lambda: len(said) == self.count or self.somebody_left, timeout=10)
-        if len(said) < self.count:
+            self.changed.wait_for(lambda: len(values) == self.world_size or self.broken, timeout=10)
+        if len(values) < self.world_size:
             raise RuntimeError("[gloo] Connection closed by peer")
-        return [said[peer] for peer in range(self.count)]
+        return [values[rank] for rank in range(self.world_size)]
 
     def leave(self) -> None:
         with self.changed:
-            self.somebody_left = True
+            self.broken = True
             self.changed.notify_all()
 
 
-class Peer:
-    """A Fabric of one rank, in a thread."""
+class FakeFabric:
+    """The Fabric of one rank, in a thread."""
 
     device = torch.device("cpu")
 
-    def __init__(self, rank: int, meeting: Meeting) -> None:
-        self.global_rank, self.world_size, self.is_global_zero = rank, meeting.count, rank == 0
-        self._meeting, self._round = meeting, 0
+    def __init__(self, rank: int, group: FakeGroup) -> None:
+        self.global_rank, self.world_size, self.is_global_zero = rank, group.world_size, rank == 0
+        self._group, self._round = group, 0
 
-    def _tell(self, value: Any) -> list[Any]:
+    def _all_gather(self, value: Any) -> list[Any]:
         self._round += 1
-        return self._meeting.tell(self._round, self.global_rank, value)
+        return self._group.all_gather(self._round, self.global_rank, value)
 
     def broadcast(self, value: Any) -> Any:
-        return self._tell(value)[0]
+        return self._all_gather(value)[0]
 
     def all_reduce(self, value: Tensor, reduce_op: str) -> Tensor:
-        said = torch.stack(self._tell(value))
-        return said.amax(0) if reduce_op == "max" else getattr(torch, reduce_op)(said, 0)
+        values = torch.stack(self._all_gather(value))
+        return values.amax(0) if reduce_op == "max" else getattr(torch, reduce_op)(values, 0)
 
     def barrier(self) -> None:
-        self._tell(None)
+        self._all_gather(None)
 
 
-def gather(count: int, work: Callable[[Any], Any]) -> list[Any]:
-    """Run ``work`` on ``count`` ranks; return each result, or the error that ended the rank."""
-    meeting = Meeting(count)
+def run_ranks(world_size: int, work: Callable[[Any], Any]) -> list[Any]:
+    """Run ``work`` on all ranks; return each result, or the error that ended the rank."""
+    group = FakeGroup(world_size)
 
-    def live(rank: int) -> Any:
+    def run_rank(rank: int) -> Any:
         try:
-            return work(Peer(rank, meeting))
+            return work(FakeFabric(rank, group))
         except Exception as error:
-            meeting.leave()
+            group.leave()
             return error
 
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(live, range(count)))
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(run_rank, range(world_size)))

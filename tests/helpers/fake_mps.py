@@ -28,15 +28,15 @@ class AppleGpu(TorchFunctionMode):
         if function in (Tensor.cpu, Tensor.tolist, Tensor.item, Tensor.numpy, Tensor.__bool__, Tensor.__float__):
             return function(*[_plain(a) for a in args], **kwargs)
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
-        there = any(isinstance(tensor, OnMps) for tensor in tensors)
-        asked = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.device | str)]
-        target = next((torch.device(a) for a in asked if str(a) in ("mps", "cpu")), None)
-        if target is None and there and name not in ("index_select", "__getitem__", "__setitem__", "copy_", "to"):
-            strangers = [tensor for tensor in tensors if not isinstance(tensor, OnMps) and tensor.dim() > 0]
-            assert not strangers, f"{name} mixes tensors of the CPU and of the device"
+        on_mps = any(isinstance(tensor, OnMps) for tensor in tensors)
+        devices = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.device | str)]
+        target = next((torch.device(a) for a in devices if str(a) in ("mps", "cpu")), None)
+        if target is None and on_mps and name not in ("index_select", "__getitem__", "__setitem__", "copy_", "to"):
+            others = [tensor for tensor in tensors if not isinstance(tensor, OnMps) and tensor.dim() > 0]
+            assert not others, f"{name} mixes tensors of the CPU and of the device"
         plain = tree_map(lambda leaf: torch.device("cpu") if str(leaf) == "mps" else _plain(leaf), (args, kwargs))
         result = function(*plain[0], **plain[1])
-        on_device = target == MPS if target is not None else there
+        on_device = target == MPS if target is not None else on_mps
         return tree_map(lambda leaf: _wrap(leaf, name) if on_device else leaf, result)
 
 

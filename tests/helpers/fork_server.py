@@ -1,9 +1,8 @@
 """Run commands as real processes in milliseconds: one process imports everything and forks a child per run.
 
-``ForkServer.start`` runs ``frugalvit ARGV`` in a child that accepts signals. With ``kill_at`` the child kills itself,
-or sends itself other signals, at its n-th operation on files whose path starts with ``inside`` (open to write, rename,
-link, remove, make a folder). This reaches moments that no timer hits, for example between a file and its rename, and
-does not depend on the load of the machine.
+``ForkServer.start`` runs ``frugalvit ARGV`` in a child that accepts signals. With ``kill_at`` the child sends itself
+SIGKILL, or other signals, at its n-th file operation below ``inside`` (open to write, rename, link, remove, make a
+folder). A timer would not hit such moments, for example between a file and its rename.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,27 +44,27 @@ class Child:
 
     def wait(self) -> int:
         """Return the exit status; minus the signal's number if a signal ended it."""
-        return self.server.ask({"wait": self.pid})["status"]
+        return self.server.request({"wait": self.pid})["status"]
 
     def output(self) -> str:
         return self.log.read_text(encoding="utf-8") if self.log.exists() else ""
 
-    def wait_for_output(self, words: str, seconds: float = 60.0) -> None:
-        until = time.monotonic() + seconds
-        while words not in self.output():
-            assert time.monotonic() < until, f"never printed '{words}'\n{self.output()}"
-            time.sleep(0.01)
+    def wait_for_output(self, text: str) -> None:
+        self._wait_until(lambda: text in self.output(), f"'{text}' was not printed")
 
-    def wait_for(self, path: Path, seconds: float = 60.0) -> None:
+    def wait_for(self, path: Path) -> None:
         """Wait until ``path`` exists."""
-        until = time.monotonic() + seconds
-        while not path.exists():
-            assert time.monotonic() < until, f"{path} did not appear\n{self.output()}"
+        self._wait_until(path.exists, f"{path} did not appear")
+
+    def _wait_until(self, condition: Callable[[], bool], failure: str) -> None:
+        until = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < until, f"{failure}\n{self.output()}"
             time.sleep(0.005)
 
 
 class ForkServer:
-    """Start commands in ``folder``. All servers of a test session share one process that forks."""
+    """Starts commands in ``folder``. All servers of a test session share one process that forks."""
 
     _process: ClassVar[subprocess.Popen[str] | None] = None
 
@@ -93,14 +92,14 @@ class ForkServer:
         variables = {"FRUGALVIT_CACHE": str(self.folder / "cache")} | variables
         order = {"argv": argv, "log": str(log), "cwd": str(self.folder), "variables": variables}
         order |= {"kill_at": kill_at, "inside": str(inside or self.folder), "signals": list(signals)}
-        return Child(self.ask(order)["pid"], log, self)
+        return Child(self.request(order)["pid"], log, self)
 
     def run(self, *argv: str, **more: Any) -> tuple[int, str]:
         """Run a command to its end; return its exit status and its output."""
         child = self.start(*argv, **more)
         return child.wait(), child.output()
 
-    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+    def request(self, order: dict[str, Any]) -> dict[str, Any]:
         process = ForkServer._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(order) + "\n")
@@ -118,22 +117,22 @@ def _close() -> None:
 def _serve() -> None:
     import importlib
 
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup, and a run obeys that
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     for module in _MODULES:
         importlib.import_module(module)
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:
-            answer = {"status": _status(order["wait"])}
+            answer = {"status": _wait_status(order["wait"])}
         else:
             pid = os.fork()
             if pid == 0:
-                _live(order)
+                _run_command(order)
             answer = {"pid": pid}
         print(json.dumps(answer), flush=True)
 
 
-def _status(pid: int, seconds: float = 120.0) -> int:
+def _wait_status(pid: int, seconds: float = 120.0) -> int:
     """Wait for a child; kill it after ``seconds``, so that a test fails instead of hanging."""
     until = time.monotonic() + seconds
     while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
@@ -145,7 +144,7 @@ def _status(pid: int, seconds: float = 120.0) -> int:
     return os.waitstatus_to_exitcode(ended[1])
 
 
-def _live(order: dict[str, Any]) -> None:
+def _run_command(order: dict[str, Any]) -> None:
     """Run the command in the child and exit."""
     status = 1
     try:
@@ -167,8 +166,8 @@ def _live(order: dict[str, Any]) -> None:
         os._exit(status)
 
 
-def _kill_self_at(number: int, inside: str, signals: list[int]) -> None:
-    left = number
+def _kill_self_at(operation: int, inside: str, signals: list[int]) -> None:
+    left = operation
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal left
@@ -178,8 +177,8 @@ def _kill_self_at(number: int, inside: str, signals: list[int]) -> None:
             return
         left -= 1
         if left == -1:
-            for which in signals:
-                os.kill(os.getpid(), which)
+            for number in signals:
+                os.kill(os.getpid(), number)
 
     sys.addaudithook(watch)
 

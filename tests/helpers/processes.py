@@ -19,8 +19,8 @@ def torchrun_variables(world: int) -> list[dict[str, str]]:
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
 
 
-def start(server: ForkServer, variables: list[dict[str, str]], *words: str) -> list[Child]:
-    return [server.start(*words, "--device", "cpu", **own) for own in variables]
+def start(server: ForkServer, variables: list[dict[str, str]], *argv: str) -> list[Child]:
+    return [server.start(*argv, "--device", "cpu", **own) for own in variables]
 
 
 def finish(children: list[Child]) -> list[str]:

@@ -178,18 +178,7 @@ def hateful_memes(root: Path) -> None:
         (base / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
 
 
+_WRITERS = (food101, sun397, stanford_cars, fgvc_aircraft, voc2007, dtd, oxford_pets, caltech101, mnist, fer2013)
 LAYOUTS: dict[str, Callable[[Path], None]] = {
-    "food101": food101,
-    "sun397": sun397,
-    "stanford_cars": stanford_cars,
-    "fgvc_aircraft": fgvc_aircraft,
-    "voc2007": voc2007,
-    "dtd": dtd,
-    "oxford_pets": oxford_pets,
-    "caltech101": caltech101,
-    "mnist": mnist,
-    "fer2013": fer2013,
-    "gtsrb": gtsrb,
-    "ucf101": ucf101,
-    "hateful_memes": hateful_memes,
+    writer.__name__: writer for writer in (*_WRITERS, gtsrb, ucf101, hateful_memes)
 }

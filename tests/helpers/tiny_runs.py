@@ -101,19 +101,19 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 def differences(first: Path, second: Path) -> list[str]:
     """List the differences between two finished runs, to the bit, without times."""
-    found = [] if read_metrics(first) == read_metrics(second) else ["metrics.jsonl"]
+    result = [] if read_metrics(first) == read_metrics(second) else ["metrics.jsonl"]
     for name in ("last.pt", "previous.pt", "best.pt"):
         paths = [run / "checkpoints" / name for run in (first, second)]
         if paths[0].exists() != paths[1].exists():
-            found.append(f"{name} exists in one only")
+            result.append(f"{name} exists in one only")
         elif paths[0].exists() and name != "previous.pt":  # an interrupted run may have saved at other steps before
             one, other = (torch.load(path, weights_only=True) for path in paths)
-            found += [f"{name}: {where}" for where in _unequal(one, other)]
+            result += [f"{name}: {where}" for where in _unequal(one, other)]
     if (first / "model" / "model.safetensors").read_bytes() != (second / "model" / "model.safetensors").read_bytes():
-        found.append("model.safetensors")
+        result.append("model.safetensors")
     one, other = (json.loads((run / "summary.json").read_text(encoding="utf-8")) for run in (first, second))
-    found += [f"summary.json: {key}" for key in one | other if key not in _TIMES and one.get(key) != other.get(key)]
-    return found
+    result += [f"summary.json: {key}" for key in one | other if key not in _TIMES and one.get(key) != other.get(key)]
+    return result
 
 
 def _unequal(one: Any, other: Any, where: str = "") -> list[str]:
@@ -122,10 +122,10 @@ def _unequal(one: Any, other: Any, where: str = "") -> list[str]:
         return [] if same else [where]
     if isinstance(one, dict):
         keys = [key for key in one | other if key not in _TIMES]
-        return [place for key in keys for place in _unequal(one.get(key), other.get(key), f"{where}/{key}")]
+        return [path for key in keys for path in _unequal(one.get(key), other.get(key), f"{where}/{key}")]
     if isinstance(one, list | tuple):
         pairs = enumerate(zip(one, other, strict=True))
-        return [place for number, (a, b) in pairs for place in _unequal(a, b, f"{where}/{number}")]
+        return [path for number, (a, b) in pairs for path in _unequal(a, b, f"{where}/{number}")]
     return [] if one == other else [where]
 
 

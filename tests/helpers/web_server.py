@@ -1,4 +1,4 @@
-"""An HTTP server for tests that can break connections."""
+"""An HTTP server that can break connections."""
 
 import threading
 from collections.abc import Iterator
@@ -10,14 +10,14 @@ from typing import Any
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder; the first ``breaks`` answers with a shard end in the middle."""
+    """Serves a folder; the first ``breaks`` responses with a shard end in the middle."""
 
     breaks = 0
     ranges = True
     requests: list[tuple[str, str | None]]  # path and range
 
     def log_message(self, *_: Any) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         cls: Any = type(self)

@@ -1,4 +1,4 @@
-"""The splits of a probe: held-out parts, copies, views, and some of the labels."""
+"""The splits of a probe: held-out parts, views, and some of the labels."""
 
 from typing import Any
 
@@ -40,18 +40,6 @@ def test_own_splits_are_used() -> None:
     assert len(val_is_test.test) == 12 and len(val_is_test.train) == 24
     own = make_probe_splits({"train": train, "val": val, "test": test}, 3, 0.2, seed=0)
     assert [len(part) for part in (own.train, own.val, own.test)] == [30, 12, 9] and not own.notes
-
-
-@pytest.mark.parametrize("fraction", [0.1, 0.5])
-def test_copies_of_an_image_stay_on_one_side(fraction: float) -> None:
-    once = numbered_features(30)
-    rows = torch.arange(90) % 30
-    names = [once.names[row] for row in rows]
-    assert once.labels is not None
-    copied = FeatureSet(once.features[rows], once.labels[rows], None, names, names)
-    made, single = (make_probe_splits({"train": part}, 3, fraction, seed=0) for part in (copied, once))
-    for part, expected in ((made.train, single.train), (made.val, single.val), (made.test, single.test)):
-        assert sorted(part.features[:, 0].tolist()) == sorted(3 * expected.features[:, 0].tolist())
 
 
 def test_views_replace_the_training_features_only() -> None:

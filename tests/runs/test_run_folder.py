@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frugalvit.config.train import TrainConfig
-from frugalvit.engine import distributed
 from frugalvit.errors import UserError
 from frugalvit.experiment.summary import run_result
 from frugalvit.runs.checkpoint import find_damage, read_state
@@ -231,9 +230,6 @@ def test_unwritable_resumed_run_does_not_suggest_out(
         disk.setattr(Path, "touch", refuse)
         with pytest.raises(UserError, match=f"Cannot write to {tmp_path} .*{hint}"):
             RunFolder(tmp_path)
-    monkeypatch.setattr(Path, "write_text", refuse)
-    with pytest.raises(UserError, match=f"Cannot write to {tmp_path} .*{hint}"):
-        distributed._write_note(tmp_path / ".seen.part", "word")
     (tmp_path / ".lock").mkdir()  # a folder cannot be opened
     with pytest.raises(UserError, match=rf"\.lock .*{hint}"):
         RunFolder(tmp_path)

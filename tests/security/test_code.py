@@ -57,14 +57,14 @@ def test_a_foreign_run_folder_runs_no_code(tmp_path: Path, canary: Canary, capsy
     """Resume, replay, predict and probe a run from another person."""
     for path in evil_files(tmp_path / "evil", canary):
         run = tmp_path / f"run_{path.stem}{path.suffix}"
-        for place in (
+        for name in (
             "checkpoints/last.pt",
             "checkpoints/best.pt",
             "fault/step_1_process_0.pt",
             "model/model.safetensors",
         ):
-            (run / place).parent.mkdir(parents=True, exist_ok=True)
-            (run / place).write_bytes(path.read_bytes())
+            (run / name).parent.mkdir(parents=True, exist_ok=True)
+            (run / name).write_bytes(path.read_bytes())
         (run / "config.yaml").write_text("{}")
         (run / "model" / "config.json").write_text('{"architecture": "resnet18"}')
         with pytest.raises(UserError, match="is intact"):
@@ -97,8 +97,8 @@ _READ_WITH_CARE = ("cli", "config", "visualization", "probing", "report", "repro
 
 
 def _careful(path: Path) -> bool:
-    place = path.relative_to(SOURCE).as_posix()
-    return "/" not in place or place.startswith(_READ_WITH_CARE)
+    name = path.relative_to(SOURCE).as_posix()
+    return "/" not in name or name.startswith(_READ_WITH_CARE)
 
 
 @pytest.mark.parametrize(

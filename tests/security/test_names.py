@@ -41,9 +41,9 @@ def report_of(folder: Path, classes: tuple[str, ...]) -> tuple[Tags, str]:
     words = ["train", str(images), "--config", str(config), "--out", str(folder / "run"), "--device", "cpu", "--quiet"]
     assert cli.main(words) == 0
     page = (folder / "run" / "report.html").read_text(encoding="utf-8")
-    found = Tags()
-    found.feed(page)
-    return found, page
+    tags = Tags()
+    tags.feed(page)
+    return tags, page
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +69,9 @@ def marked(folder: Path, odd: tuple[str, ...]) -> tuple[Tags, str]:
 
 def test_markup_in_class_names_is_text(tmp_path: Path, marked: tuple[Tags, str]) -> None:
     plain, _ = report_of(tmp_path / "plain", ("cat", "dog", "horse"))
-    found, page = marked
-    assert found.tags.count("script") == plain.tags.count("script")
-    assert found.risky == plain.risky == []
+    tags, page = marked
+    assert tags.tags.count("script") == plain.tags.count("script")
+    assert tags.risky == plain.risky == []
     assert "&lt;script&gt;alert(1)" in page and "<script>alert(1)" not in page
 
 
@@ -81,7 +81,7 @@ def test_names_outside_of_any_encoding(
     """As class folders and image files, in the report and the look commands."""
     if not odd:
         pytest.skip("this file system has only names in an encoding")
-    assert all(name in marked[1] for name in (r"caf\udce8", r"caf\udce9")), "two classes are told apart"
+    assert all(name in marked[1] for name in (r"caf\udce8", r"caf\udce9")), "two classes have different names"
     monkeypatch.chdir(folder)
     image = folder / "marked" / "images" / "val" / odd[0] / "0.png"
     image = image.rename(image.with_name("photo \udce9.png"))
@@ -137,8 +137,8 @@ def test_escape_sequences_do_not_reach_the_terminal(capsys: pytest.CaptureFixtur
     console.warning(f"left out: {name}")
     console.info(name)
     print(console.ProgressBar(2, name).line(1, 1.0, ""), file=sys.stderr)
-    said = capsys.readouterr().err
-    assert "\x1b" not in said and "\x07" not in said and said.count(".png") >= 4
+    printed = capsys.readouterr().err
+    assert "\x1b" not in printed and "\x07" not in printed and printed.count(".png") >= 4
 
 
 @pytest.mark.parametrize("word", ["../../outside", "/etc/passwd", "..", "a\0b", "con\n\x1b[31mred", "~root"])

@@ -50,15 +50,15 @@ def test_the_kernel_sees_no_listening_socket(tmp_path: Path) -> None:
 
 
 def _sockets(pid: int) -> set[str]:
-    found = set()
+    inodes = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         try:
             target = str(link.readlink())
         except FileNotFoundError:  # closed meanwhile
             continue
         if target.startswith("socket:["):
-            found.add(target[8:-1])
-    return found
+            inodes.add(target[8:-1])
+    return inodes
 
 
 def _table(name: str) -> list[str]:

@@ -2,9 +2,7 @@
 
 import json
 import os
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,7 +38,6 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (TORCHRUN, (8, 2), (8, 2)),
         (STEP, (1, 1), (4, 2)),
         (STEP, (4, 2), (4, 2)),
-        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, (1, 1), (4, 2)),
         (STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}, (1, 1), (2, 1)),
         (STEP | {"SLURM_JOB_NAME": "interactive"}, (1, 1), (4, 2)),  # srun from a shell of salloc
         (STEP | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": "1"}, (2, 1), (2, 1)),
@@ -56,13 +53,6 @@ def test_devices_and_nodes(variables: dict[str, str], requested: tuple[int, int]
     os.environ.update(variables)
     assert devices_and_nodes(*requested) == expected
     assert devices_and_nodes(*requested) == expected, "the second call changes nothing"
-
-
-def test_a_shell_in_a_step_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``srun --ntasks 8 --pty bash``: a typed command is no task, although its environment says so."""
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
-    os.environ.update(STEP | {"SLURM_JOB_NAME": "bash"})
-    assert devices_and_nodes(1, 1) == (1, 1)
 
 
 @pytest.mark.parametrize("variables", [{}, {"SLURM_NTASKS_PER_NODE": "8"}])
@@ -87,7 +77,6 @@ def test_job_without_srun_is_one_process(capsys: pytest.CaptureFixture[str]) -> 
     ("variables", "requested", "expected"),
     [
         (STEP | {"SLURM_STEP_NUM_TASKS": "7"}, (1, 1), "7 processes unevenly on 2 machines"),
-        (STEP | {"SLURM_STEP_TASKS_PER_NODE": "5,3"}, (1, 1), "--ntasks-per-node=4"),
         (STEP, (8, 2), "--devices 8 --nodes 2 does not match srun"),
         (TORCHRUN, (2, 2), "--devices 2 --nodes 2 does not match torchrun"),
     ],

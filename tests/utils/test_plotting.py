@@ -41,10 +41,3 @@ def test_missing_letters_are_no_warning(name: str, tmp_path: Path) -> None:
         warnings.simplefilter("error")
         save(neighbours_figure(IMAGE, [IMAGE], [name]), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 0
-
-
-def test_fonts_of_the_caller_are_used(tmp_path: Path) -> None:
-    """They may be needed for file names in other scripts."""
-    plain = draw(tmp_path, "plain")
-    with matplotlib.rc_context({"font.sans-serif": ["DejaVu Serif"]}):
-        assert draw(tmp_path, "serif") != plain

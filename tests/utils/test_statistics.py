@@ -56,5 +56,5 @@ def test_false_positives_are_rare(seeds: int) -> None:
     def scores() -> list[float]:
         return [2.0 * (40 + sum(chance.random() < 0.5 for _ in range(5))) for _ in range(seeds)]
 
-    told = sum(paired_difference(scores(), scores(), resolution=2.0).clear for _ in range(1000))
-    assert told < 60
+    positives = sum(paired_difference(scores(), scores(), resolution=2.0).clear for _ in range(1000))
+    assert positives < 60

@@ -41,12 +41,6 @@ def test_ranks_share_the_cores(
     assert cores(tmp_path) == each
 
 
-def test_systems_without_affinity_count_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 10)
-    assert cores(tmp_path) == 10
-
-
 @pytest.mark.parametrize(("allowed", "each"), [(12, 12), (96, 12)])
 def test_srun_binds_cores_to_a_task(allowed: int, each: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight tasks with 96 cores: each bound to twelve of them, or all to all."""
@@ -129,7 +123,3 @@ def test_memory_limit_of_the_job(files: dict[str, object], left: int, tmp_path: 
 
 def test_systems_without_control_groups(tmp_path: Path) -> None:
     assert available_memory(tmp_path) == 8 * GIB and list(system._groups("memory", tmp_path)) == []
-
-
-def test_this_machine() -> None:
-    assert cores() >= 1 and available_memory() > 0

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from frugalvit.utils.tables import Bold, as_csv, as_latex, as_markdown, markdown_text
+from frugalvit.utils.tables import Bold, as_csv, as_latex, as_markdown
 
 COLUMNS = ["a|b", "x^y~z"]
 ROWS: list[list[object]] = [["c|d", r"50 % \ ±"], [Bold("e_f"), 0.123456], ["two\nlines", None]]
@@ -27,10 +27,6 @@ def test_markdown_shows_every_sign(sign: str) -> None:
     shown = markdown.markdown(as_markdown(["name"], [[text]]), extensions=["tables"])
     (cell,) = re.findall(r"<td>(.*?)</td>", shown)
     assert cell.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") == text
-
-
-def test_text_is_one_line() -> None:
-    assert markdown_text("a\n# b\t<i>") == r"a \# b &lt;i&gt;"
 
 
 def test_csv_round_trip() -> None:

@@ -39,7 +39,6 @@ from frugalvit.utils.text import pluralize
 PUBLISHED = {"cpu": "vit_tiny_patch16_224", "gpu": "swin_tiny_patch4_window7_224"}
 FEW_PER_CLASS = 50  # with fewer images per class, pre-training comes before training from scratch
 FEW_IMAGES = 200  # with fewer training images a single score says little
-TRIAL_SECONDS = 300.0  # length of the trial that is proposed before a long run
 
 REASONS = {
     "scratch": "the shortest way to a classifier and a report: from random weights, with Drloc",
@@ -49,7 +48,6 @@ REASONS = {
     "test). On all images of Flowers-102 this raised the accuracy after 320 epochs from 72 % to 80 %",
     "init": "then start from its folder (RUN) instead of random weights",
     "compare": "does Drloc help on these images? Three seeds of each setting, with a paired test",
-    "trial": "a few minutes of it first: does everything work, does the loss fall?",
     "unlabelled": "there are no labels: learn features from views and regions of the images",
     "embed": "then write the features of the run (RUN is its folder)",
     "some labels": "or, with some images sorted into class folders, train a classifier",
@@ -117,29 +115,16 @@ def _propose_for_labels(config: AdviseConfig, source: DatasetSplits, facts: Fact
         config, source, facts, "published", {"backbone": _published_backbone(facts), "pretrained": True}
     )
     features = _plan_pretraining(config, source, facts, "pretrain")
-    untimed = config.model_copy(update={"trial": 0})
-    start = _plan_training(untimed, source, facts, "init", {"recipe": "scratch"})
-    start.command = f"frugalvit train {data} --init RUN"
-    if scratch.seconds is not None and scratch.steps and start.steps:  # the same network at the same speed
-        start.seconds, start.seconds_per_step = scratch.seconds * start.steps / scratch.steps, scratch.seconds_per_step
+    start = replace(scratch, command=f"frugalvit train {data} --init RUN", why=REASONS["init"])
     weight = next((d.value for d in scratch.decisions if d.name == "localization.weight"), 0.1)
     settings = f"--with localization.weight={weight:g} --without localization.weight=0 --seeds 3"
     seconds = None if scratch.seconds is None else 6 * scratch.seconds
     comparison = Proposal(f"frugalvit compare {data} {settings}", REASONS["compare"], seconds)
     if facts.device == "cpu":  # the fastest first
-        return [*_propose_trial(scratch), scratch, features, start, published, comparison]
+        return [scratch, features, start, published, comparison]
     if facts.images / max(1, facts.classes) < FEW_PER_CLASS:
         return [published, features, start, scratch, comparison]
     return [published, scratch, features, start, comparison]
-
-
-def _propose_trial(full: Proposal) -> list[Proposal]:
-    """Propose a few minutes of a run that takes long."""
-    if full.seconds is None or full.seconds_per_step is None or full.seconds < 3 * TRIAL_SECONDS:
-        return []
-    steps = max(1, round(TRIAL_SECONDS / full.seconds_per_step))
-    command = f"{full.command} --steps {steps}"
-    return [Proposal(command, REASONS["trial"], TRIAL_SECONDS, steps, full.seconds_per_step)]
 
 
 def _propose_without_labels(config: AdviseConfig, source: DatasetSplits, facts: Facts) -> list[Proposal]:
@@ -195,15 +180,12 @@ def _plan_training(
         store, decoding = _load_sample(source.splits["train"], plan, backbone.img_size, settings, fabric)
         augment = TrainAugment(settings.augment, backbone.img_size, backbone.mean, backbone.std)
         mixing = Mixing(settings.mixing, len(source.classes))
-        batches = Batches(store, plan.images_per_step, seed=0, augment=augment, mixing=mixing)
-        task.set_data(batches, None, "val", fabric)
-        pace = _time_step(task, plan, fabric, config.trial, settings.backbone)
+        task.set_data(Batches(store, plan.images_per_step, seed=0, augment=augment, mixing=mixing), None, "val", fabric)
         held_out = sum(len(source.splits[name]) for name in ("val", "test") if name in source.splits)
         evaluated = plan.steps / plan.evaluate_every * validation_images + held_out
         # A forward pass takes about a third of a training step.
-        evaluation = evaluated * pace / plan.images_per_step / 3
-        proposal.seconds_per_step = pace
-        proposal.seconds = plan.steps * pace + evaluation + decoding * (facts.images + held_out)
+        _estimate(proposal, task, plan, fabric, config.trial, evaluated / 3)
+        proposal.seconds = (proposal.seconds or 0) + decoding * (facts.images + held_out)
     return proposal
 
 
@@ -225,12 +207,11 @@ def _plan_pretraining(config: AdviseConfig, source: DatasetSplits, facts: Facts,
         augment = MultiCrop(settings.crops, student.img_size, student.mean, student.std)
         batches = Batches(store, plan.images_per_step, seed=0, augment=augment)
         task.set_data(batches, None, Health(settings.matching.prototypes, plan.steps, plan.steps), fabric)
-        pace = _time_step(task, plan, fabric, config.trial, "pretraining")
         # The health metrics embed up to nine times health.images; one embedding takes about a twelfth of an image's
         # share of a step (ten crops, gradients, teacher).
         embedded = min(facts.images, 9 * settings.health.images) * plan.steps / plan.evaluate_every
-        proposal.seconds_per_step = pace
-        proposal.seconds = plan.steps * pace + embedded * pace / plan.images_per_step / 12 + decoding * facts.images
+        _estimate(proposal, task, plan, fabric, config.trial, embedded / 12)
+        proposal.seconds = (proposal.seconds or 0) + decoding * facts.images
     return proposal
 
 
@@ -249,18 +230,24 @@ def _load_sample(
     return store, (time.monotonic() - start) / count
 
 
-def _time_step(task: Any, plan: TrainPlan, fabric: Fabric, steps: int, label: str) -> float:
-    """Return the median seconds of a training step; the first step warms up."""
+def _estimate(
+    proposal: Proposal, task: Any, plan: TrainPlan, fabric: Fabric, trial: int, extra_images: float = 0.0
+) -> None:
+    """Time ``trial`` steps after a first one that warms up, and set the expected time of the run.
+
+    extra_images: images besides those of the steps, each as costly as an image of a step
+    """
     module, optimizer = fabric.setup(task, make_optimizer(task, plan, fabric))
     stepper = TrainStep(task, module, optimizer, plan, fabric)
     times = []
-    for stepper.step in console.progress(range(steps + 1), label=f"timing {label}"):
+    for stepper.step in console.progress(range(trial + 1), label=f"timing '{proposal.command}'"):
         start = time.perf_counter()
         stepper.one_step()
         if fabric.device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
+    proposal.seconds_per_step = statistics.median(times[1:])
+    proposal.seconds = proposal.seconds_per_step * (plan.steps + extra_images / plan.images_per_step)
 
 
 # -- output
@@ -282,8 +269,6 @@ def _warnings(inspected: dict[str, Any], facts: Facts) -> list[str]:
             f"{facts.images:,} training images are very few: compare over several seeds. Published weights "
             "(--pretrained) or more images help more than any option."
         )
-    if facts.side <= 64:
-        notes.append(f"The images are about {facts.side} px: networks get a finer stem to keep a grid of tokens.")
     if facts.device == "cpu":
         notes.append("There is no GPU: networks and images are small. On a GPU the same commands choose larger ones.")
     return notes
@@ -292,17 +277,14 @@ def _warnings(inspected: dict[str, Any], facts: Facts) -> list[str]:
 def _tables(data: dict[str, Any], proposals: list[Proposal]) -> list[Table]:
     labels = data["drawn"] or (f"{data['classes']:,} classes" if data["classes"] else "no labels")
     splits = ", ".join(f"{name} {count:,}" for name, count in data["splits"].items())
-    title = (
-        f"{data['data']}: {data['images']:,} images ({splits}), {labels}, about {data['side']} px, on {data['device']}"
-    )
-    rows: list[list[object]] = [
-        [p.command, None if p.seconds is None else console.clock(p.seconds), p.steps] for p in proposals
-    ]
-    return [Table(["try", "takes about", "steps"], rows, title)]
+    images = f"{data['images']:,} images ({splits}), {labels}, about {data['side']} px"
+    times = [None if p.seconds is None else console.clock(p.seconds) for p in proposals]
+    rows: list[list[object]] = [[p.command, time, p.steps] for p, time in zip(proposals, times, strict=True)]
+    return [Table(["try", "takes about", "steps"], rows, f"{data['data']}: {images}, on {data['device']}")]
 
 
 def _explanations(proposals: list[Proposal]) -> list[str]:
-    """List each command with its reason and its values; values that an earlier command shows are not repeated."""
+    """List each command with its reason and the values that no earlier command shows."""
     lines: list[str] = []
     shown: set[str] = set()
     for proposal in proposals:
@@ -311,6 +293,4 @@ def _explanations(proposals: list[Proposal]) -> list[str]:
         shown.update(values)
         end = "" if proposal.why.endswith("?") else "."
         lines += ["", proposal.command, f"    {proposal.why}{end}", *(f"    {value}" for value in new)]
-        if values and len(new) < len(values):
-            lines.append("    other values as above" if new else "    all values as above")
     return lines

@@ -1,6 +1,8 @@
 """``frugalvit demo``: compare with and without Drloc on scikit-learn's digits, in minutes on two cores."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -11,6 +13,7 @@ from frugalvit.config.train import PredictConfig
 from frugalvit.tasks.classification.predict import predict
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder
+from frugalvit.utils.statistics import Difference
 from frugalvit.utils.tables import CommandResult, Table
 
 # Two stages are enough for 16 pixels, and fast on a CPU.
@@ -51,12 +54,14 @@ def demo(config: DemoConfig) -> CommandResult:
     )
     result = compare(settings)
     first = folder / "compare" / "with" / "seed_0"
-    unseen = sorted((digits / "test").glob("*/*.png"))[:: max(1, len(list((digits / "test").glob("*/*.png"))) // 6)][:6]
+    unseen = sorted((digits / "test").glob("*/*.png"))
+    unseen = unseen[:: max(1, len(unseen) // 6)][:6]
     console.info("3/3  Predicting six unseen digits.")
     predictions = predict(PredictConfig(model=str(first), images=[str(path) for path in unseen], top=2))
-    difference = result.data["differences"]["with"]
+    stored: dict[str, Any] = result.data["differences"]["with"]  # None: no interval
+    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in stored.items()}
     notes = [
-        _verdict(difference),
+        f"With Drloc - without (95 % interval): {Difference(**values)}",
         "",
         f"See         {first}/report.html",
         f"            {folder}/compare/comparison.png",
@@ -90,16 +95,3 @@ def write_digits(folder: Path, labels: int) -> Path:
         if not path.exists():
             Image.fromarray(np.uint8(pixels.reshape(8, 8) * (255 / 16))).save(path)
     return folder
-
-
-def _verdict(difference: dict[str, float]) -> str:
-    """Describe the measured difference."""
-    mean, low, high = difference["mean"], difference["low"], difference["high"]
-    if difference["count"] < 2:
-        return f"Here the difference is {mean:+.2f} points with one seed, which says little."
-    interval = f"{mean:+.2f} points (95 % interval {low:+.2f} to {high:+.2f})"
-    if low > 0:
-        return f"Here the loss helps: {interval}."
-    if high < 0:
-        return f"Here the loss hurts: {interval}."
-    return f"Here the difference is {interval}: more seeds are needed to tell whether the loss helps."

@@ -3,7 +3,6 @@
 import platform
 from collections import defaultdict
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -62,15 +61,11 @@ def _packages() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         for name in EXTRAS:
             if requirement.marker.evaluate({"extra": name}):
                 optional[name].append(_check(requirement))
-    extras = [
-        {
-            "name": name,
-            "for": purpose,
-            "missing": [package["name"] for package in optional[name] if not package["ok"]],
-            "install": f'pip install "frugalvit[{name}]"',
-        }
-        for name, purpose in EXTRAS.items()
-    ]
+    extras: list[dict[str, Any]] = []
+    for name, purpose in EXTRAS.items():
+        missing = [package["name"] for package in optional[name] if not package["ok"]]
+        install = f'pip install "frugalvit[{name}]"'
+        extras.append({"name": name, "for": purpose, "missing": missing, "install": install})
     return required, extras
 
 
@@ -110,17 +105,9 @@ def _caches() -> list[dict[str, Any]]:
         folders.append(datasets_root())
     caches = []
     for folder in console.progress(folders, label="measuring the cache"):
-        sizes = [size for size in map(_size, folder.rglob("*")) if size is not None]
+        sizes = [path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
         caches.append({"folder": str(folder), "files": len(sizes), "bytes": sum(sizes)})
     return caches
-
-
-def _size(path: Path) -> int | None:
-    """Return the bytes of a file; None for folders, links and files that were just deleted."""
-    try:
-        return path.stat().st_size if path.is_file() and not path.is_symlink() else None
-    except OSError:
-        return None
 
 
 def _tables(data: dict[str, Any]) -> list[Table]:

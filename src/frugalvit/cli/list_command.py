@@ -1,10 +1,7 @@
 """``frugalvit list models|datasets|recipes``."""
 
-from dataclasses import replace
-
 from frugalvit.config.tools import DatasetsConfig, ModelsConfig, RecipesConfig
 from frugalvit.errors import UserError, did_you_mean
-from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult, Table
 
 
@@ -38,9 +35,6 @@ def datasets(config: DatasetsConfig) -> CommandResult:
     infos = list_datasets(config.pattern, config.root)
     if not infos:
         raise UserError(_no_match("dataset", config.pattern, [d.name for d in list_datasets(root=config.root)]))
-    if config.root is not None:  # the command that downloads one needs it too
-        root = f" --root {console.shell_quote(config.root)}'"
-        infos = [replace(d, instruction=d.instruction.replace(f" {d.name}'", f" {d.name}{root}")) for d in infos]
     rows: list[list[object]] = [[d.name, d.classes, d.train, d.test, d.metric, d.status] for d in infos]
     data = {"datasets": [vars(d) for d in infos]}
     return CommandResult(data, [Table(["name", "classes", "train", "test", "metric", "status"], rows)])

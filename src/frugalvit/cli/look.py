@@ -132,11 +132,7 @@ def attend(config: AttendConfig) -> CommandResult:
     path = _new_file(config.out, f"attend_{picture.name}", config.format)
     save(figures.attention_figure(image, view, regions, f"{model.name}: {picture.name}", config.mass), path)
     heads = [
-        {
-            "head": head,
-            "entropy": view.entropy[head].item(),
-            "regions": int(view.masks[head].sum()),
-        }
+        {"head": head, "entropy": view.entropy[head].item(), "regions": int(view.masks[head].sum())}
         | ({"on_class_token": view.elsewhere[head].item()} if view.extra else {})
         for head in view.order
     ]

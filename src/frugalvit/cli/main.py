@@ -26,6 +26,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_and_report(words: list[str], interrupts: Interrupts) -> int:
+    """Run the command; turn every exception into one line and an exit status."""
     try:
         return _run(words)
     except UserError as error:
@@ -58,10 +59,7 @@ def _is_printed_by_rank_zero(error: UserError) -> bool:
 
 
 def _fail(words: list[str], message: str, status: int, json_message: str | None = None) -> int:
-    """Print why a command ended, with ``--json`` on standard output too.
-
-    json_message: for programs, which do not see the traceback
-    """
+    """Print why a command ended, with ``--json`` on standard output too (``json_message`` if it differs)."""
     console.error(format_line(message))
     if "--json" in words and console.get_rank() == 0:
         with contextlib.suppress(OSError):  # the output was closed
@@ -103,8 +101,7 @@ def _run(words: list[str]) -> int:
     except SystemExit:  # argparse printed --help
         return 0
     console.set_quiet(common.quiet)
-    with console.spinner(f"frugalvit {command.name}"):
-        result = command.load_function()(config)
+    result = command.load_function()(config)
     if console.get_rank() > 0:
         return 0
     status = int(result.data.get("exit", 0))

@@ -5,7 +5,6 @@ validated by the configuration, so that Python, YAML and the command line share 
 """
 
 import argparse
-import difflib
 import re
 import types
 import typing
@@ -14,35 +13,6 @@ from typing import Any, NoReturn
 from frugalvit.config.base import Config, flat_fields, flatten, merge, set_dotted, with_file
 from frugalvit.config.yaml import read_yaml, read_yaml_text
 from frugalvit.errors import UserError, did_you_mean
-
-# Names of the same options in other programs.
-SYNONYMS = {
-    "learning-rate": "lr",
-    "batch-size": "batch",
-    "bs": "batch",
-    "model": "backbone",
-    "arch": "backbone",
-    "image-size": "img-size",
-    "input-size": "img-size",
-    "resolution": "img-size",
-    "output": "out",
-    "output-dir": "out",
-    "checkpoint": "init",
-    "weights": "init",
-    "lambda": "localization.weight",
-    "lambda-drloc": "localization.weight",
-    "wd": "optimizer.weight-decay",
-    "weight-decay": "optimizer.weight-decay",
-    "warmup-epochs": "optimizer.warmup",
-    "clip-grad": "optimizer.clip",
-    "mixup": "mixing.mixup",
-    "cutmix": "mixing.cutmix",
-    "num-workers": "workers",
-    "gpus": "devices",
-    "amp": "precision",
-    "format": "to",
-    "topk": "top",
-}
 
 
 class Parser(argparse.ArgumentParser):
@@ -166,14 +136,13 @@ def _format(value: Any) -> str:
 
 def _metavar(annotation: Any) -> str:
     """Describe the values of a flag: the choices of a Literal, or the type."""
-    options = [part for part in _parts(annotation) if part is not type(None)]
-    words: list[str] = []
-    for part in options:
+    names: list[str] = []
+    for part in _parts(annotation):
         if typing.get_origin(part) is typing.Literal:
-            words += [str(choice) for choice in typing.get_args(part)]
-        else:
-            words.append(_kind(part))
-    return "|".join(dict.fromkeys(words))
+            names += [str(choice) for choice in typing.get_args(part)]
+        elif part is not type(None):
+            names.append(_kind(part))
+    return "|".join(dict.fromkeys(names))
 
 
 def _kind(annotation: Any) -> str:
@@ -234,9 +203,4 @@ def _unknown_message(parser: Parser, word: str, prog: str) -> str:
         return f"'{word}' is one argument too many. See '{prog} --help'."
     flags = [flag for action in parser._actions for flag in action.option_strings]
     word = word.partition("=")[0]
-    meant = SYNONYMS.get(word.removeprefix("--"))
-    if meant is None or f"--{meant}" not in flags:
-        close = difflib.get_close_matches(word.removeprefix("--"), list(SYNONYMS), n=1, cutoff=0.8)
-        meant = SYNONYMS[close[0]] if close else None
-    hint = f" Did you mean '--{meant}'?" if f"--{meant}" in flags else did_you_mean(word, flags, 2)
-    return f"There is no option '{word}'.{hint} See '{prog} --help'."
+    return f"There is no option '{word}'.{did_you_mean(word, flags, 2)} See '{prog} --help'."

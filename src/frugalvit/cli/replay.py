@@ -61,9 +61,7 @@ def replay(config: ReplayConfig) -> CommandResult:
     rows: list[list[object]] = []
     for stage in dict.fromkeys(stage for stage, _ in bad):
         names = [name for kind, name in bad if kind == stage]
-        more = [f"and {len(names) - config.top} more"] if len(names) > config.top else []
-        for name in names[: config.top] + more:
-            rows.append([stage, name])
+        rows.extend([stage, name] for name in names[: config.top])
     data = {"step": dump["step"], "part": part, "first_bad": first, "bad": [list(pair) for pair in bad]}
     table = Table(["kind", "name"], rows, f"step {dump['step']}: {len(bad)} non-finite tensors")
     tables = [Table(["loss", "value"], [[name, str(value.item())] for name, value in losses.items()])]

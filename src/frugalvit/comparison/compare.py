@@ -115,7 +115,7 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
         if rank_zero:
             remove_empty_run(created)
         raise
-    if "stopped" in result.data or result.asked_to_stop:
+    if "stopped" in result.data or result.stop_requested:
         if not rank_zero:
             raise SystemExit(0)  # with another status the launcher kills rank 0, which still writes
         raise Interrupted

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import stat
@@ -38,10 +37,10 @@ class StreamedShards:
 
 
 class ImageDataset:
-    """One split of a dataset. It is small to pickle, and many threads can read it at once.
+    """One split of a dataset. It pickles to few bytes, and many threads can read it at once.
 
     Attributes:
-        names: the image's path, or its name inside an archive.
+        names: the paths of the images, or their names inside an archive.
         keys: the names without the dataset's folder, so that a moved dataset splits the same way.
         labels: int64 (N,) indices into the classes; None without labels.
         targets: int8 (N, classes) for datasets with several labels per image: 1 present, 0 absent, -1 ignored.
@@ -61,15 +60,15 @@ class ImageDataset:
         return len(self.names)
 
     def sample_images(self) -> ImageDataset:
-        """The images that can be read by index: all, or a sample of a streamed dataset."""
+        """Return the images that can be read by index: all, or a sample of a streamed dataset."""
         return self
 
     def as_array(self) -> np.ndarray | None:
-        """All images as one uint8 array, (N, H, W), (N, H, W, 1) or (N, H, W, 3); None if they are encoded."""
+        """Return all images as one uint8 array, (N, H, W) or (N, H, W, 1 or 3); None if they are encoded."""
         return None
 
     def run_facts(self) -> dict[str, Any]:
-        """What a run must store about the dataset besides its fingerprint, to resume in the same way."""
+        """Return what a run must store about the dataset besides its fingerprint, to resume exactly."""
         return {}
 
     def raw(self, index: int) -> bytes:
@@ -77,7 +76,7 @@ class ImageDataset:
         raise NotImplementedError
 
     def stored_size(self, index: int) -> int:
-        """The size of ``raw(index)`` in bytes, without reading it; -1 if the image is missing."""
+        """Return the size of ``raw(index)`` in bytes, if possible without reading it; -1 if it is missing."""
         raise NotImplementedError
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
@@ -91,8 +90,8 @@ class ImageDataset:
     def fingerprint(self, *, times: bool = True) -> str:
         """Hash the images, their order and their labels (not ``targets``).
 
-        Uses names, file sizes and modification times, and the content of a few files: archives may give two datasets
-        the same times. Without ``times`` a copy of a dataset has the same fingerprint.
+        Uses keys, file sizes, modification times and the first bytes of a few files. Without ``times`` a copy of a
+        dataset has the same fingerprint.
         """
         digest = hashlib.sha256(type(self).__name__.encode())
         for key, item in zip(self.keys, self._fingerprint_items(times), strict=True):
@@ -117,7 +116,7 @@ class ImageDataset:
         return smaller
 
     def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
-        """Take over the ``chosen`` indices of what ``full`` stores besides names and labels."""
+        """Select the ``chosen`` indices of everything that ``full`` stores besides names and labels."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -133,9 +132,7 @@ class FileExamples(ImageDataset):
     """Images in files."""
 
     def __init__(self, paths: Sequence[str], labels: np.ndarray | None, root: str = "") -> None:
-        keys = _relative_keys(root, paths) if root else paths
-        keys = [key.replace("\\", "/") for key in keys] if os.sep == "\\" else keys
-        super().__init__(paths, labels, keys)
+        super().__init__(paths, labels, _relative_keys(root, paths))
 
     def raw(self, index: int) -> bytes:
         path = self.names[index]
@@ -144,9 +141,7 @@ class FileExamples(ImageDataset):
         except FileNotFoundError:
             raise UnreadableImage(path, "the file is missing") from None
         except (OSError, ValueError) as error:
-            raise UnreadableImage(
-                path, f"the file cannot be read: {getattr(error, 'strerror', None) or error}"
-            ) from None
+            raise UnreadableImage(path, f"cannot read the file: {getattr(error, 'strerror', None) or error}") from None
 
     def stored_size(self, index: int) -> int:
         try:
@@ -188,25 +183,13 @@ def _hash_start(path: str) -> str:
 
 
 def _relative_keys(root: str, paths: Sequence[str]) -> list[str]:
-    """Make paths relative to ``root``, also if they reach it through a link; other paths stay absolute."""
-    prefix = root.rstrip(f"/{os.sep}") + os.sep
-    real = Path(root).resolve()
-
-    @functools.cache
-    def relative_folder(folder: str) -> Path | None:
-        try:
-            return Path(folder).resolve().relative_to(real)
-        except (OSError, ValueError, RuntimeError):  # elsewhere, a null character, or a circle of links
-            return None
-
-    def key(path: str) -> str:
-        if path.startswith(prefix):
-            return path[len(prefix) :]
-        folder, _, name = path.rpartition(os.sep)
-        relative = relative_folder(folder or os.sep) if Path(path).is_absolute() else None
-        return path if relative is None else str(relative / name)
-
-    return [key(path) for path in paths]
+    """Make paths below ``root`` relative to it, with forward slashes; other paths stay as they are."""
+    prefixes = tuple(folder.rstrip(f"/{os.sep}") + os.sep for folder in (root, os.path.abspath(root)) if root)  # noqa: PTH100
+    keys = []
+    for path in paths:
+        prefix = next((prefix for prefix in prefixes if path.startswith(prefix)), "")
+        keys.append(path[len(prefix) :].replace(os.sep, "/"))
+    return keys
 
 
 class ArrayExamples(ImageDataset):
@@ -305,9 +288,9 @@ def join(*parts: ImageDataset) -> ImageDataset:
 class DatasetSplits:
     """A dataset as ``open_data`` returns it: its splits, its sorted classes, and notes for the user.
 
-    ``splits`` holds some of "train", "val" and "test", in this order. ``classes`` is None for unlabelled images. A run
-    writes the names of dataset and classes into its files, so they are valid UTF-8. ``loose`` holds unlabelled images
-    that were found beside class folders, by split, if the caller requested them.
+    ``splits`` holds some of "train", "val" and "test", in this order. ``classes`` is None for unlabelled images. The
+    names of dataset and classes are valid UTF-8, because a run writes them into its files. ``loose`` holds unlabelled
+    images beside class folders, by split, if the caller requests them.
     """
 
     name: str

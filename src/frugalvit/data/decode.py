@@ -1,8 +1,8 @@
-"""Bytes -> pixels: every kind of image decoded right, or refused with a reason.
+"""Decode image files to pixels, or raise ``UnreadableImage`` with a reason.
 
-The result is always RGB, uint8, (height, width, 3), upright as EXIF says. Transparent pixels become white. Grey,
-palette, 1-bit, CMYK and the first frames of animations become RGB; 16-bit grey is scaled from its full range (not
-clipped), floating point from [0, 1], [0, 255] or else its own range. Nothing above a limit of pixels is decoded.
+The result is RGB, uint8, (height, width, 3), rotated upright by EXIF. Transparent pixels become white. Grey, palette,
+1-bit and CMYK images and the first frame of an animation become RGB. 16-bit grey is scaled from its full range (not
+clipped), floating point from [0, 1], [0, 255] or else its own range. Images above ``MAX_MEGAPIXELS`` are refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import stat
-import struct
 import warnings
 from io import BytesIO
 from pathlib import Path
@@ -18,29 +17,30 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageChops
+from PIL import Image
 
 from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 
 MAX_MEGAPIXELS = 200.0
 
-# Formats that describe pixels and nothing else: no PostScript, PDF or other format that starts a program to be read.
+# Formats that only store pixels. PostScript and PDF are missing because Pillow starts a program to read them.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 EXTENSIONS = frozenset((
     ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm",
     ".pnm", ".jp2", ".j2k", ".jpx", ".avif", ".heic", ".heif",
 ))  # fmt: skip
-"""File names of images; a HEIC photo is one that is refused by name."""
+"""Extensions of image files. HEIC photos cannot be decoded: they are listed so that ``frugalvit data`` reports them."""
 
 _ORIENTATION = 0x0112
-_DARK = 32  # of 255: the brightest pixel of a set of photographs is far above it
+_DARK = 32  # of 255; in a set of photographs some pixel is far brighter
 _TRUNCATED_TEXTS = ("truncated", "unexpected end", "not enough", "no more images")
-_TRUNCATED = "truncated: the file ends before the {} does"
+_TRUNCATED = "truncated: the file ends before the {} data"
+_TAIL = 64 * 1024
 
 
 class Header(NamedTuple):
-    """What a file tells without decoding its pixels; width and height as stored."""
+    """Facts about an image file from its first bytes; width and height are before EXIF rotation."""
 
     format: str
     width: int
@@ -60,23 +60,17 @@ _CHANNELS = {
 
 
 def decode(
-    content: bytes | str | Path,
-    name: str | None = None,
-    *,
-    at_least: tuple[int, int] | None = None,
-    max_megapixels: float = MAX_MEGAPIXELS,
+    content: bytes | str | Path, name: str | None = None, *, at_least: tuple[int, int] | None = None
 ) -> np.ndarray:
-    """Decode an image to uint8 (height, width, 3); ``UnreadableImage`` if that fails.
+    """Decode an image to uint8 (height, width, 3). Raises ``UnreadableImage``.
 
     Args:
         content: the encoded bytes, or the path of a file.
         name: the name in an ``UnreadableImage``; default: the path.
-        at_least: (height, width) that is enough. A JPEG twice as large or more is decoded at 1/2, 1/4 or 1/8 of its
-            size, never below this, which is several times faster. Other formats ignore it.
-        max_megapixels: anything larger is refused without decoding.
+        at_least: a (height, width) that is enough. A JPEG at least twice as large is decoded at 1/2, 1/4 or 1/8 of its
+            size, never below this: several times faster. Other formats ignore it.
     """
-    label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
-    image, stream = _open(content, label, max_megapixels)
+    image, stream, label = _open(content, name)
     with stream:
         return pixels_of(image, label, at_least=at_least)
 
@@ -98,40 +92,31 @@ def as_pixels(picture: Any, *, at_least: tuple[int, int] | None = None) -> np.nd
     if isinstance(picture, str | bytes | os.PathLike):
         return decode(os.fspath(picture), at_least=at_least)
     if isinstance(picture, torch.Tensor):
-        picture = _from_tensor(picture)
-    pixels = pixels_of(picture) if isinstance(picture, Image.Image) else np.array(picture)
+        pixels = _from_tensor(picture)
+    else:
+        pixels = pixels_of(picture) if isinstance(picture, Image.Image) else np.array(picture)
     channels = pixels.shape[2] if pixels.ndim == 3 else 1
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or channels not in (1, 3) or not pixels.size:
-        hint = " Give several images as a list." if pixels.ndim == 4 else ""
-        kind = f"an array of {pixels.dtype} and shape {pixels.shape}" if pixels.ndim else f"a {type(picture).__name__}"
         raise UserError(
-            f"Expected an image, got {kind}. Give a path, a PIL image, or uint8 from 0 to 255 of shape (H, W), "
-            f"(H, W, 1) or (H, W, 3).{hint}"
+            f"Expected an image, got a {type(picture).__name__} of {pixels.dtype} and shape {pixels.shape}. Give a "
+            "path, a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or a tensor (H, W), (1, H, W) or "
+            "(3, H, W). Give several images as a list."
         )
     return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def _from_tensor(image: torch.Tensor) -> np.ndarray:
     """Convert (C, H, W) or (H, W), as of torchvision's ``to_tensor`` and ``decode_image``, to uint8 (H, W, C)."""
-    shape = tuple(image.shape)
-    if len(shape) not in (2, 3) or (len(shape) == 3 and shape[0] not in (1, 3)) or not image.numel():
-        hint = " Give several images as a list." if len(shape) == 4 else ""
-        raise UserError(
-            f"Expected an image, got a tensor of shape {shape}. Give (H, W), (1, H, W) or (3, H, W), uint8 or floats "
-            f"from 0 to 1.{hint}"
-        )
     image = image.detach().cpu()
-    if image.is_floating_point():
+    if image.is_floating_point() and image.numel():
         if not 0 <= image.min() <= image.max() <= 1:
-            raise UserError(
-                "Expected a tensor of floats from 0 to 1, got values outside. Do not normalise it: the model does that."
-            )
+            raise UserError("Expected a tensor of floats from 0 to 1. Do not normalise it: the model does that.")
         image = (image * 255).round().to(torch.uint8)
     return (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()
 
 
 def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, int] | None = None) -> np.ndarray:
-    """Return the pixels of a Pillow image, as ``decode`` returns those of a file."""
+    """Return the pixels of a Pillow image in the same form as ``decode``."""
     try:
         if at_least is not None and image.format in ("JPEG", "MPO"):  # the only formats that decode at a smaller size
             height, width = at_least
@@ -148,16 +133,9 @@ def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, i
     return np.array(pixels, order="C")  # a writable copy: torch warns about Pillow's read-only memory
 
 
-def read_header(
-    content: bytes | str | Path,
-    name: str | None = None,
-    *,
-    complete: bool = False,
-    max_megapixels: float = MAX_MEGAPIXELS,
-) -> Header:
-    """Read format, size and mode without decoding; ``complete`` refuses truncated files too."""
-    label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
-    image, stream = _open(content, label, max_megapixels)
+def read_header(content: bytes | str | Path, name: str | None = None, *, complete: bool = False) -> Header:
+    """Read format, size and mode without decoding. Raises ``UnreadableImage``; ``complete``: also if truncated."""
+    image, stream, label = _open(content, name)
     with stream:
         header = Header(image.format or "?", image.width, image.height, image.mode)
         if complete and _is_truncated(stream, header.format):
@@ -165,76 +143,70 @@ def read_header(
     return header
 
 
-def _open(content: bytes | str | Path, label: str, max_megapixels: float) -> tuple[Image.Image, IO[bytes]]:
-    """Recognise the format by the first bytes and read the header; checks the pixel limit before decoding."""
+def _open(content: bytes | str | Path, name: str | None) -> tuple[Image.Image, IO[bytes], str]:
+    """Recognise the format by the first bytes and read the header; returns image, stream and name."""
     _ignore_pillow_warnings()
-    stream: IO[bytes]
-    if isinstance(content, bytes):
-        stream = BytesIO(content)
-    else:
-        stream = _open_file(Path(content), label)
+    label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
+    stream: IO[bytes] = BytesIO(content) if isinstance(content, bytes) else _open_file(Path(content), label)
     try:
-        prefix = stream.read(64)
-        if not prefix:
-            raise UnreadableImage(label, "the file is empty")
-        image = _identify(stream, prefix, label)
-        pixels = image.width * image.height
-        if pixels > max_megapixels * 1e6:
-            size = f"{image.width} x {image.height} pixels are {pixels / 1e6:,.0f} megapixels"
-            limit = f"above the limit of {max_megapixels:,g}: refused as a decompression bomb"
+        image = _identify(stream, label)
+        megapixels = image.width * image.height / 1e6
+        if megapixels > MAX_MEGAPIXELS:
+            size = f"{image.width} x {image.height} pixels are {megapixels:,.0f} megapixels"
+            limit = f"above the limit of {MAX_MEGAPIXELS:,g}: refused as a decompression bomb"
             raise UnreadableImage(label, f"{size}, {limit}")
-        if pixels <= 0:
+        if megapixels <= 0:
             raise UnreadableImage(label, "the image has no pixels")
     except BaseException:
         stream.close()
         raise
-    return image, stream
+    return image, stream, label
 
 
 def _open_file(path: Path, label: str) -> IO[bytes]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise UnreadableImage(label, "a folder, not a file" if path.is_dir() else "not a regular file")
+            raise UnreadableImage(label, "not a regular file")
         return path.open("rb")
     except FileNotFoundError:
         raise UnreadableImage(label, "the file is missing") from None
-    except PermissionError:
-        raise UnreadableImage(label, "no permission to read the file") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in a path
         raise UnreadableImage(label, f"cannot read the file: {getattr(error, 'strerror', None) or error}") from None
 
 
 @functools.cache
 def known_formats() -> tuple[str, ...]:
-    """The formats that the installed Pillow can read: some builds lack AVIF."""
+    """Return the formats that the installed Pillow can read: some builds lack AVIF."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
-def _identify(stream: IO[bytes], prefix: bytes, label: str) -> Image.Image:
-    """Open with the first of our formats that accepts the file, without Pillow's global pixel limit and warnings."""
-    failure: Exception | None = None
-    claimed = None
+def _identify(stream: IO[bytes], label: str) -> Image.Image:
+    """Open with the first format that accepts the file. ``Image.open`` would apply Pillow's global pixel limit."""
+    prefix = stream.read(64)
     for format_name in known_formats():
         factory, accepts = Image.OPEN[format_name]
         try:
-            verdict = accepts is None or accepts(prefix)
-            if isinstance(verdict, str):
-                raise UnreadableImage(label, f"{format_name} files cannot be read here: {verdict}")
-            if not verdict:
-                continue
-            stream.seek(0)
-            return factory(stream, label)
-        except UnreadableImage:
-            raise
-        except Exception as error:  # a damaged header fails in as many ways as there are parsers
-            failure, claimed = error, format_name
-    if description := describe_file_type(prefix):
-        raise UnreadableImage(label, description)
-    if failure is not None and claimed is not None:
-        truncated = _is_truncated(stream, claimed)
-        raise UnreadableImage(label, _TRUNCATED.format(claimed) if truncated else _reason(failure, claimed, "header"))
-    raise UnreadableImage(label, "not an image of a known format")
+            accepted = accepts is None or accepts(prefix)
+            if accepted and not isinstance(accepted, str):  # a text: this build of Pillow lacks the decoder
+                stream.seek(0)
+                return factory(stream, label)
+        except Exception:  # a damaged header raises every kind of error
+            continue
+    raise UnreadableImage(label, _describe_file(prefix))
+
+
+def _describe_file(prefix: bytes) -> str:
+    """Return why a file without a readable header is not an image, and what to do."""
+    if not prefix:
+        return "the file is empty"
+    if prefix[4:8] == b"ftyp" and prefix[8:12] in (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"):
+        return "a HEIC photo: convert it to JPEG"
+    if prefix.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer without its content: run 'git lfs pull'"
+    if prefix.lstrip().lower().startswith((b"<!doctype html", b"<html")):
+        return "a web page, not an image"
+    return "not an image of a known format, or damaged"
 
 
 def _to_rgb(image: Image.Image) -> np.ndarray:
@@ -252,9 +224,6 @@ def _to_rgb(image: Image.Image) -> np.ndarray:
         return _grey(np.asarray(image.convert("L")))
     if mode == "F":
         return _grey(_from_float(np.asarray(image)))
-    if mode == "CMYK" and image.format == "JPEG" and "adobe" not in image.info:
-        # Pillow inverts every CMYK JPEG, because Adobe stores inverted inks; this file is not Adobe's.
-        image = ImageChops.invert(image)
     return np.asarray(image.convert("RGB"))
 
 
@@ -263,29 +232,25 @@ def _grey(values: np.ndarray) -> np.ndarray:
 
 
 def _from_integers(image: Image.Image) -> np.ndarray:
-    """Scale 16-bit grey from its full range; the transparent value of a PNG becomes white."""
+    """Scale 16-bit grey from its full range, and a TIFF of 32-bit integers from the range that fits its values."""
     values = np.asarray(image).astype(np.float64)
-    if image.mode == "I" and image.format not in ("PNG", "PPM") and values.min() >= 0 and values.max() <= 255:
-        return values.astype(np.uint8)  # 8-bit values saved as 32-bit integers
-    # Pillow opens some 16-bit PNG and PPM with mode I, scaled to 65535; a wider TIFF is stretched over its own range.
-    fits = image.mode != "I" or image.format in ("PNG", "PPM") or (values.min() >= 0 and values.max() <= 65535)
-    grey = _from_16_bit(values) if fits else _stretch(values)
-    clear = image.info.get("transparency")
-    return np.where(values == clear, np.uint8(255), grey) if isinstance(clear, int) else grey
+    # Pillow opens some 16-bit PNG and PPM with mode I, scaled to 65535.
+    if image.mode == "I" and image.format not in ("PNG", "PPM"):
+        if values.min() >= 0 and values.max() <= 255:
+            return values.astype(np.uint8)
+        if values.min() < 0 or values.max() > 65535:
+            return _stretch(values)
+    return np.rint(values / 257.0).clip(0, 255).astype(np.uint8)
 
 
 def describe_darkness(brightest: int) -> str:
-    """A warning if the brightest pixel is dark (12 bits in 16-bit files, or masks); else nothing."""
+    """Return a warning if the brightest pixel is dark, else an empty text."""
     if brightest >= _DARK:
         return ""
     return (
         f"no pixel is brighter than {brightest} of 255, so these images look almost black: 16-bit files with 12-bit "
         "values, or masks? Rescale them first"
     )
-
-
-def _from_16_bit(values: np.ndarray) -> np.ndarray:
-    return np.rint(values / 257.0).clip(0, 255).astype(np.uint8)
 
 
 def _from_float(values: np.ndarray) -> np.ndarray:
@@ -303,7 +268,7 @@ def _stretch(values: np.ndarray) -> np.ndarray:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF's orientation, 1 to 8; 1 if the EXIF data are damaged."""
+    """Return EXIF's orientation, 1 to 8; 1 if the EXIF data are damaged."""
     try:
         value = image.getexif().get(_ORIENTATION, 1)
         return int(value) if 1 <= int(value) <= 8 else 1
@@ -321,114 +286,36 @@ def _rotate_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
     return pixels
 
 
-def _reason(error: Exception, format_name: str | None, part: str = "data") -> str:
-    """Translate Pillow's error for the owner of the file."""
+def _reason(error: Exception, format_name: str | None) -> str:
+    """Return the reason of an ``UnreadableImage`` for an error of Pillow's decoder."""
     text = " ".join(str(error).split())
     kind = format_name or "image"
     if isinstance(error, Image.DecompressionBombError):
         return "refused as a decompression bomb: it would unpack to far more pixels or text than it should"
-    if isinstance(error, MemoryError):
-        return "too large for the memory of this machine"
-    if isinstance(error, EOFError) or any(words in text.lower() for words in _TRUNCATED_TEXTS):
+    if isinstance(error, EOFError) or any(part in text.lower() for part in _TRUNCATED_TEXTS):
         return _TRUNCATED.format(kind)
-    return f"its {kind} {part} is damaged" + (f" ({text})" if text else "")
+    return f"its {kind} data is damaged" + (f" ({text})" if text else "")
 
 
 _PILLOW = r"PIL\.|frugalvit\.data\.decode"
 
 
 def _ignore_pillow_warnings() -> None:
-    """Ignore Pillow's warnings about files; what matters of them becomes a reason.
+    """Ignore Pillow's warnings about damaged files in this process.
 
-    ``warnings.catch_warnings`` is not safe while several threads decode, so the filter holds for the process. It covers
-    warnings about files alone: the caller's own Pillow still warns of decompression bombs (a ``RuntimeWarning``).
+    ``warnings.catch_warnings`` is not safe while several threads decode. The filter leaves out decompression bombs (a
+    ``RuntimeWarning``), so the caller's own Pillow still warns of them.
     """
     if not any(getattr(entry[3], "pattern", None) == _PILLOW for entry in warnings.filters):
         warnings.filterwarnings("ignore", module=_PILLOW, category=UserWarning)
 
 
-# -- what a file is, by its first and last bytes
-
-_IMAGES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"\0\0\0\x0cjP  ")
-_OTHERS = [
-    (b"%PDF", "a PDF document, not an image"),
-    (b"%!PS", "a PostScript document, not an image"),
-    (b"PK\x03\x04", "a zip archive, not an image"),
-    (b"\x1f\x8b", "a gzip archive, not an image"),
-    (b"version https://git-lfs", "a Git LFS pointer without its content: run 'git lfs pull'"),
-]
-_HEIC = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
-_TAIL = 64 * 1024
-
-
-def has_image_signature(prefix: bytes) -> bool:
-    """True if a file starts like an image: for files without a telling name."""
-    webp = prefix[:4] == b"RIFF" and prefix[8:12] == b"WEBP"
-    return webp or prefix.startswith(_IMAGES)
-
-
-def describe_file_type(prefix: bytes) -> str | None:
-    """What a file is instead of a readable image, and what to do; None if it is unknown."""
-    for signature, description in _OTHERS:
-        if prefix.startswith(signature):
-            return description
-    if prefix[4:8] == b"ftyp":
-        return "a HEIC photo: convert it to JPEG" if prefix[8:12] in _HEIC else "a video file, not an image"
-    if not prefix.strip(b"\0"):
-        return "a file of zeros, not an image"
-    return _describe_text(prefix)
-
-
-def _describe_text(prefix: bytes) -> str | None:
-    try:
-        # The prefix may end inside a character.
-        text = prefix.decode("utf-8", errors="strict" if len(prefix) < 64 else "ignore").lstrip("\ufeff \t\r\n").lower()
-    except UnicodeDecodeError:
-        return None
-    if text.startswith(("<!doctype html", "<html", "<head", "<body")):
-        return "a web page, not an image"
-    if text.startswith("<svg") or (text.startswith("<?xml") and "svg" in text):
-        return "an SVG drawing: convert it to PNG"
-    printable = sum(character.isprintable() or character in "\r\n\t" for character in text)
-    # "ignore" drops what is not UTF-8: a text keeps nearly all of its bytes.
-    if text and printable == len(text) and len(text.encode()) >= 0.9 * len(prefix.strip()):
-        return "a text file, not an image"
-    return None
-
-
 def _is_truncated(stream: IO[bytes], format_name: str) -> bool:
     """True if a JPEG, PNG or WebP ends too early; for other formats only decoding shows it."""
     size = stream.seek(0, os.SEEK_END)
-    check = {
-        "JPEG": _is_truncated_jpeg,
-        "MPO": _is_truncated_jpeg,
-        "PNG": _is_truncated_png,
-        "WEBP": _is_truncated_webp,
-    }
-    try:
-        return format_name in check and check[format_name](stream, size)
-    except struct.error:  # too short even for its first numbers
-        return True
-
-
-def _is_truncated_jpeg(file: IO[bytes], size: int) -> bool:
-    """A JPEG ends with FF D9; some cameras append more."""
-    file.seek(max(0, size - _TAIL))
-    return b"\xff\xd9" not in file.read(_TAIL)
-
-
-def _is_truncated_png(file: IO[bytes], size: int) -> bool:
-    """Walk over the chunks (length, kind, content, checksum); the last is IEND."""
-    position = 8
-    while position + 12 <= size:
-        file.seek(position)
-        length, kind = struct.unpack(">I4s", file.read(8))
-        if kind == b"IEND":
-            return False
-        position += 12 + length
-    return True
-
-
-def _is_truncated_webp(file: IO[bytes], size: int) -> bool:
-    file.seek(4)
-    return struct.unpack("<I", file.read(4))[0] + 8 > size
+    if format_name == "WEBP":
+        stream.seek(4)
+        return int.from_bytes(stream.read(4), "little") + 8 > size
+    marker = {"JPEG": b"\xff\xd9", "MPO": b"\xff\xd9", "PNG": b"IEND"}.get(format_name)
+    stream.seek(max(0, size - _TAIL))
+    return marker is not None and marker not in stream.read()  # some programs append bytes after the marker

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from frugalvit.data.decode import decode
-from frugalvit.data.formats.folder import list_images, permission_error
+from frugalvit.data.formats.folder import list_images
 from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.text import truncate_list
 
 
 class Decoded(NamedTuple):
@@ -32,21 +31,14 @@ class InputImages:
     unreadable: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        locked: list[str] = []
         for name in self.names:
             path = Path(name)
             if path.is_dir():
-                listing = list_images(str(path))
-                self.paths += [Path(image) for image in listing.images]
-                locked += listing.unreadable
+                self.paths += [Path(image) for image in list_images(str(path)).images]
             elif path.is_file():
                 self.paths.append(path)
             else:
                 raise UserError(f"No image {name}.")
-        if locked and not self.paths:
-            raise permission_error(self.names[0], locked)
-        if locked:
-            console.warning(f"no permission to read {truncate_list(locked)}: left out")
         if not self.paths:
             raise UserError(f"{self.names[0]} holds no images.")
 

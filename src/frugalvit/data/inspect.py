@@ -25,8 +25,7 @@ FULL_DECODE_MEGAPIXELS = 300.0
 SAMPLE = 2000
 _SHOWN_GROUPS = 20
 _SHOWN_BAD = 200
-_LOOSE = ", loose"  # suffix of a split's name, for its images beside the class folders
-_NO_LABEL = -1
+_LOOSE = ", loose"  # ends the name of a split's images outside class folders
 
 
 class SplitScan(NamedTuple):
@@ -38,19 +37,16 @@ class SplitScan(NamedTuple):
 
 def command(config: DataConfig) -> CommandResult:
     """Run ``frugalvit data``."""
-    started = time.monotonic()
     source = open_data(
         config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.labels,
         classes=config.classes, root=config.root, loose=True,
     )  # fmt: skip
-    return inspect(source, decode=config.decode, duplicates=config.duplicates, started=started)
+    return inspect(source, decode=config.decode, duplicates=config.duplicates)
 
 
-def inspect(
-    source: DatasetSplits, decode: str = "auto", duplicates: bool = True, started: float | None = None
-) -> CommandResult:
+def inspect(source: DatasetSplits, *, decode: str, duplicates: bool) -> CommandResult:
     """Report images, classes, sizes, formats, duplicates and unreadable files of a dataset."""
-    started = time.monotonic() if started is None else started
+    started = time.monotonic()
     parts = source.splits | {f"{split}{_LOOSE}": examples for split, examples in source.loose.items()}
     scans = {name: _read_headers(examples, name) for name, examples in parts.items()}
     decoded = _decode(parts, scans, decode)
@@ -60,18 +56,18 @@ def inspect(
         "kind": source.kind,
         "images": len(source),
         "classes": None if source.classes is None else len(source.classes),
-        "class_names": None if source.classes is None else [clean(name) for name in source.classes],
+        "class_names": None if source.classes is None else list(source.classes),
         "splits": {split: _split_facts(examples, source.classes) for split, examples in source.splits.items()},
         "loose": {split: len(examples) for split, examples in source.loose.items()},
         **_image_facts(scans),
         "bad": [
-            {"name": clean(parts[name].names[i]), "split": name.removesuffix(_LOOSE), "reason": clean(reason)}
+            {"name": parts[name].names[i], "split": name.removesuffix(_LOOSE), "reason": reason}
             for name, scan in scans.items()
             for i, reason in sorted(scan.bad.items())
         ],
         "decoded": decoded,
         "duplicates": _duplicates(parts) if duplicates else None,
-        "notes": [clean(note) for note in source.notes],
+        "notes": source.notes,
     }
     data["seconds"] = round(time.monotonic() - started, 2)
     return CommandResult(data, _tables(data), _notes(data))
@@ -134,11 +130,11 @@ def _split_facts(examples: ImageDataset, classes: tuple[str, ...] | None) -> dic
     if classes is not None and examples.labels is not None:
         counts = np.bincount(examples.labels, minlength=len(classes))
         facts["per_class"] = {"min": int(counts.min()), "median": float(np.median(counts)), "max": int(counts.max())}
-        facts["counts"] = {clean(name): int(count) for name, count in zip(classes, counts, strict=True)}
-        facts["without_images"] = [clean(classes[i]) for i in np.flatnonzero(counts == 0)]
+        facts["counts"] = dict(zip(classes, counts.tolist(), strict=True))
+        facts["without_images"] = [classes[i] for i in np.flatnonzero(counts == 0)]
     elif classes is not None and examples.targets is not None:
         counts = (examples.targets == 1).sum(0)
-        facts["counts"] = {clean(name): int(count) for name, count in zip(classes, counts, strict=True)}
+        facts["counts"] = dict(zip(classes, counts.tolist(), strict=True))
     return facts
 
 
@@ -177,24 +173,16 @@ def _duplicates(parts: dict[str, ImageDataset]) -> dict[str, Any]:
         if content is not None:
             groups[content].append(suspects[number])
     same = [images for images in groups.values() if len(images) > 1]
-    same.sort(key=_count_splits, reverse=True)  # those across splits first
-    labels = [{_label(parts, image) for image in images} - {_NO_LABEL} for images in same]
+    splits = [{name.removesuffix(_LOOSE) for name, _ in images} for images in same]
+    classes = [{int(labels[i]) for name, i in images if (labels := parts[name].labels) is not None} for images in same]
+    shown = sorted(range(len(same)), key=lambda group: -len(splits[group]))[:_SHOWN_GROUPS]  # across splits first
     return {
         "groups": len(same),
         "surplus": sum(len(images) - 1 for images in same),
-        "across_splits": sum(_count_splits(images) > 1 for images in same),
-        "across_classes": sum(len(classes) > 1 for classes in labels),
-        "examples": [[clean(parts[split].names[i]) for split, i in images[:4]] for images in same[:_SHOWN_GROUPS]],
+        "across_splits": sum(len(names) > 1 for names in splits),
+        "across_classes": sum(len(numbers) > 1 for numbers in classes),
+        "examples": [[parts[split].names[i] for split, i in same[group][:4]] for group in shown],
     }
-
-
-def _count_splits(images: list[tuple[str, int]]) -> int:
-    return len({name.removesuffix(_LOOSE) for name, _ in images})
-
-
-def _label(parts: dict[str, ImageDataset], image: tuple[str, int]) -> int:
-    labels = parts[image[0]].labels
-    return _NO_LABEL if labels is None else int(labels[image[1]])
 
 
 def _tables(data: dict[str, Any]) -> list[Table]:
@@ -206,7 +194,7 @@ def _tables(data: dict[str, Any]) -> list[Table]:
         rows.append([split, facts["images"], classes, *(spread.values() if spread else (None,) * 3)])
     rows += [[f"{split}{_LOOSE}", count, *(None,) * 4] for split, count in data["loose"].items()]
     classes = "no labels" if data["classes"] is None else f"{data['classes']:,} classes"
-    tables = [Table(columns, rows, f"{clean(data['data'])}: {data['images']:,} images, {classes}, {data['kind']}")]
+    tables = [Table(columns, rows, f"{data['data']}: {data['images']:,} images, {classes}, {data['kind']}")]
     if data["sizes"]:
         extent = [[side, *(values[key] for key in ("min", "median", "max"))] for side, values in data["sizes"].items()]
         tables.append(Table(["pixels", "smallest", "median", "largest"], extent))
@@ -246,9 +234,3 @@ def _notes(data: dict[str, Any]) -> list[str]:
     bad = pluralize(len(data["bad"]), "unreadable file") if data["bad"] else "no unreadable files"
     notes.append(f"{summary}; {bad}. {data['seconds']:.1f} s.")
     return notes
-
-
-def clean(text: str) -> str:
-    """Replace undecodable bytes and control characters, so that terminals and JSON readers accept a name."""
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    return "".join(character if character.isprintable() else "?" for character in text)

@@ -12,8 +12,7 @@ from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.named_catalog import DATASETS
 from frugalvit.data.formats.registry import find_format
-from frugalvit.data.paths import is_folder, local
-from frugalvit.data.webdataset import shards
+from frugalvit.data.paths import local
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import pluralize, truncate_list
@@ -34,15 +33,14 @@ def open_data(
 
     Args:
         where: a folder of class folders (with or without train/val/test), a folder of unlabelled images, a CSV, TSV or
-            JSONL of paths and labels, WebDataset shards (``"shards/{000..009}.tar"``), a dataset that torchvision
-            knows (``cifar100``, ``cifar100:folder``, or that folder), or one of Hugging Face's (``hf:name``,
-            ``hf:name:config``).
+            JSONL of paths and labels, WebDataset shards (``"shards/{000..009}.tar"``), the name of a known dataset
+            (``cifar100``, ``cifar100:folder``), or a Hugging Face dataset (``hf:name``, ``hf:name:config``).
         split: "auto" takes a missing val from train, "given" changes nothing, "train+val" trains on both, "remake"
             joins train and val and splits them again.
         seed: decides which images a new val split holds.
         val_fraction: the share of every class that a new val split takes.
-        labels: "auto" decides if folders are classes, "folders" insists on it, "ignore" reads no labels.
-        classes: use only these classes: names, or a file with one name per line (ImageNet-100's list).
+        labels: "auto" decides if folders are classes, "folders" takes all folders as classes, "ignore" reads no labels.
+        classes: use only these classes: names, or a file with one name per line (as ImageNet-100's list).
         root: the folder of named datasets; by default $FRUGALVIT_DATASETS or ~/.cache/frugalvit/datasets.
         loose: return unlabelled images beside class folders in ``DatasetSplits.loose``; otherwise they are left out.
     """
@@ -82,12 +80,14 @@ def _open(location: str, options: OpenOptions) -> DatasetSplits:
     data_format = find_format(location)
     if data_format is not None:
         return data_format.open(location, options)
-    path = Path(location)
-    if not _exists(path):
-        raise UserError(_not_found_message(location))
-    if path.suffix.lower() in (".zip", ".gz", ".tgz", ".rar", ".7z"):
-        raise UserError(f"{path} is an archive. Unpack it and give the folder.")
-    raise UserError(f"{path} has no format that frugalvit reads. Give a folder, a table (.csv …) or a shard (.tar).")
+    if not _exists(Path(location)):
+        hint = did_you_mean(location, DATASETS)
+        raise UserError(
+            f"No folder, file or known dataset '{location}'.{hint} 'frugalvit list datasets' shows the names."
+        )
+    raise UserError(
+        f"{location} has no format that frugalvit reads. Give a folder, a table (.csv …) or a shard (.tar)."
+    )
 
 
 def _select_classes(source: DatasetSplits, wanted: Sequence[str], location: str) -> DatasetSplits:
@@ -95,7 +95,7 @@ def _select_classes(source: DatasetSplits, wanted: Sequence[str], location: str)
         raise UserError(f"{location} has several labels per image, so --classes does not apply. Leave it out.")
     if source.classes is None:
         raise UserError(f"{location} has no labels, so --classes does not apply. Leave it out.")
-    requested = {utf8_safe(name) for name in _match_class_names(wanted, source.classes)}
+    requested = {utf8_safe(name) for name in wanted}
     missing = sorted(requested - set(source.classes))
     if missing:
         hint = did_you_mean(missing[0], source.classes)
@@ -131,44 +131,7 @@ def read_class_names(classes: str | Path | Sequence[str] | None) -> list[str] | 
         classes = [line.strip() for line in lines if line.strip()]
     if not classes:
         raise UserError("The list of classes is empty.")
-    _refuse_repeated(classes, classes)
     return list(classes)
-
-
-def _refuse_repeated(names: Sequence[str], lines: Sequence[str]) -> None:
-    """Refuse two lines for one class: one of them may stand for a class that is missing now."""
-    first: dict[str, str] = {}
-    for name, line in zip(names, lines, strict=True):
-        if name in first:
-            raise UserError(f"--classes names '{name}' twice ('{first[name]}' and '{line}'). Remove one of them.")
-        first[name] = line
-
-
-def classes_in_shards(where: str, file: str | None) -> list[str] | None:
-    """Return the class names of --classes for streamed shards.
-
-    Without an index the names in the shards are unknown, so a line counts both whole and by its first word.
-    """
-    wanted = read_class_names(file)
-    if wanted is None or all(len(line.split()) == 1 for line in wanted):
-        return wanted
-    index = shards.list_shards(where).index
-    if index is not None and index.classes is not None:
-        return _match_class_names(wanted, index.classes)
-    return list(dict.fromkeys([*wanted, *(line.split()[0] for line in wanted)]))
-
-
-def _match_class_names(wanted: Sequence[str], present: Sequence[str]) -> list[str]:
-    """Match lines to classes: by the full line, or by its first word as in "n01558993 robin"."""
-    known = {utf8_safe(name) for name in present}
-
-    def find_name(line: str) -> str:
-        first = line.split()[0] if line.strip() else line
-        return first if utf8_safe(line) not in known and utf8_safe(first) in known else line
-
-    names = [find_name(line) for line in wanted]
-    _refuse_repeated(names, wanted)
-    return names
 
 
 def _exists(path: Path) -> bool:
@@ -176,11 +139,3 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):  # a name too long to be a path, or no permission
         return False
-
-
-def _not_found_message(location: str) -> str:
-    hint = did_you_mean(location, DATASETS)
-    parent = local(location).parent
-    if not hint and is_folder(parent) and os.access(parent, os.R_OK):
-        hint = did_you_mean(Path(location).name, sorted(entry.name for entry in parent.iterdir()))
-    return f"No folder, file or known dataset '{location}'.{hint} 'frugalvit list datasets' shows the names."

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
@@ -18,7 +17,7 @@ from frugalvit.data.webdataset.pack import check_free, check_replaceable, move_i
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.files import working_folder
-from frugalvit.utils.text import pluralize, truncate_list
+from frugalvit.utils.text import pluralize
 
 
 def save_data(
@@ -57,7 +56,7 @@ def save_data(
         split: MemoryExamples(contents, numbers[split], split) for split, (contents, _) in parts.items()
     }
     source = DatasetSplits(folder.resolve().name, "memory", "arrays", names, splits)
-    with working_folder(folder.resolve(), inside=False) as fresh:  # the old dataset stays until the new one is complete
+    with working_folder(folder.resolve()) as fresh:  # the old dataset stays until the new one is complete
         with console.quiet():
             packed = pack(source, fresh, shuffle=False).data
         for bad in packed["bad"]:
@@ -92,56 +91,33 @@ class MemoryExamples(ImageDataset):
 
 def _read_pairs(part: Any, split: str) -> tuple[list[bytes], list[int | str] | None]:
     """Encode the images of a split and read its labels."""
-    if hasattr(part, "columns"):  # a frame of pandas or polars
-        columns = truncate_list([repr(name) for name in part.columns])
-        raise UserError(
-            f"{split}: got a table with the columns {columns}. Give two columns: (table['image'], table['label'])."
-        )
     if isinstance(part, tuple) and len(part) == 2:
         images = list(part[0])
-        # list() follows the order, not the index, of a pandas Series.
         labels = [None] * len(images) if part[1] is None else list(part[1])
         if len(labels) != len(images):
             raise UserError(f"{split} has {pluralize(len(images), 'image')} and {pluralize(len(labels), 'label')}.")
-        items = zip(images, labels, strict=True)
-    elif hasattr(part, "__len__") and hasattr(part, "__getitem__") and not isinstance(part, np.ndarray | torch.Tensor):
-        items = (_pair(part[index], split) for index in range(len(part)))
-    else:
-        raise _not_pairs(part, split)
+        pairs: Iterable[Any] = zip(images, labels, strict=True)
+    elif hasattr(part, "__getitem__") and not hasattr(part, "columns"):
+        pairs = (part[index] for index in range(len(part)))
+    else:  # a number, or a pandas frame: the check below refuses it
+        pairs = [part]
     contents: list[bytes] = []
     numbers: list[int | str | None] = []
-    for image, label in items:
-        contents.append(_encode(image, f"{split}-{len(contents)}"))
-        numbers.append(_check_label(label, f"{split}-{len(numbers)}"))
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise UserError(
+                f"{split}: expected (images, labels), (images, None) without labels, or a dataset of (image, label), "
+                f"got {type(pair).__name__}."
+            )
+        name = f"{split}-{len(contents)}"
+        contents.append(_encode(pair[0], name))
+        numbers.append(_check_label(pair[1], name))
     if not contents:
         raise UserError(f"{split} has no images.")
     labelled = [label for label in numbers if label is not None]
     if labelled and len(labelled) < len(numbers):
-        unlabelled = [str(index) for index, label in enumerate(numbers) if label is None]
-        raise UserError(
-            f"{split}: {len(unlabelled):,} of {pluralize(len(numbers), 'image')} without a label "
-            f"(index {truncate_list(unlabelled)}). Label them, or leave them out."
-        )
+        raise UserError(f"{split}-{numbers.index(None)} has no label. Label all images, or none.")
     return contents, labelled or None
-
-
-def _pair(item: Any, split: str) -> tuple[Any, Any]:
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        raise _not_pairs(item, split)
-    return item[0], item[1]
-
-
-def _not_pairs(value: Any, split: str) -> UserError:
-    return UserError(
-        f"{split}: expected (images, labels), (images, None) without labels, or a dataset of (image, label), "
-        f"got {_describe(value)}."
-    )
-
-
-def _describe(value: Any) -> str:
-    """Return the type of a value and, of an array, its shape."""
-    shape = getattr(value, "shape", None)
-    return f"{type(value).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}"
 
 
 def _encode(image: Any, name: str) -> bytes:
@@ -165,42 +141,32 @@ def _encode(image: Any, name: str) -> bytes:
 def _check_label(label: Any, name: str) -> int | str | None:
     if hasattr(label, "item") and getattr(label, "ndim", 0) == 0:
         label = label.item()
-    if label is None or (isinstance(label, str) and label.strip()):
+    is_number = isinstance(label, int) and not isinstance(label, bool) and label >= 0
+    if label is None or is_number or (isinstance(label, str) and label.strip()):
         return label
-    if isinstance(label, int) and not isinstance(label, bool) and label >= 0:
-        return label
-    shown = repr(label) if isinstance(label, int | float | str) else _describe(label)
-    raise UserError(f"{name}: expected a label, an integer from 0 or a name, got {shown}.")
-
-
-Labels = dict[str, list[int | str] | None]
+    raise UserError(f"{name}: expected a label, an integer from 0 or a name, got {label!r:.60}.")
 
 
 def _number_labels(
-    labels: Labels, classes: Sequence[str | int] | None
+    labels: dict[str, list[int | str] | None], classes: Sequence[str | int] | None
 ) -> tuple[tuple[str, ...] | None, dict[str, np.ndarray | None]]:
     """Return the class names, and the labels as indices into them."""
     every = [label for part in labels.values() for label in part or ()]
-    unlabelled = [split for split, part in labels.items() if part is None]
     if not every:
         return None, dict.fromkeys(labels)
-    if unlabelled:
-        raise UserError(f"{unlabelled[0]} has no labels, but other splits have. Label all splits, or none.")
+    if None in labels.values():
+        raise UserError("Some splits have labels and some have none. Label all splits, or none.")
     if len({isinstance(label, str) for label in every}) > 1:
         raise UserError("Some labels are numbers and some are names. Use one kind.")
-    if isinstance(classes, Mapping):
-        raise UserError("classes is a dictionary. Give a list of names, in the order of the labels 0, 1, ….")
-    names = None if classes is None else [str(name) for name in classes]
-    if names is not None and (len(set(names)) < len(names) or not all(name.strip() for name in names)):
-        raise UserError("classes has an empty or repeated name.")
-    known: list[Any]
-    if names is None:
-        known = sorted(set(every))
-    else:
-        known = list(names) if isinstance(every[0], str) else list(range(len(names)))
+    known: list[Any] = sorted(set(every))
+    names = [str(label) for label in known]
+    if classes is not None:
+        names = [str(name) for name in classes]
+        if isinstance(classes, Mapping) or len(set(names)) < len(names):
+            raise UserError("classes must be a list of different names, in the order of the labels 0, 1, ….")
+        known = names if isinstance(every[0], str) else list(range(len(names)))
     index = {label: number for number, label in enumerate(known)}
     unknown = next((label for label in every if label not in index), None)
     if unknown is not None:
         raise UserError(f"The label {unknown!r} is not among the {pluralize(len(known), 'class')} of classes=….")
-    numbers = {split: np.array([index[label] for label in part or ()]) for split, part in labels.items()}
-    return tuple(map(str, known if names is None else names)), dict(numbers)
+    return tuple(names), {split: np.array([index[label] for label in part or ()]) for split, part in labels.items()}

@@ -1,7 +1,6 @@
-"""Validation splits: deterministic, stratified by class, and noted."""
+"""Make validation splits (deterministic, stratified by class), and check splits for training."""
 
 import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,22 +15,15 @@ from frugalvit.utils.text import pluralize, truncate_list
 MODES = ("auto", "given", "train+val", "remake")
 
 
-def hold_out(
-    keys: Sequence[str], labels: np.ndarray | None, fraction: float, seed: int, images: Sequence[str] | None = None
-) -> np.ndarray:
+def hold_out(keys: Sequence[str], labels: np.ndarray | None, fraction: float, seed: int) -> np.ndarray:
     """Choose images to hold out: bool (N,), a rounded ``fraction`` of every class, at least one of two.
 
     A hash of the seed and the key decides. So the result depends neither on the order of the images nor on the path of
-    the dataset, and new images move few of the old ones. Examples with the same entry in ``images`` are copies of one
-    image and stay together.
+    the dataset, and adding images changes the split of few others.
     """
-    if images is not None:
-        number: dict[str, int] = {}
-        image_of = [number.setdefault(image, len(number)) for image in images]
-        first = np.unique(image_of, return_index=True)[1]
-        first_labels = None if labels is None else labels[first]
-        return hold_out([keys[int(i)] for i in first], first_labels, fraction, seed)[image_of]
-    ranks = np.array([_rank(key, seed) for key in keys], dtype=np.uint64)
+    contents = (f"{seed}\0{key}".encode("utf-8", "surrogateescape") for key in keys)
+    hashes = [int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") for content in contents]
+    ranks = np.array(hashes, dtype=np.uint64)
     groups = np.zeros(len(keys), dtype=np.int64) if labels is None else labels
     held = np.zeros(len(keys), dtype=bool)
     for group in np.unique(groups):
@@ -40,16 +32,6 @@ def hold_out(
         if count > 0:
             held[members[np.argsort(ranks[members], kind="stable")[:count]]] = True
     return held
-
-
-def hold_out_files(
-    names: Sequence[str], keys: Sequence[str], labels: np.ndarray | None, fraction: float, seed: int
-) -> np.ndarray:
-    """Call ``hold_out`` for files; a file that is listed twice stays on one side."""
-    paths = None
-    if len(set(keys)) < len(keys):  # a file listed twice, or two shards with the same key
-        paths = [os.path.abspath(name) for name in names]  # noqa: PTH100  (pathlib takes several times as long)
-    return hold_out(keys, labels, fraction, seed, paths)
 
 
 def subsample_labels(labels: np.ndarray, part: float, seed: int) -> np.ndarray:
@@ -64,7 +46,7 @@ def subsample_labels(labels: np.ndarray, part: float, seed: int) -> np.ndarray:
 
 def split_examples(examples: ImageDataset, fraction: float, seed: int) -> tuple[ImageDataset, ImageDataset]:
     """Split a dataset into the rest and the held-out part; both keep their order."""
-    held = hold_out_files(examples.names, examples.keys, examples.labels, fraction, seed)
+    held = hold_out(examples.keys, examples.labels, fraction, seed)
     return examples.subset(~held), examples.subset(held)
 
 
@@ -73,10 +55,8 @@ def add_missing_splits(
 ) -> DatasetSplits:
     """Join or add splits for training.
 
-    Args:
-        mode: "auto" takes a missing val from train if there are labels; "given" changes nothing; "train+val" joins
-            both and leaves test for evaluation, as the Drloc paper does with Flowers-102; "remake" joins train and val
-            and splits them again.
+    mode: "auto" takes a missing val from train if there are labels; "given" changes nothing; "train+val" joins both, as
+        the Drloc paper does with Flowers-102; "remake" joins train and val and splits them again.
     """
     if mode not in MODES:
         raise UserError(f"Unknown split '{mode}'. Choose one of {', '.join(MODES)}.")
@@ -86,18 +66,14 @@ def add_missing_splits(
     if mode in ("train+val", "remake") and "train" in splits and "val" in splits:
         splits["train"] = join(splits["train"], splits.pop("val"))
         notes.append(f"val is joined with train: {len(splits['train']):,} images.")
-    elif mode == "train+val":
-        notes.append("No val split to join with train.")
     needs_val = mode == "remake" or (mode == "auto" and source.classes is not None)
     if needs_val and "train" in splits and "val" not in splits:
         train, val = split_examples(splits["train"], val_fraction, seed)
         if len(val):
             splits |= {"train": train, "val": val}
             way = "stratified by class" if source.classes is not None else "at random"
-            notes.append(
-                f"val is made from train: {len(val):,} of {len(train) + len(val):,} images, {way}, seed {seed}"
-                f"{_note_single_images(train, val)}."
-            )
+            total = len(train) + len(val)
+            notes.append(f"val is made from train: {len(val):,} of {total:,} images, {way}, seed {seed}.")
     ordered = {split: splits[split] for split in ("train", "val", "test") if split in splits}
     return replace(source, splits=ordered, notes=notes)
 
@@ -107,13 +83,9 @@ def handle_unlabelled(source: DatasetSplits, *, keep: bool) -> DatasetSplits:
     notes = list(source.notes)
     for split, examples in source.loose.items():
         beside = "beside the class folders" if split in source.splits else "without class folders"
-        kind = "loose image" if split in source.splits else "image"
-        which = f"{Path(examples.names[0]).parent}: {pluralize(len(examples), kind)} {beside}, so without labels"
-        if keep:
-            use = "pretrain and embed use them, train and probe do not"
-            notes.append(f"{which}: {use}; with --labels ignore no folder is a class.")
-        else:
-            notes.append(f"{which}: left out (pretrain and embed use them).")
+        count = pluralize(len(examples), "unlabelled image")
+        use = "only pretrain and embed use them" if keep else "left out (only pretrain and embed use them)"
+        notes.append(f"{Path(examples.names[0]).parent}: {count} {beside}: {use}.")
     return replace(source, notes=notes, loose=source.loose if keep else {})
 
 
@@ -142,18 +114,6 @@ def check_trainable(source: DatasetSplits) -> None:
     if empty:
         shown = truncate_list([f"'{name}'" for name in empty])
         raise UserError(f"No training images for {shown}. Add images, or remove the empty folders.")
-
-
-def _rank(key: str, seed: int) -> int:
-    content = f"{seed}\0{key}".encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big")
-
-
-def _note_single_images(train: ImageDataset, val: ImageDataset) -> str:
-    if train.labels is None or val.labels is None:
-        return ""
-    missing = len(np.setdiff1d(train.labels, val.labels))
-    return f"; {pluralize(missing, 'class')} with a single image: in train" if missing else ""
 
 
 def absent_classes(source: DatasetSplits) -> list[str]:

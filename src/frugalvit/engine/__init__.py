@@ -1,11 +1,11 @@
-"""A task (a backbone and its objectives), one loop that trains every task, and the folder a run lives in."""
+"""The training engine: the step and the loop of every task, devices, ranks and schedules."""
 
 import importlib
 import sys
 
 
 def _import_fabric() -> None:
-    """Fabric asks torchmetrics for its version by importing all of it: seconds at every start, for nothing of ours."""
+    """Import Fabric without torchmetrics, which it would import for its version alone: that takes seconds."""
     if "torchmetrics" in sys.modules:
         return
     sys.modules["torchmetrics"] = None  # type: ignore[assignment]  # as if it were not installed

@@ -46,7 +46,9 @@ def parts_that_fit(task: Task, parts: int, fabric: Fabric) -> int:
     group = 2 if mixed and fabric.world_size > 1 else 1  # a mixup pair stays on one rank
     groups = len(batch.index) // group  # of one of ``parts`` micro-batches, on this rank
     for more in (number for number in range(1, groups + 1) if groups % number == 0):
-        if _all_ranks_fit(fabric, _step_fits(task, first_images(batch, groups // more * group), fabric)):
+        fits = _step_fits(task, first_images(batch, groups // more * group), fabric)
+        fitting: Any = fabric.all_reduce(torch.tensor(float(fits), device=fabric.device), reduce_op="mean")
+        if float(fitting) == 1.0:  # on all ranks
             return parts * more
     raise UserError(
         f"Not even {group} images fit into this device's memory. Use a smaller --img-size or --backbone, or "
@@ -65,7 +67,9 @@ def _step_fits(task: Task, batch: Any, fabric: Fabric) -> bool:
             loss = task(batch, task.peak_memory_step())["loss"]
         loss.backward()
         del moments
-        return _room_left(fabric.device)
+        if fabric.device.type != "cuda":
+            return True
+        return torch.cuda.max_memory_allocated(fabric.device) < _FULL * torch.cuda.mem_get_info(fabric.device)[1]
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -77,17 +81,6 @@ def _step_fits(task: Task, batch: Any, fabric: Fabric) -> bool:
         if fabric.device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-
-
-def _room_left(device: torch.device) -> bool:
-    if device.type != "cuda":
-        return True
-    return torch.cuda.max_memory_allocated(device) < _FULL * torch.cuda.mem_get_info(device)[1]
-
-
-def _all_ranks_fit(fabric: Fabric, fits: bool) -> bool:
-    fitting: Any = fabric.all_reduce(torch.tensor(float(fits), device=fabric.device), reduce_op="mean")
-    return float(fitting) == 1.0
 
 
 def first_images(batch: Any, count: int) -> Any:

@@ -1,8 +1,4 @@
-"""Decide when and how to compile a task's step. The task's ``compile_with`` decides what to compile.
-
-With small batches the CPU is the limit, which queues a thousand small kernels per step. CUDA graphs remove that limit
-and reserve memory in exchange.
-"""
+"""Decide when and how to compile a step; the task's ``compile_with`` decides what. Graphs: see ``cuda_graphs``."""
 
 from typing import Literal
 

@@ -1,10 +1,9 @@
 """Capture the gradients of a step as a CUDA graph and replay it.
 
-With small images the CPU is the limit: it queues hundreds of kernels per step. A graph is one call. Inputs are copied
-into fixed tensors; dropout and stochastic depth read the generator's seed at each replay. Clipping, the optimiser and
-the EMA stay outside the graph.
-
-The first steps run normally on a side stream: they compile and load kernels, which must not happen during capture.
+With small images the CPU is the limit: it queues hundreds of kernels per step. A graph is one call, and reserves
+memory. Inputs are copied into fixed tensors; dropout and stochastic depth read the generator's seed at each replay.
+Clipping, the optimiser and the EMA stay outside the graph. The first steps run normally on a side stream: they compile
+and load kernels, which must not happen during capture.
 """
 
 import functools
@@ -35,10 +34,7 @@ class CapturedGraph(NamedTuple):
 
 
 class GraphedStep:
-    """Runs a step function as CUDA graphs, one graph for each kind of input.
-
-    Inputs are of another kind if a shape, a flag, or the presence of a tensor differs.
-    """
+    """Runs a step as CUDA graphs: one graph for each combination of shapes, flags and missing tensors."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
         self.parameters = parameters

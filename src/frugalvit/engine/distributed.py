@@ -8,7 +8,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +34,7 @@ FILESYSTEM_TIMEOUT = 60.0  # seconds until a network disk shows a new file to al
 # Rank 0 is 0 in every variable that its launcher sets.
 _RANKS = ("RANK", "NODE_RANK", "LOCAL_RANK", "SLURM_PROCID")
 
-# Lightning warns if srun is installed; ``launch_env.devices_and_nodes`` decides if a job needs it.
+# Lightning warns if srun is installed; ``devices_and_nodes`` decides if a job needs it.
 warnings.filterwarnings("ignore", message="The `srun` command is available")
 
 # Texts of the backends' errors when another rank is lost or does not answer in time.
@@ -53,49 +53,50 @@ def is_rank_zero(devices: int, nodes: int) -> bool:
     return not any(int(os.environ.get(name) or 0) for name in _RANKS)
 
 
-def strategy(several: bool, patience: float, *, resting: bool = False) -> Any:
-    """Return DDP for several processes; a collective that waits longer than ``patience`` seconds fails.
+def strategy(several: bool, seconds: float, *, has_unused: bool = False) -> Any:
+    """Return DDP for several processes; a collective that waits longer than ``seconds`` fails.
 
-    resting: some parameters of the network take no part in the loss
+    has_unused: some parameters of the network take no part in the loss
     """
     if not several:
         return "auto"
-    timeout = timedelta(seconds=patience)
-    return DDPStrategy(timeout=timeout, gradient_as_bucket_view=True, find_unused_parameters=resting)
+    timeout = timedelta(seconds=seconds)
+    return DDPStrategy(timeout=timeout, gradient_as_bucket_view=True, find_unused_parameters=has_unused)
 
 
-def launch(fabric: Fabric, here: int = 1) -> None:
+def launch(fabric: Fabric, local_processes: int = 1) -> None:
     """Start the other processes, unless a launcher did, and log only on rank 0.
 
-    here: processes on this machine, which share its cores and memory: ``data.machine`` reads it from the environment
+    local_processes: on this machine; they share its cores and memory (``utils.system``)
     """
-    os.environ["LOCAL_WORLD_SIZE"] = str(here)  # also for one: an earlier run of this process may have set more
+    os.environ["LOCAL_WORLD_SIZE"] = str(local_processes)  # also for one: an earlier run may have set more
     for name in ("lightning_fabric", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     launch_env.mark_rank_zero()
-    _say_where_they_meet(fabric)
+    _log_rendezvous(fabric)
     fabric.launch()
     if fabric.world_size > 1:
         fabric.barrier()  # NCCL connects at the first collective, with the timeout of the launch
-        _wait_at_most(SETUP_TIMEOUT)
+        _set_timeout(SETUP_TIMEOUT)
     console.set_rank(fabric.global_rank)
     children = getattr(getattr(fabric.strategy, "launcher", None), "procs", [])
     if children:
-        threading.Thread(target=_mind, args=(children,), daemon=True, name="mind the processes").start()
+        threading.Thread(target=_report_dead_child, args=(children,), daemon=True).start()
 
 
-def _say_where_they_meet(fabric: Fabric) -> None:
-    """Log what this process waits for: processes of a launcher may never start, or be unreachable."""
+def _log_rendezvous(fabric: Fabric) -> None:
+    """Log what rank 0 waits for: processes of a launcher may never start, or be unreachable."""
     environment = getattr(fabric.strategy, "cluster_environment", None)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return  # already connected by an earlier run
-    count = 1 if environment is None or not environment.creates_processes_externally else environment.world_size()
-    if count > 1 and environment is not None and environment.global_rank() == 0:
-        console.info(f"waiting for {count} processes at {environment.main_address}:{environment.main_port}")
+    is_connected = torch.distributed.is_available() and torch.distributed.is_initialized()  # by an earlier run
+    if is_connected or environment is None or not environment.creates_processes_externally:
+        return
+    if environment.world_size() > 1 and environment.global_rank() == 0:
+        address = f"{environment.main_address}:{environment.main_port}"
+        console.info(f"waiting for {environment.world_size()} processes at {address}")
 
 
-def _mind(children: list[Any]) -> None:
-    """Log which process died; Lightning then ends the others silently, within seconds."""
+def _report_dead_child(children: list[Any]) -> None:
+    """Log which process died. Lightning then ends the others silently, within seconds."""
     while any(child.poll() is None for child in children):
         time.sleep(0.5)
         for number, child in enumerate(children, 1):
@@ -108,17 +109,17 @@ def run_on_rank_zero(fabric: Fabric, decide: Callable[[], T]) -> T:
     """Run ``decide`` on rank 0 and broadcast its result, or its ``UserError``, to all ranks."""
     if fabric.world_size == 1:
         return decide()
-    answer: tuple[Any, str | None] = (None, None)
+    value, message = None, None
     if fabric.global_rank == 0:
         try:
-            answer = (decide(), None)
+            value = decide()
         except UserError as error:
-            answer = (None, str(error))
-    value: Any
-    value, mistake = fabric.broadcast(answer)
-    if mistake is not None:
-        raise UserError(mistake) if fabric.global_rank == 0 else ReportedError(mistake)
-    return value
+            message = str(error)
+    result: Any
+    result, message = fabric.broadcast((value, message))
+    if message is not None:
+        raise UserError(message) if fabric.global_rank == 0 else ReportedError(message)
+    return result
 
 
 def all_reduce_max(fabric: Fabric, value: int) -> int:
@@ -143,50 +144,48 @@ def check_shared_filesystem(fabric: Fabric, folder: Path) -> None:
     """
     if fabric.world_size == 1:
         return
-    note, word = folder / ".seen.part", fabric.broadcast(uuid.uuid4().hex)
-    run_on_rank_zero(fabric, lambda: _write_note(note, word))
-    everywhere = all_ranks_equal(fabric, int(_finds(note, word)))
+    path, content = folder / ".seen.part", fabric.broadcast(uuid.uuid4().hex)
+
+    def write() -> None:
+        try:
+            path.write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"Cannot write to {folder} ({error.strerror}). {write_error_hint(folder)}") from None
+
+    run_on_rank_zero(fabric, write)
+    is_shared = all_ranks_equal(fabric, int(_can_read(path, content)))
     if fabric.global_rank == 0:
-        note.unlink(missing_ok=True)
-    if not everywhere:
+        path.unlink(missing_ok=True)
+    if not is_shared:
         raise UserError(f"Not all ranks can read {folder} of rank 0. It must be on a file system that all nodes share.")
 
 
-def _write_note(note: Path, word: str) -> None:
-    try:
-        note.write_text(word, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"Cannot write to {note.parent} ({error.strerror}). {write_error_hint(note.parent)}") from None
-
-
-def _finds(note: Path, word: str) -> bool:
-    until = time.monotonic() + FILESYSTEM_TIMEOUT
-    while True:
-        try:
-            if note.read_text(encoding="utf-8") == word:
+def _can_read(path: Path, content: str) -> bool:
+    """True if the file has this content, at once or after some seconds."""
+    deadline = time.monotonic() + FILESYSTEM_TIMEOUT
+    while time.monotonic() < deadline:
+        with suppress(OSError):
+            if path.read_text(encoding="utf-8") == content:
                 return True
-        except OSError:
-            pass
-        if time.monotonic() > until:
-            return False
         time.sleep(0.2)
+    return False
 
 
 @contextmanager
-def collective_timeout(fabric: Fabric, patience: float) -> Iterator[None]:
-    """Inside this context a collective that waits longer than ``patience`` seconds fails.
+def collective_timeout(fabric: Fabric, seconds: float) -> Iterator[None]:
+    """Inside this context a collective that waits longer than ``seconds`` fails.
 
-    A barrier comes first, because outside ranks may wait longer for each other.
+    A barrier comes first: before it, ranks may wait longer for each other.
     """
     if fabric.world_size == 1:
         yield
         return
     fabric.barrier()
-    _wait_at_most(patience)
+    _set_timeout(seconds)
     try:
         yield
     finally:
-        _wait_at_most(SETUP_TIMEOUT)
+        _set_timeout(SETUP_TIMEOUT)
 
 
 def barrier() -> None:
@@ -195,7 +194,7 @@ def barrier() -> None:
         torch.distributed.barrier()
 
 
-def _wait_at_most(seconds: float) -> None:
+def _set_timeout(seconds: float) -> None:
     """Set the timeout of all later collectives."""
     distributed: Any = torch.distributed
     change = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout  # its older name
@@ -203,8 +202,8 @@ def _wait_at_most(seconds: float) -> None:
 
 
 @contextmanager
-def fail_on_lost_rank(fabric: Fabric, folder: Path | None, patience: float) -> Iterator[None]:
-    """End the run with one line if another rank died or hangs, instead of a hang or a traceback.
+def fail_on_lost_rank(fabric: Fabric, folder: Path | None, seconds: float) -> Iterator[None]:
+    """Raise ``LostRankError`` if another rank died or hangs.
 
     folder: of the run; None before it has one
     """
@@ -212,17 +211,15 @@ def fail_on_lost_rank(fabric: Fabric, folder: Path | None, patience: float) -> I
         yield
     except RuntimeError as error:
         text = " ".join(str(error).split())
-        if fabric.world_size == 1 or not any(sign in text.lower() for sign in _LOST):
+        if fabric.world_size == 1 or not any(message in text.lower() for message in _LOST):
             raise
-        way = (
-            "No step was taken yet: fix the error of that process, then start the same processes again."
-            if folder is None
-            else "The checkpoints are intact: start the same processes again with --resume "
-            + console.shell_quote(folder)
-            + "."
-        )
+        if folder is None:
+            hint = "No step was taken yet: fix the error of that process, then start the same processes again."
+        else:
+            command = f"--resume {console.shell_quote(folder)}"
+            hint = f"The checkpoints are intact: start the same processes again with {command}."
         raise LostRankError(
-            f"Another rank of this run ended, or did not answer for {patience:.0f} s ({text[:160]}). {way}"
+            f"Another rank of this run ended, or did not answer for {seconds:.0f} s ({text[:160]}). {hint}"
         ) from error
 
 

@@ -11,8 +11,7 @@ from frugalvit.objectives.projection_head import move_towards
 class EMA:
     """Moves the weights of ``average`` towards those of ``source``: θ <- m θ + (1 - m) θ_source.
 
-    The lists of tensors are collected once, at the first update: collecting takes the CPU longer than averaging takes
-    the GPU.
+    The tensors are collected once, at the first update: that takes longer than the average on a GPU.
 
     buffers: copy the source's buffers (BatchNorm statistics); a teacher keeps its own
     """
@@ -22,10 +21,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self, momentum: float, skipped: Tensor | None = None) -> None:
-        """Average the parameters, unless the step was skipped, and copy the buffers.
-
-        Buffers of a skipped step are already restored.
-        """
+        """Average the parameters, unless the step was skipped, and copy the buffers, which a skip has restored."""
         move_towards(*self._averaged, momentum, skipped)
         for mine, others in self._copied:
             torch._foreach_copy_(mine, others)  # pyright: ignore
@@ -36,7 +32,7 @@ class EMA:
 
     @cached_property
     def _copied(self) -> list[tuple[list[Tensor], list[Tensor]]]:
-        """Return the buffers to copy, floating-point and integer ones apart."""
+        """Return the buffers to copy, floating-point and integer ones separately."""
         pairs = zip(self.average.buffers(), self.source.buffers(), strict=True) if self.buffers else ()
         filled = [(mine, other) for mine, other in pairs if mine.numel()]
         kinds = ([pair for pair in filled if pair[0].is_floating_point() == floating] for floating in (True, False))

@@ -54,8 +54,7 @@ def named_tensors(value: Any, name: str = "batch") -> list[tuple[str, Tensor]]:
     if isinstance(value, dict):
         return [pair for key, part in value.items() for pair in named_tensors(part, f"{name}.{key}")]
     if isinstance(value, list | tuple):
-        fields = getattr(value, "_fields", range(len(value)))
-        return [pair for key, part in zip(fields, value, strict=True) for pair in named_tensors(part, f"{name}.{key}")]
+        return named_tensors(dict(enumerate(value)), name)
     if hasattr(value, "__dataclass_fields__"):
         return named_tensors({key: getattr(value, key) for key in value.__dataclass_fields__}, name)
     return []

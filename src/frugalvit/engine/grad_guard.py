@@ -25,11 +25,6 @@ def clip_per_tensor(parameters: list[nn.Parameter], limit: float) -> Tensor:
     return joint
 
 
-def nonfinite_counters(device: torch.device) -> Tensor:
-    """Make two counters on the device: non-finite steps in a row, and in total."""
-    return torch.zeros(2, device=device)
-
-
 def unwrapped(optimizer: Any) -> Any:
     """Return the optimiser without Fabric's wrapper; gradient scalers identify it by this object."""
     return getattr(optimizer, "optimizer", optimizer)

@@ -71,12 +71,9 @@ def _arm_features(path: Path = Path("/proc/cpuinfo")) -> set[str]:
 @contextmanager
 def default_onednn() -> Iterator[None]:
     """Turn oneDNN on inside this context, as PyTorch does by default."""
-    was = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = True
-    try:
+    with preserve_onednn():
+        torch.backends.mkldnn.enabled = True
         yield
-    finally:
-        torch.backends.mkldnn.enabled = was
 
 
 class Autocast(MixedPrecision):

@@ -102,18 +102,17 @@ def merge_param_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]
 
 def remap_optimizer_state(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     """Return the moments of ``old`` under the parameter indices of ``new``; new parameters have none."""
-    old_index = {name: index for group in old["param_groups"] for name, index in _name_index_pairs(group)}
-    moments = {
-        index: old["state"][old_index[name]]
-        for group in new["param_groups"]
-        for name, index in _name_index_pairs(group)
-        if old_index.get(name) in old["state"]
-    }
+    old_index, new_index = (
+        {
+            name: index
+            for group in state["param_groups"]
+            for name, index in zip(group["param_names"], group["params"], strict=True)
+        }
+        for state in (old, new)
+    )
+    state = old["state"]
+    moments = {index: state[old_index[name]] for name, index in new_index.items() if old_index.get(name) in state}
     return {"state": moments, "param_groups": new["param_groups"]}
-
-
-def _name_index_pairs(group: dict[str, Any]) -> list[tuple[str, int]]:
-    return list(zip(group["param_names"], group["params"], strict=True))
 
 
 def freeze_first(model: nn.Module, count: int) -> int:

@@ -1,7 +1,4 @@
-"""Schedules as functions of the step: a run of three steps works as well as one of a million.
-
-``warmup_steps`` caps the warm-up at a share of the run.
-"""
+"""Schedules as functions of the step."""
 
 import math
 from dataclasses import dataclass
@@ -31,7 +28,7 @@ class Cosine:
     value = end + (start - end)/2 · (1 + cos(π·i/n)) for the i-th of n steps after the warm-up, as EsViT and DINO do for
     the learning rate, the weight decay and the teacher's momentum.
 
-    whole: i and n count from step 0, so that the warm-up replaces the start of the cosine, as in Drloc's code
+    from_zero: i and n count from step 0, so that the warm-up replaces the start of the cosine, as in Drloc's code
     """
 
     start: float
@@ -39,12 +36,12 @@ class Cosine:
     steps: int
     warmup: int = 0
     warmup_from: float = 0.0
-    whole: bool = False
+    from_zero: bool = False
 
     def at(self, step: int) -> float:
         if step < self.warmup:
             return self.warmup_from + (self.start - self.warmup_from) * step / max(1, self.warmup - 1)
-        begin = 0 if self.whole else self.warmup
+        begin = 0 if self.from_zero else self.warmup
         done = min(1.0, (step - begin) / max(1, self.steps - begin))
         return self.end + 0.5 * (self.start - self.end) * (1 + math.cos(math.pi * done))
 

@@ -1,7 +1,7 @@
 """One training step: fetch, forward, backward, clip, step.
 
-Everything random in a step is a function of (seed, step). Nothing here waits for the device: it sums the losses itself,
-and it skips a step with non-finite gradients itself.
+Everything random in a step is a function of (seed, step). Nothing here waits for the device, which sums the losses and
+skips steps with non-finite gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from frugalvit.engine.grad_guard import (
     STATISTICS,
     BufferSnapshot,
     clip_per_tensor,
-    nonfinite_counters,
     step_if_finite,
     unwrapped,
 )
@@ -48,16 +47,14 @@ class TrainPlan:
     evaluate_every: int = 0
     save_every: int = 0
     save_minutes: float = 10.0
-    patience_for_bad_steps: int = 5
-    patience_for_peers: float = 300.0  # seconds
+    max_nonfinite_steps: int = 5  # in a row
+    rank_timeout: float = 300.0  # seconds
 
     @classmethod
     def from_config(
         cls, config: ResolvedRunConfig, images: int, world: int, *, group: int = 1, lines: int = 10
     ) -> TrainPlan:
-        """Make a plan from the options that all commands share.
-
-        Learning rate and weight decay are constant and nothing is evaluated; a command changes that with ``replace``.
+        """Make a plan with constant rates and without evaluation; a command changes that with ``replace``.
 
         images: training images; world: number of ranks
         group:  images that must stay on one rank (2 for mixup pairs)
@@ -78,7 +75,7 @@ class TrainPlan:
             seed=config.seed,
             log_every=min(config.log_every, max(1, steps // lines)),
             save_every=config.save_every,
-            patience_for_peers=config.peer_timeout,
+            rank_timeout=config.peer_timeout,
         )
 
 
@@ -96,7 +93,7 @@ class TrainStep:
         self.step = 0
         self.window: dict[tuple[str, ...], Tensor] = {}  # sums and counts, by the set of logged names
         self.once = torch.ones((), device=fabric.device)
-        self.guard = nonfinite_counters(fabric.device)
+        self.guard = torch.zeros(2, device=fabric.device)  # non-finite steps: in a row, in total
         self.moved, self.statistics = BufferSnapshot(task, MOVED), BufferSnapshot(task, STATISTICS)
         self.inner = unwrapped(optimizer)
         self.learning = [parameter for group in self.inner.param_groups for parameter in group["params"]]

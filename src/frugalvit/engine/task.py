@@ -7,10 +7,7 @@ from torch import Tensor, nn
 
 
 class Task(nn.Module, ABC):
-    """A module that turns a batch into named losses.
-
-    It is a base class, not a protocol: Fabric and the optimiser accept only an ``nn.Module``.
-    """
+    """A module that turns a batch into named losses."""
 
     best_metric: str  # the metric that marks the best checkpoint: the highest value wins, the later of two equals
     eval_split: str  # the split that evaluate() scores; only "val" may choose the best checkpoint
@@ -21,7 +18,7 @@ class Task(nn.Module, ABC):
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """True if "auto" may replay the step as CUDA graphs: somebody has tested it."""
+        """True if the step is tested with CUDA graphs, so that "auto" may use them."""
         return False
 
     @property

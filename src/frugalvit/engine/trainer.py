@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from frugalvit.engine.distributed import all_ranks_equal, collective_timeout, convert_sync_batchnorm, fail_on_lost_rank
 from frugalvit.engine.failure_dump import dump_failed_step, is_out_of_memory, out_of_memory_message
-from frugalvit.engine.signals import GracefulStop
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder, Stopwatch
 from frugalvit.utils import console
+from frugalvit.utils.signals import GracefulStop
 
 
 class RunInterrupted(Exception):
@@ -33,10 +33,7 @@ def fit(task: Task, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> dict[str
     convert_sync_batchnorm(task, fabric)
     optimizer: Any = make_optimizer(task, plan, fabric)
     try:
-        with (
-            fail_on_lost_rank(fabric, run.folder, plan.patience_for_peers),
-            collective_timeout(fabric, plan.patience_for_peers),
-        ):
+        with fail_on_lost_rank(fabric, run.folder, plan.rank_timeout), collective_timeout(fabric, plan.rank_timeout):
             module, optimizer = fabric.setup(task, optimizer)
             trainer = Trainer(task, module, optimizer, plan, run, fabric)
             trainer.resume()
@@ -51,8 +48,8 @@ def fit(task: Task, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> dict[str
         "best": trainer.best,
         "best_step": trainer.best_step,
         "seconds": trainer.stopwatch.seconds(),
-        "seconds_per_step": statistics.median(paces) if (paces := trainer.paces or trainer.earlier_paces) else None,
-        "skipped": trainer.skipped(),
+        "seconds_per_step": statistics.median(trainer.paces) if trainer.paces else None,
+        "skipped": int(trainer.guard[1]),
         "broken": task.nonfinite_outputs,
     }
 
@@ -69,11 +66,10 @@ class Trainer(TrainStep):
         self.stopwatch = Stopwatch()
         self.saved_at = time.monotonic()
         self.paces: list[float] = []  # seconds per step, one value per logged window
-        self.earlier_paces: list[float] = []  # from before the resume
         self.window_began = (time.monotonic(), 0)
         self.stop = GracefulStop()
         self.shared_signal = 0  # a stop signal that any rank received
-        self.hopeless = False  # the task wants the run to end: more steps cannot help
+        self.should_end = False  # the task says that more steps cannot help
 
     # -- the run
 
@@ -81,23 +77,22 @@ class Trainer(TrainStep):
         plan, progress = self.plan, console.ProgressBar(self.plan.steps, "training", start=self.step)
         self.window_began = (time.monotonic(), self.step)
         with self.stop.installed():
-            while self.step < plan.steps and not self.hopeless:
+            while self.step < plan.steps and not self.should_end:
                 self.one_step()
                 self.step += 1
                 if self.step % plan.log_every == 0 or self.step == plan.steps:
-                    text = self.log()
-                    progress.show(self.step, text)
-                last = self.step == plan.steps or self.hopeless
+                    progress.show(self.step, self.log())
+                last = self.step == plan.steps or self.should_end
                 if last or (plan.evaluate_every and self.step % plan.evaluate_every == 0):
                     self.evaluate(last)
                     self.window_began = (time.monotonic(), self.step)
                 stop = self.agreed_stop()
-                if last or stop or self.hopeless or self.time_to_save():
+                if last or stop or self.should_end or self.time_to_save():
                     self.save()
                 if stop and not last:
                     self.fabric.barrier()  # a rank that leaves before rank 0 has saved would end rank 0 too
                     raise RunInterrupted(signal.Signals(stop).name)
-        self.run.asked_to_stop = bool(self.agreed_stop())
+        self.run.stop_requested = bool(self.agreed_stop())
         progress.close()
 
     # -- at intervals
@@ -114,11 +109,11 @@ class Trainer(TrainStep):
             self.run.log(
                 self.step, split="train", epoch=round(epoch, 4), lr=lr, skipped=skipped, **_finite(means), **pace
             )
-        self.hopeless |= self.task.on_metrics(self.step, means)
-        if streak >= self._patience():
+        self.should_end |= self.task.on_metrics(self.step, means)
+        if streak >= self._max_nonfinite():
             self._abort_nonfinite(streak)
-        taken = torch.cuda.max_memory_allocated() / 2**30 if self.fabric.device.type == "cuda" else 0.0
-        memory = f" · {taken:.1f} GiB" if taken else ""
+        is_cuda = self.fabric.device.type == "cuda"
+        memory = f" · {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if is_cuda else ""
         return f"loss {means['loss']:.4g} · lr {lr:.2g}{memory}"
 
     def _means(self) -> dict[str, float]:
@@ -166,16 +161,18 @@ class Trainer(TrainStep):
         epoch = self.step / self.plan.steps_per_epoch
         with self.stop.deferred():
             self.run.log(self.step, split=self.task.eval_split, epoch=round(epoch, 4), **_finite(scores))
-        words = " · ".join(f"{name} {value:.4g}" for name, value in scores.items())
-        console.info(f"epoch {epoch:.4g} (step {self.step}): {words}")
-        self.hopeless |= self.task.on_metrics(self.step, scores)
+        text = " · ".join(f"{name} {value:.4g}" for name, value in scores.items())
+        console.info(f"epoch {epoch:.4g} (step {self.step}): {text}")
+        self.should_end |= self.task.on_metrics(self.step, scores)
         score = scores.get(self.task.best_metric)
         # With few validation images scores often tie; the later checkpoint has trained longer.
         if self.task.nonfinite_outputs:
             self._handle_nonfinite_eval(last)
         elif self.task.eval_split == "val" and score is not None and score >= self.best:
             self.best, self.best_step = score, self.step
-            self._write({"step": self.step, "task": self.task.state_dict(), "scores": scores}, best=True)
+            with self.stop.deferred():
+                state = {"step": self.step, "task": self.task.state_dict(), "scores": scores}
+                self.run.save_checkpoint(state, best=True)
 
     # -- state
 
@@ -204,23 +201,19 @@ class Trainer(TrainStep):
         self.saved_at = time.monotonic()
         window = self._reduce_window()
         self._restore_window(window)  # as a resumed run does, so that later means are equal to the bit
-        self._write(
-            {
-                "step": self.step,
-                "task": self.task.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scaler": self.fabric.strategy.precision.state_dict(),
-                "best": self.best,
-                "best_step": self.best_step,
-                "seconds": self.stopwatch.seconds(),
-                "window": window,
-                "guard": self.guard,
-            }
-        )
-
-    def _write(self, state: dict[str, Any], *, best: bool = False) -> None:
+        state = {
+            "step": self.step,
+            "task": self.task.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.fabric.strategy.precision.state_dict(),
+            "best": self.best,
+            "best_step": self.best_step,
+            "seconds": self.stopwatch.seconds(),
+            "window": window,
+            "guard": self.guard,
+        }
         with self.stop.deferred():
-            self.run.save_checkpoint(state, best=best)
+            self.run.save_checkpoint(state, best=False)
 
     def resume(self) -> None:
         self.fabric.barrier()
@@ -258,24 +251,19 @@ class Trainer(TrainStep):
         """Show the task the metrics logged before the resume, as if the run had not been interrupted."""
         for line in self.run.metrics():
             values = {name: math.nan if value is None else value for name, value in line.items() if name not in _LABELS}
-            self.hopeless |= self.task.on_metrics(line["step"], values)
-            if line.get("images_per_second"):
-                self.earlier_paces.append(self.plan.images_per_step / line["images_per_second"])
-
-    def skipped(self) -> int:
-        return int(self.guard[1])
+            self.should_end |= self.task.on_metrics(line["step"], values)
 
     # -- failures
 
-    def _patience(self) -> int:
+    def _max_nonfinite(self) -> int:
         """Non-finite steps in a row to tolerate. fp16 has some by design: its scaler halves 65,536 at each overflow."""
-        return self.plan.patience_for_bad_steps + (16 if self.scaled else 0)
+        return self.plan.max_nonfinite_steps + (16 if self.scaled else 0)
 
     def _abort_nonfinite(self, streak: int) -> None:
         """Stop after several non-finite steps in a row: dump the step, keep the last good checkpoint."""
-        dumped, culprit = self._dump_step()
+        dumped, tensor = self._dump_step()
         raise UserError(
-            f"{streak} steps in a row had non-finite gradients{culprit}; the run stopped at step {self.step}. "
+            f"{streak} steps in a row had non-finite gradients{tensor}; the run stopped at step {self.step}. "
             f"{dumped}; the last good checkpoint is intact. Lower --lr or use --precision 32."
         )
 
@@ -284,12 +272,12 @@ class Trainer(TrainStep):
         if not last or (self.best_step >= 0 and not self.task.export_last):
             console.warning(f"step {self.step}: non-finite outputs; these weights cannot become the best")
             return
-        dumped, culprit = self._dump_step()
+        dumped, tensor = self._dump_step()
         before = "the checkpoint before is intact" if self.run.has_checkpoint() else "no checkpoint was saved before"
         raise UserError(
-            f"The run ends with non-finite outputs{culprit}: {self.skipped():,} of {self.step:,} steps were skipped, "
-            f"and there is no model to export. {dumped}; {before}. Lower --lr or use --precision 32, and start again "
-            "in another --out."
+            f"The run ends with non-finite outputs{tensor}: {int(self.guard[1]):,} of {self.step:,} steps were "
+            f"skipped, and there is no model to export. {dumped}; {before}. Lower --lr or use --precision 32, and "
+            "start again in another --out."
         )
 
     def _dump_step(self) -> tuple[str, str]:

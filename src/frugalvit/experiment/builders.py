@@ -25,7 +25,7 @@ from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.image_size import median_side as median_side
 from frugalvit.data.image_size import probe_images
 from frugalvit.data.loader import Batches, BatchSource
-from frugalvit.data.open import classes_in_shards, without_labels
+from frugalvit.data.open import read_class_names, without_labels
 from frugalvit.data.paths import is_inside
 from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, open_stream, should_stream
@@ -70,12 +70,12 @@ def make_fabric(config: RunConfig) -> Fabric:
     if device == "mps" and devices * nodes > 1:
         raise UserError("Several processes cannot share Apple's GPU: use --devices 1, or --device cpu.")
     # Layers that only the view level uses (a network's pooling layers) get no gradients without it.
-    resting = isinstance(config, PretrainConfig) and config.matching.weights()[0] == 0
+    has_unused = isinstance(config, PretrainConfig) and config.matching.weights()[0] == 0
     fabric = Fabric(
         accelerator={"cuda": "cuda", "mps": "mps"}.get(device, "cpu"),
         devices=devices,
         num_nodes=nodes,
-        strategy=distributed.strategy(devices * nodes > 1, config.peer_timeout, resting=resting),
+        strategy=distributed.strategy(devices * nodes > 1, config.peer_timeout, has_unused=has_unused),
         plugins=make_precision(config.precision, device),
     )
     distributed.launch(fabric, devices)
@@ -190,7 +190,7 @@ def open_source(
         labelled=labelled,
         hold_out=not keep_all and labels != "ignore",
         readers=max(1, readers),
-        classes=classes_in_shards(path, config.classes),
+        classes=read_class_names(config.classes),
         known=None if before is None else ShardSurvey(**before),
         agree=lambda survey: survey() if fabric is None else distributed.run_on_rank_zero(fabric, survey),
         **splitting,

@@ -157,7 +157,7 @@ class Experiment(ABC, Generic[C, R]):
             with fail_on_lost_rank(fabric, run.folder, SETUP_TIMEOUT):
                 check_shared_filesystem(fabric, run.folder)
                 result = self._train()
-                result.asked_to_stop = run.asked_to_stop
+                result.stop_requested = run.stop_requested
                 return result
         except RunInterrupted as stop:
             return self._stopped(stop)

@@ -27,7 +27,7 @@ from frugalvit.export.verify import check_images
 from frugalvit.runs import layout
 from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, remove_leftovers, working_folder
+from frugalvit.utils.files import make_folder, working_folder
 from frugalvit.utils.tables import CommandResult, Table
 
 TOLERANCE = 1e-3
@@ -42,8 +42,7 @@ def export(config: ExportConfig) -> CommandResult:
     configure_cpu()  # for the backbone too, which ONNX and torch.export call without the model
     model = load(config.model, img_size=config.img_size, backbone=config.backbone)
     out = Path(config.out or f"{model.name}-{config.to}")
-    remove_leftovers(out.absolute())
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(out.iterdir()) or out.resolve() == Path.cwd()):
         raise UserError(f"{out} already exists: choose another folder with --out.")
     settings, meta, scored_at = _read_settings(config.model), model.meta, _scored_size(config, model)
     if scored_at is not None:
@@ -122,25 +121,13 @@ def _scored_size(config: ExportConfig, model: ReadyModel) -> tuple[int, int] | N
 
 @contextlib.contextmanager
 def _staged(out: Path) -> Iterator[Path]:
-    """Yield a working folder that replaces ``out`` at the end, and is removed on an error.
-
-    It is beside ``out``, or inside if that is an empty folder, which may be mounted or the current one.
-    """
-    inside, path = out.is_dir(), out.absolute()
-    make_folder(path if inside else path.parent)
-    with working_folder(path, inside=inside) as folder:
+    """Yield a working folder that becomes ``out`` at the end, and is removed on an error."""
+    make_folder(out.absolute().parent)
+    with working_folder(out.absolute()) as folder:
         yield folder
-        finished = folder.rename(folder.parent.with_suffix(""))  # remove_leftovers does not delete this name
-    try:
-        if inside:
-            if any(entry.name != finished.name for entry in out.iterdir()):
-                raise OSError(None, "other files were written there")
-            for entry in finished.iterdir():
-                entry.rename(out / entry.name)
-            finished.rmdir()
-        else:
-            finished.rename(out)
-    except OSError as error:
-        raise UserError(
-            f"The export is finished but cannot be moved to {out} ({error.strerror or error}): it is in {finished}."
-        ) from None
+        try:
+            folder.rename(out)
+        except OSError as error:
+            raise UserError(
+                f"Cannot move the export to {out} ({error.strerror}): choose another folder with --out."
+            ) from None

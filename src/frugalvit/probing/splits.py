@@ -12,7 +12,7 @@ from torch import Tensor
 from frugalvit.config.probe import ExtractConfig, FrozenModelConfig
 from frugalvit.data import DatasetSplits, open_data
 from frugalvit.data.formats.csv import WANTED_COLUMN
-from frugalvit.data.splits import hold_out_files, subsample_labels
+from frugalvit.data.splits import hold_out, subsample_labels
 from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model
@@ -184,11 +184,9 @@ def concat(*parts: ProbeSplit) -> ProbeSplit:
 
 
 def _hold_out(features: FeatureSet, available: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Choose the available images to hold out: bool (N,). Copies of one file stay on one side."""
+    """Choose the available images to hold out: bool (N,)."""
     rows = np.flatnonzero(available)
     labels = None if features.labels is None else features.labels.numpy()[rows]
-    names, keys = ([texts[row] for row in rows] for texts in (features.names, features.keys))
-    chosen = hold_out_files(names, keys, labels, fraction, seed)
     held = np.zeros(len(features), dtype=bool)
-    held[rows[chosen]] = True
+    held[rows[hold_out([features.keys[row] for row in rows], labels, fraction, seed)]] = True
     return held

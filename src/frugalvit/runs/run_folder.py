@@ -64,7 +64,7 @@ class RunFolder:
         self._board: TensorBoard | None = None
         self._step = 0
         self._resumed_at: int | None = None
-        self.asked_to_stop = False  # by a signal in the last step: the run itself is finished
+        self.stop_requested = False  # by a signal in the last step: the run itself is finished
         self.trackers = Trackers({})
         if writer:
             make_folder(folder, layout.write_error_hint(folder))

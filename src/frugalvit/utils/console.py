@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import shlex
 import sys
@@ -30,7 +29,7 @@ _SECONDS_BEFORE_FIRST = 2.0
 
 _quiet = False
 _rank = 0
-_silencers: set[object] = set()  # one for each open ``quiet``: threads leave it in any order
+_silent_contexts = 0  # open contexts of ``quiet``
 
 
 def set_quiet(quiet: bool) -> None:
@@ -42,12 +41,12 @@ def set_quiet(quiet: bool) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence ``info`` and progress inside the context; warnings and errors are still printed."""
-    silencer = object()
-    _silencers.add(silencer)
+    global _silent_contexts
+    _silent_contexts += 1
     try:
         yield
     finally:
-        _silencers.discard(silencer)
+        _silent_contexts -= 1
 
 
 def set_rank(rank: int) -> None:
@@ -61,7 +60,7 @@ def get_rank() -> int:
 
 
 def _is_silent() -> bool:
-    return _quiet or _rank > 0 or bool(_silencers)
+    return _quiet or _rank > 0 or _silent_contexts > 0
 
 
 def info(message: str) -> None:
@@ -77,17 +76,21 @@ def warning(message: str) -> None:
 
 
 def error(message: str) -> None:
-    """Print the line that says why a command ended."""
+    """Print why a command ended."""
     rank = f"rank {_rank}: " if _rank else ""
     _write_line(f"frugalvit: {rank}{message}", style="red")
 
 
 def _write_line(message: str, style: str = "") -> None:
-    """Write to standard error; a missing or closed one is no reason to end a run."""
+    """Write to standard error. A missing or closed stream must not end a run."""
     text = sanitize(message)
     with contextlib.suppress(OSError, ValueError):
         if _is_terminal(sys.stderr):
-            _display.print_line(text, style)
+            from rich.console import Console
+            from rich.text import Text
+
+            console = Console(stderr=True) if _live is None else _live.console
+            console.print(Text(text, style), soft_wrap=True)
         elif sys.stderr is not None:
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
@@ -100,15 +103,14 @@ def _is_terminal(stream: Any) -> bool:
 
 
 def sanitize(text: str) -> str:
-    """Replace characters that a terminal obeys or cannot show: names come from other people's files."""
-    if text.isprintable():
-        return text
-    return "".join(letter if _is_harmless(letter) else "\N{REPLACEMENT CHARACTER}" for letter in text)
-
-
-def _is_harmless(letter: str) -> bool:
-    """True also for spaces and for the joiners of Persian and emoji, which Python calls unprintable."""
-    return letter.isprintable() or letter in "\n\t\u200c\u200d" or unicodedata.category(letter) == "Zs"
+    """Replace control characters: names come from other people's files, and a terminal would obey them."""
+    # Python counts other spaces and the joiners of Persian and emoji as unprintable.
+    return "".join(
+        letter
+        if letter.isprintable() or letter in "\n\t\u200c\u200d" or unicodedata.category(letter) == "Zs"
+        else "\N{REPLACEMENT CHARACTER}"
+        for letter in text
+    )
 
 
 def shell_quote(path: object) -> str:
@@ -119,56 +121,46 @@ def shell_quote(path: object) -> str:
 # -- progress
 
 
-class _Display:
-    """The live rows at the bottom of a terminal, drawn by rich."""
+_live: Progress | None = None  # the live rows at the bottom of a terminal
 
-    def __init__(self) -> None:
-        self.progress: Progress | None = None
 
-    def add_row(self, label: str, total: int | None) -> TaskID:
-        if self.progress is None:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            label_column = TextColumn("{task.description}", markup=False)
-            details_column = TextColumn("{task.fields[details]}", markup=False)
-            progress = Progress(
-                *(SpinnerColumn(), label_column, BarColumn(20), details_column, TimeElapsedColumn()),
-                console=Console(stderr=True),
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            progress.start()
-            self.progress = progress
-        return self.progress.add_task(label, total=total, details="")
-
-    def update_row(self, row: TaskID, done: int, details: str) -> None:
-        if self.progress is not None:
-            self.progress.update(row, completed=done, details=details)
-
-    def remove_row(self, row: TaskID) -> None:
-        if self.progress is not None:
-            self.progress.remove_task(row)
-            if not self.progress.tasks:
-                progress, self.progress = self.progress, None
-                progress.stop()
-
-    def print_line(self, text: str, style: str) -> None:
+def _add_row(label: str, total: int | None) -> TaskID:
+    global _live
+    if _live is None:
         from rich.console import Console
-        from rich.text import Text
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        console = Console(stderr=True) if self.progress is None else self.progress.console
-        console.print(Text(text, style), soft_wrap=True)
+        label_column = TextColumn("{task.description}", markup=False)
+        details_column = TextColumn("{task.fields[details]}", markup=False)
+        progress = Progress(
+            *(SpinnerColumn(), label_column, BarColumn(20), details_column, TimeElapsedColumn()),
+            console=Console(stderr=True),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        progress.start()
+        _live = progress
+    return _live.add_task(label, total=total, details="")
 
-    def forget(self) -> None:
-        """Leave the rows to the parent process: its lock may be held in a forked child."""
-        self.progress = None
+
+def _remove_row(row: TaskID) -> None:
+    global _live
+    if _live is not None:
+        _live.remove_task(row)
+        if not _live.tasks:
+            progress, _live = _live, None
+            progress.stop()
 
 
-_display = _Display()
+def _forget_rows() -> None:
+    """Leave the rows to the parent process: its lock may be held in a forked child."""
+    global _live
+    _live = None
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_display.forget)
+    os.register_at_fork(after_in_child=_forget_rows)
 
 
 def progress(iterable: Iterable[T], total: int | None = None, label: str = "") -> Iterator[T]:
@@ -200,16 +192,14 @@ class ProgressBar:
             return
         self.shown = now
         if not self.is_live:
-            _write_line(self.line(done, now, text))
+            percent = f"{100 * done / self.total:.0f} % " if self.total else ""
+            _write_line(f"{self.label} {percent}{self.details(done, now, text)}")
             return
         with contextlib.suppress(OSError, ValueError):  # the terminal was closed
             if self.row is None:
-                self.row = _display.add_row(self.label, self.total)
-            _display.update_row(self.row, done, sanitize(self.details(done, now, text)))
-
-    def line(self, done: int, now: float, text: str) -> str:
-        percent = f"{100 * done / self.total:.0f} % " if self.total else ""
-        return f"{self.label} {percent}{self.details(done, now, text)}"
+                self.row = _add_row(self.label, self.total)
+            if _live is not None:
+                _live.update(self.row, completed=done, details=sanitize(self.details(done, now, text)))
 
     def details(self, done: int, now: float, text: str) -> str:
         rate = (done - self.start) / max(now - self.started, 1e-9)
@@ -221,22 +211,8 @@ class ProgressBar:
     def close(self) -> None:
         if self.row is not None:
             with contextlib.suppress(OSError, ValueError):
-                _display.remove_row(self.row)
+                _remove_row(self.row)
             self.row = None
-
-
-@contextlib.contextmanager
-def spinner(label: str) -> Iterator[None]:
-    """Show on a terminal that a command is at work, and for how long: loading PyTorch alone takes seconds."""
-    row = None
-    with contextlib.suppress(OSError, ValueError):
-        row = _display.add_row(label, None) if _is_terminal(sys.stderr) and not _is_silent() else None
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            if row is not None:
-                _display.remove_row(row)
 
 
 def clock(seconds: float) -> str:
@@ -260,11 +236,10 @@ def print_result(result: CommandResult) -> None:
 
 
 def print_json(data: Any) -> None:
-    """Print one line of JSON; characters that a terminal obeys or cannot show become JSON escapes."""
+    """Print one line of JSON, in ASCII if a terminal would obey or could not show a character."""
     text = to_json(data)
-    if not text.isprintable():
-        text = "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
-    print(text if text == _encodable(text) else to_json(data, ensure_ascii=True))
+    is_safe = text.isprintable() and text == _encodable(text)
+    print(text if is_safe else to_json(data, ensure_ascii=True))
 
 
 def print_table(table: Table) -> None:
@@ -290,13 +265,13 @@ def print_table(table: Table) -> None:
 
 
 def _cell(text: str) -> str:
-    """A cell's text on one line: a line break in a name must not break the row."""
+    """Return the text of a cell on one line."""
     return _encodable(sanitize(" ".join(text.splitlines()).replace("\t", " ")))
 
 
 def _encodable(text: str) -> str:
-    """The text with characters that standard output cannot encode replaced."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # a program's own stream may have none
+    """Replace the characters that standard output cannot encode."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # a stream of the caller may have none
     return text.encode(encoding, "replace").decode(encoding)
 
 

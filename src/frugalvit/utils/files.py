@@ -2,11 +2,9 @@
 
 import json
 import os
-import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
@@ -14,14 +12,13 @@ from frugalvit.errors import UserError
 
 Read = TypeVar("Read", dict[str, Any], list[Any])
 _PART = ".*.part"
-_PARTIAL = ".partial"
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: Path | None = None) -> None:
     """Let ``write`` fill a temporary file, flush it to the disk, then rename it to ``path``.
 
     A kill leaves either the old file or the new one, never a part of one.
-    keep: a second name for the old file, which stays there once the new one is complete
+    keep: a second name, under which the old file stays
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file in it.")
@@ -154,46 +151,21 @@ class FolderLock:
 
 
 @contextmanager
-def working_folder(target: Path, *, inside: bool) -> Iterator[Path]:
-    """Yield an empty folder for content that the caller moves to ``target``; the rest is removed.
+def working_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder beside ``target`` for content that the caller moves there; the rest is removed.
 
-    The folder is locked while its process lives, so that ``remove_leftovers`` recognises those of killed processes.
-    inside: create it inside of ``target``, which exists, instead of beside it
+    A lock keeps other processes out. What a killed process left is removed by the next one.
     """
-    parent = target if inside else target.parent
-    parent.mkdir(parents=True, exist_ok=True)
-    locked = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=_PARTIAL, dir=parent))
-    try:
-        with ExitStack() as stack:
-            with suppress(UserError):  # a file system without locks
-                stack.enter_context(FolderLock(locked))
-            folder = locked / "new"  # the lock file is not moved with it
-            folder.mkdir()
-            yield folder
-    finally:
-        shutil.rmtree(locked, ignore_errors=True)
-
-
-def remove_leftovers(target: Path) -> None:
-    """Remove the ``working_folder`` of killed processes for this target. Without locks nothing is removed."""
-    name = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}{re.escape(_PARTIAL)}")  # as tempfile makes names
-    for parent in (target, target.parent):
+    locked = target.with_name(f".{target.name}.partial")
+    locked.mkdir(parents=True, exist_ok=True)
+    with FolderLock(locked):
+        folder = locked / "new"  # the lock file is not moved with it
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         try:
-            folders = [path for path in parent.iterdir() if name.fullmatch(path.name) and not path.is_symlink()]
-        except OSError:  # missing or not readable
-            continue
-        for folder in folders:
-            if (folder / ".lock").is_file() and not _is_locked(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_locked(folder: Path) -> bool:
-    """True if a process works in the folder, or if its lock is another user's."""
-    try:
-        with FolderLock(folder):
-            return False
-    except UserError:
-        return True
+            yield folder
+        finally:
+            shutil.rmtree(locked, ignore_errors=True)
 
 
 def _lock(handle: IO[str], wait: bool) -> None:

@@ -4,6 +4,8 @@ Series have colours close to Okabe and Ito's, with neighbours of different light
 Heat maps use viridis, whose lightness rises evenly.
 """
 
+import numpy as np
+
 SERIES = ("#0072b2", "#e06500", "#009e73", "#7a3b78", "#3a9bd9", "#222222", "#b58900", "#888888")
 SERIES_ON_DARK = ("#56a8e0", "#ff8a3d", "#2fc49b", "#c58bd0", "#a9dcff", "#f0f0f0", "#e6c34d", "#8f959d")
 DASHES = ((), (6, 3), (2, 2.5), (8, 3, 2, 3), (4, 2), (1, 2), (10, 4), (6, 2, 1, 2, 1, 2))
@@ -21,14 +23,10 @@ HEAT = (
 
 def heat_bytes() -> bytes:
     """Return the heat colours as 256 RGB triples."""
-    stops = [tuple(bytes.fromhex(colour[1:])) for colour in HEAT]
-    table = bytearray()
-    for level in range(256):
-        position = level / 255 * (len(stops) - 1)
-        index = min(int(position), len(stops) - 2)
-        share = position - index
-        table += bytes(round(a + (b - a) * share) for a, b in zip(stops[index], stops[index + 1], strict=True))
-    return bytes(table)
+    stops = np.array([list(bytes.fromhex(colour[1:])) for colour in HEAT])
+    levels = np.linspace(0, len(HEAT) - 1, 256)
+    channels = [np.interp(levels, range(len(HEAT)), stops[:, channel]) for channel in range(3)]
+    return np.stack(channels, axis=1).round().astype(np.uint8).tobytes()
 
 
 def css_variables() -> tuple[str, str]:

@@ -26,10 +26,7 @@ STYLE: Any = {
 
 @contextlib.contextmanager
 def drawing(settings: Any = STYLE) -> Iterator[None]:
-    """Use matplotlib's defaults with our settings on top, whatever the program or a matplotlibrc has set.
-
-    The user's fonts stay: they may be needed for file names in other scripts.
-    """
+    """Use matplotlib's defaults and our settings, but the user's fonts: file names may need them."""
     fonts = {"font.sans-serif": matplotlib.rcParams["font.sans-serif"]}
     with style.context(["default", fonts, settings]):
         yield

@@ -25,7 +25,7 @@ class CommandResult:
     data: dict[str, Any]
     tables: list[Table] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    asked_to_stop: bool = False  # a signal came too late to stop this run; a comparison must stop after it
+    stop_requested: bool = False  # a signal came too late to stop this run; a comparison must stop after it
 
 
 def to_json(value: object, *, ensure_ascii: bool = False, **options: Any) -> str:

@@ -41,10 +41,10 @@ def test_graded_operations(name: str, device: str) -> None:
     result = ours((images.float() / 255).to(device), torch.tensor(strengths, device=device)).cpu()
     for image, strength, mine in zip(images, strengths, result, strict=True):
         torch.testing.assert_close(mine, theirs(image.float() / 255, strength), atol=1e-4, rtol=0)
-        whole = math.ceil(strength * 255 - 1e-6) if name == "solarize" else strength
+        level = math.ceil(strength * 255 - 1e-6) if name == "solarize" else strength
         # torchvision's uint8 contrast truncates the grey values, then the result: the only one off by two levels.
         allowed = 2 if name == "contrast" else 1
-        assert ((mine * 255).round() - theirs(image, whole).float()).abs().max() <= allowed
+        assert ((mine * 255).round() - theirs(image, level).float()).abs().max() <= allowed
 
 
 @DEVICES
@@ -61,8 +61,8 @@ def test_plain_operations(name: str, device: str) -> None:
 def test_posterize(device: str) -> None:
     images, bits = pictures(9), torch.arange(9)
     result = color.posterize((images.float() / 255).to(device), bits.to(device)).cpu()
-    for image, kept, mine in zip(images, bits.tolist(), result, strict=True):
-        assert torch.equal((mine * 255).round().to(torch.uint8), functional.posterize(image, kept))
+    for image, count, mine in zip(images, bits.tolist(), result, strict=True):
+        assert torch.equal((mine * 255).round().to(torch.uint8), functional.posterize(image, count))
 
 
 def test_solarize_add() -> None:
@@ -160,7 +160,7 @@ def test_direction_of_affine_operations_is_pils(mode: str, most: float) -> None:
         assert (difference > 2).float().mean() < most
 
 
-def cubic_as_written(image: Tensor, x: float, y: float) -> Tensor:
+def cubic_by_loops(image: Tensor, x: float, y: float) -> Tensor:
     """Sum the four by four taps around a position from the top left pixel; edges repeat."""
 
     def kernel(t: float) -> float:  # a = -1
@@ -179,14 +179,11 @@ def cubic_as_written(image: Tensor, x: float, y: float) -> Tensor:
 def test_cubic_sampling_equals_the_kernel(cubic: Callable[..., Tensor], tolerance: float) -> None:
     """On noise, where the approximation is worst."""
     image = torch.rand(1, 3, 7, 9, generator=torch.Generator().manual_seed(0))
-    places = [(0.3, 0.6), (4.0, 3.0), (7.9, 5.9), (-0.4, 2.5), (8.4, 6.4), (3.5, 3.5)]
-    x, y = (torch.tensor([place[axis] for place in places]).view(1, 1, -1) for axis in (0, 1))
-    found = cubic(image, x - 4, y - 3)[0, :, 0].double()
-    expected = torch.stack([cubic_as_written(image[0], *place) for place in places], 1)
-    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
-
-
-# Policies
+    positions = [(0.3, 0.6), (4.0, 3.0), (7.9, 5.9), (-0.4, 2.5), (8.4, 6.4), (3.5, 3.5)]
+    x, y = (torch.tensor([position[axis] for position in positions]).view(1, 1, -1) for axis in (0, 1))
+    sampled = cubic(image, x - 4, y - 3)[0, :, 0].double()
+    expected = torch.stack([cubic_by_loops(image[0], *position) for position in positions], 1)
+    torch.testing.assert_close(sampled, expected, atol=tolerance, rtol=0)
 
 
 def test_affine_filter_is_an_option() -> None:

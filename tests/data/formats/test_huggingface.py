@@ -23,12 +23,11 @@ def hub_dataset(count: int, names: list[str] | None = None):
     return datasets.Dataset.from_dict({"img": images, "label": labels}, features=datasets.Features(features))
 
 
-@pytest.mark.parametrize("prefix", ["", "hf:"])
-def test_saved_datasets(tmp_path: Path, prefix: str) -> None:
+def test_saved_datasets(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     parts = {"train": hub_dataset(6, ["zoo", "ant"]), "validation": hub_dataset(2, ["zoo", "ant"])}
     datasets.DatasetDict({**parts, "extra": hub_dataset(1, ["zoo", "ant"])}).save_to_disk(tmp_path / "d")
-    source = open_data(f"{prefix}{tmp_path / 'd'}")
+    source = open_data(tmp_path / "d")
     assert source.classes == ("ant", "zoo") and sizes(source) == {"train": 6, "val": 2} and "extra" in source.notes[0]
     train = source.splits["train"]
     assert (
@@ -52,27 +51,9 @@ def test_split_with_hidden_labels_is_left_out(tmp_path: Path, named: bool) -> No
     assert source.splits["val"].labels.tolist() == ([1, 0, 1] if named else [0, 1, 0])
     assert [source.splits["val"].read(i)[0, 0, 0] for i in range(3)] == [0, 1, 2]
     notes = " ".join(source.notes)
-    assert "3 of 3 rows have no label: left out" in notes and "1 of 4 rows" in notes
+    assert "3 of 3 rows without a label" in notes and "1 of 4 rows" in notes
     datasets.DatasetDict(parts | {"test": test.remove_columns("label")}).save_to_disk(tmp_path / "e")
     assert sizes(open_data(tmp_path / "e")) == {"train": 6, "val": 3}
-
-
-def test_train_with_missing_labels_is_unlabelled(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    names = ["zoo", "ant"]
-    gaps = hub_dataset(6, names).map(lambda row, i: {"label": -1 if i == 3 else 0}, with_indices=True)
-    datasets.DatasetDict({"train": gaps, "test": hub_dataset(2, names)}).save_to_disk(tmp_path / "d")
-    source = open_data(tmp_path / "d")
-    assert source.classes is None and sizes(source) == {"train": 6, "test": 2}
-    assert "read as unlabelled" in source.notes[0]
-
-
-def test_select_classes_of_a_saved_dataset(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    hub_dataset(6, ["zoo", "ant"]).save_to_disk(tmp_path / "d")
-    source = open_data(tmp_path / "d", split="given", classes=["zoo"])
-    assert source.classes == ("zoo",) and source.splits["train"].labels.tolist() == [0, 0, 0]
-    assert source.splits["train"].read(1)[0, 0, 0] == 2
 
 
 def test_parquet_and_arrow(tmp_path: Path) -> None:
@@ -92,7 +73,7 @@ def test_hub_offline_and_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("Couldn't reach 'x/y' on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(UserError, match=r"hf:x/y.*local cache"):
+    with pytest.raises(UserError, match=r"hf:x/y.*Parquet"):
         open_data("hf:x/y")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"pip install 'frugalvit\[streams\]'"):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib.machinery
-import json
 import sys
 import types
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +12,8 @@ import pytest
 
 from frugalvit.data import check_trainable, open_data
 from frugalvit.errors import UserError
-from helpers.data_layouts import fill, picture, sizes
+from helpers.data_layouts import fill, sizes
+from helpers.suite_layouts import LAYOUTS
 
 
 @pytest.fixture
@@ -23,140 +22,63 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def lay_food101(root: Path) -> None:
-    fill(root / "food-101" / "images", {"pie": 3, "soup": 3})
-    (root / "food-101" / "meta").mkdir()
-    for split, numbers in (("train", (0, 1)), ("test", (2,))):
-        listed = {name: [f"{name}/{i:03d}" for i in numbers] for name in ("soup", "pie")}
-        (root / "food-101" / "meta" / f"{split}.json").write_text(json.dumps(listed))
-    for path in (root / "food-101").rglob("*.png"):
-        path.rename(path.with_suffix(".jpg"))
-
-
-def lay_dtd(root: Path) -> None:
-    fill(root / "dtd" / "dtd" / "images", {"dotted": 3, "banded": 3})
-    (root / "dtd" / "dtd" / "labels").mkdir()
-    for i, split in enumerate(("train", "val", "test")):
-        (root / "dtd/dtd/labels" / f"{split}1.txt").write_text(f"dotted/{i:03d}.png\nbanded/{i:03d}.png\n")
-
-
-def lay_gtsrb(root: Path) -> None:
-    for label in ("00000", "00001"):
-        picture(root / "gtsrb/GTSRB/Training" / label / "0.ppm")
-    picture(root / "gtsrb/GTSRB/Final_Test/Images/00.ppm")
-    (root / "gtsrb/GT-final_test.csv").write_text("Filename;Width;ClassId\n00.ppm;8;1\n")
-
-
-def lay_pets(root: Path) -> None:
-    base = root / "oxford-iiit-pet"
-    for stem in ("Beagle_1", "Beagle_2", "abyssinian_1"):
-        picture(base / "images" / f"{stem}.jpg")
-    (base / "annotations").mkdir()
-    (base / "annotations/trainval.txt").write_text("Beagle_1 2 2 1\nabyssinian_1 1 1 1\n")
-    (base / "annotations/test.txt").write_text("Beagle_2 2 2 1\nabyssinian_1 1 1 1\n")
-
-
-def lay_ucf101(root: Path) -> None:
-    fill(root / "ucf101", {"train/jump": 2, "train/run": 2, "test/run": 1})
-
-
-def lay_hateful_memes(root: Path) -> None:
-    fill(root / "hateful_memes", {"img": 3})
-    rows = [json.dumps({"id": i, "img": f"img/{i:03d}.png", "label": i % 2, "text": "x"}) for i in range(3)]
-    (root / "hateful_memes/train.jsonl").write_text("\n".join(rows[:2]))
-    (root / "hateful_memes/dev.jsonl").write_text(rows[2])
-
-
-def lay_fer2013(root: Path) -> None:
-    (root / "fer2013").mkdir()
-    pixels = " ".join(["7"] * 48 * 48)
-    usages = ("Training", "Training", "PublicTest", "PrivateTest")
-    lines = [f"{i},{pixels},{usage}" for i, usage in enumerate(usages)]
-    (root / "fer2013/fer2013.csv").write_text("emotion,pixels,Usage\n" + "\n".join(lines))
-
-
-def lay_country211(root: Path) -> None:
-    fill(root / "country211", {f"{split}/{code}": 2 for split in ("train", "valid", "test") for code in ("AD", "AE")})
-
-
-def lay_caltech101(root: Path) -> None:
-    fill(root / "caltech101/101_ObjectCategories", {"ant": 33, "BACKGROUND_Google": 31})
-
-
-def lay_sun397(root: Path) -> None:
-    (root / "SUN397").mkdir()
-    (root / "SUN397/ClassName.txt").write_text("/a/abbey\n/b/bar/indoor\n")
-    for folder in ("a/abbey", "b/bar/indoor"):
-        for i in range(4):
-            picture(root / "SUN397" / folder / f"sun_{i}.jpg")
-    (root / "SUN397/Training_01.txt").write_text("/a/abbey/sun_0.jpg\n/b/bar/indoor/sun_1.jpg\n")
-    (root / "SUN397/Testing_01.txt").write_text("/a/abbey/sun_3.jpg\n")
-
-
-LAYOUTS: dict[str, tuple[Callable[[Path], None], dict[str, int], tuple[str, ...]]] = {
-    "food101": (lay_food101, {"train": 4, "test": 2}, ("pie", "soup")),
-    "dtd": (lay_dtd, {"train": 2, "val": 2, "test": 2}, ("banded", "dotted")),
-    "gtsrb": (lay_gtsrb, {"train": 2, "test": 1}, ("0", "1")),
-    "oxford_pets": (lay_pets, {"train": 2, "test": 2}, ("Abyssinian", "Beagle")),
-    "ucf101": (lay_ucf101, {"train": 4, "test": 1}, ("jump", "run")),
-    "hateful_memes": (lay_hateful_memes, {"train": 2, "test": 1}, ("0", "1")),
-    "fer2013": (lay_fer2013, {"train": 2, "val": 1, "test": 1}, ()),
-    "country211": (lay_country211, {"train": 4, "val": 4, "test": 4}, ("AD", "AE")),
-    "caltech101": (lay_caltech101, {"train": 60, "test": 4}, ("BACKGROUND_Google", "ant")),
-    "sun397": (lay_sun397, {"train": 2, "test": 1}, ("abbey", "bar/indoor")),
+EXPECTED: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
+    "food101": ({"train": 12, "test": 12}, ("apple_pie", "pho")),
+    "stanford_cars": ({"train": 10, "test": 10}, ("AM General Hummer", "Acura RL")),
+    "fgvc_aircraft": ({"train": 12, "val": 12, "test": 12}, ("707-320", "A300B4", "Boeing 717")),
+    "dtd": ({"train": 8, "val": 8, "test": 8}, ("banded", "dotted")),
+    "oxford_pets": ({"train": 15, "test": 15}, ("Abyssinian", "Beagle", "Great Pyrenees")),
+    "caltech101": ({"train": 60, "test": 8}, ("class0", "class1")),
+    "mnist": ({"train": 30, "test": 20}, ()),
+    "fer2013": ({"train": 28, "val": 14, "test": 14}, ()),
+    "gtsrb": ({"train": 18, "test": 9}, ("0", "1", "2")),
+    "ucf101": ({"train": 15, "test": 6}, ("class0", "class1", "class2")),
+    "hateful_memes": ({"train": 20, "test": 8}, ("0", "1")),
+    "country211": ({"train": 4, "val": 4, "test": 4}, ("AD", "AE")),
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", EXPECTED)
 def test_present_datasets_open(home: Path, name: str) -> None:
-    lay, expected, classes = LAYOUTS[name]
-    lay(home)
+    if name == "country211":
+        fill(home / name, {f"{split}/{code}": 2 for split in ("train", "valid", "test") for code in ("AD", "AE")})
+    else:
+        LAYOUTS[name](home)
+    expected, classes = EXPECTED[name]
     source = open_data(name, split="given")
     assert sizes(source) == expected and (not classes or source.classes == classes)
     assert list(source.classes) == sorted(source.classes)
     for examples in source.splits.values():
-        assert examples.read(0).ndim == 3 and examples.labels.max() < len(source.classes)
+        assert examples.read(0).ndim == 3 and examples.labels.max() == len(source.classes) - 1
     assert sizes(open_data(f"{name}:{home}", split="given")) == expected
 
 
 def test_labels_follow_sorted_class_names(home: Path) -> None:
-    lay_food101(home)
+    LAYOUTS["food101"](home)
     train = open_data("food101", split="given").splits["train"]
-    assert all(("pie", "soup")[label] in name for name, label in zip(train.names, train.labels, strict=True))
+    assert all(("apple_pie", "pho")[label] in name for name, label in zip(train.names, train.labels, strict=True))
 
 
-def test_sun397_without_lists_is_noted(home: Path) -> None:
-    lay_sun397(home)
-    (home / "SUN397/Training_01.txt").unlink()
+def test_sun397_with_and_without_lists(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    LAYOUTS["sun397"](home)
     source = open_data("sun397", split="given")
-    assert sizes(source) == {"train": 4, "test": 4} and "half of every class" in source.notes[0]
+    assert source.classes == ("abbey", "apse/indoor") and sizes(source) == {"train": 8, "test": 8}
+    assert "half of every class" in capsys.readouterr().err
+    (home / "SUN397/Training_01.txt").write_text("/a/abbey/sun_00.jpg\n/a/apse/indoor/sun_11.jpg\n")
+    (home / "SUN397/Testing_01.txt").write_text("/a/abbey/sun_03.jpg\n")
+    source = open_data("sun397", split="given")
+    assert sizes(source) == {"train": 2, "test": 1} and source.splits["train"].labels.tolist() == [0, 1]
 
 
 def test_voc_has_several_labels_per_image(home: Path) -> None:
-    main = home / "VOCdevkit/VOC2007/ImageSets/Main"
-    main.mkdir(parents=True)
-    for part, stems in (("trainval", ("1", "2")), ("test", ("3",))):
-        (main / f"{part}.txt").write_text("\n".join(stems))
-        for label, marks in (("cat", " 1"), ("bird", " 0"), ("cow", "-1")):
-            (main / f"{label}_{part}.txt").write_text("\n".join(f"{stem} {marks}" for stem in stems))
-        for stem in stems:
-            picture(home / "VOCdevkit/VOC2007/JPEGImages" / f"{stem}.jpg")
+    LAYOUTS["voc2007"](home)
     source = open_data("voc2007", split="given")
-    assert source.classes == ("bird", "cat", "cow") and source.splits["train"].labels is None
-    assert source.splits["train"].targets.tolist() == [[-1, 1, 0]] * 2
+    assert source.classes == ("bird", "boat", "cat") and source.splits["train"].labels is None
+    assert source.splits["train"].targets[:2].tolist() == [[1, 0, -1], [0, 1, 1]]
     with pytest.raises(UserError, match="several labels per image"):
         check_trainable(source)
     with pytest.raises(UserError, match="several labels per image, so --classes"):
         open_data("voc2007", classes=["cat"])
-
-
-def test_select_classes_of_a_named_dataset(home: Path) -> None:
-    lay_food101(home)
-    source = open_data("food101", split="given", classes=["soup"])
-    assert source.classes == ("soup",) and sizes(source) == {"train": 2, "test": 1}
-    assert source.splits["train"].labels.tolist() == [0, 0] and "soup" in source.splits["train"].names[0]
-    with pytest.raises(UserError, match=r"food101 lacks 1 of .*--classes: soap"):
-        open_data("food101", classes=["soap"])
 
 
 def test_arrays_from_torchvision(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +157,7 @@ def test_status_of_every_dataset(home: Path) -> None:
     assert sum(info.suite for info in infos) == 18
     assert {info.status for info in infos} == {"downloadable", "by hand"}
     assert all(info.instruction for info in infos)
-    lay_dtd(home)
+    LAYOUTS["dtd"](home)
     assert dataset_status("dtd").state == "present"
     assert [info.name for info in list_datasets("mnist")] == ["mnist", "fashion_mnist", "kmnist"]
     assert [info.name for info in list_datasets("cifar*0")] == ["cifar10", "cifar100"]
@@ -246,39 +168,7 @@ def test_status_of_every_dataset(home: Path) -> None:
 
 
 def test_damaged_named_dataset(home: Path) -> None:
-    lay_dtd(home)
+    LAYOUTS["dtd"](home)
     (home / "dtd/dtd/labels/val1.txt").unlink()
     with pytest.raises(UserError, match="Cannot read Describable Textures"):
         open_data("dtd")
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_folder_of_a_named_dataset(home: Path, name: str) -> None:
-    lay, expected, _ = LAYOUTS[name]
-    lay(home)
-    by_name, by_folder = open_data(f"{name}:{home}", split="given"), open_data(home, split="given")
-    if by_folder.kind != by_name.kind:
-        assert f"'{name}:{home}'" in by_folder.notes[0]
-    else:
-        assert by_folder.classes == by_name.classes and sizes(by_folder) == expected
-    assert open_data(home, split="given", labels="ignore").splits["train"]  # as images alone, too
-
-
-def test_folder_with_several_datasets_is_an_error(home: Path) -> None:
-    lay_fer2013(home)
-    assert open_data(home).name == "fer2013"
-    (home / "fer2013.zip").touch()  # what it was unpacked from
-    assert open_data(home, classes=["angry", "fear"]).classes == ("angry", "fear")
-    (home / "cifar-10-batches-py").mkdir()
-    with pytest.raises(UserError, match=rf"several datasets.*cifar10:{home}, fer2013:{home}"):
-        open_data(home)
-    fill(home, {"cats": 2, "dogs": 2})
-    assert open_data(home, split="given").kind == "class folders"
-
-
-def test_unread_labels_of_a_named_dataset_are_noted(home: Path) -> None:
-    lay_pets(home)
-    source = open_data(home, split="given")
-    assert source.classes is None and len(source.splits["train"]) == 3
-    with pytest.raises(UserError, match=f"no labels .laid out as Oxford-IIIT Pets: 'oxford_pets:{home}'"):
-        check_trainable(source)

@@ -68,23 +68,9 @@ def is_frame(image: Image.Image, number: int) -> bool:
 def test_middle_frame(av, tmp_path: Path, count: int, between: int) -> None:
     """``between``: with B-frames, whose stored order is not the display order."""
     make_video(av, tmp_path / "clip.avi", count, between=between)
-    found = ucf101.middle_frame(tmp_path / "clip.avi")
-    assert found.size == (320, 240)
-    assert [number for number in range(count) if is_frame(found, number)] == [count // 2]
-
-
-def test_frames_are_counted_without_a_header_count(av, tmp_path: Path) -> None:
-    make_video(av, tmp_path / "clip.avi", 7)
-    (tmp_path / "pipe.mkv").write_bytes(b"")
-    with av.open(str(tmp_path / "clip.avi")) as source, av.open(str(tmp_path / "pipe.mkv"), "w") as target:
-        stream = target.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(video=0):
-            if packet.dts is not None:
-                packet.stream = stream
-                target.mux(packet)
-    with av.open(str(tmp_path / "pipe.mkv")) as container:
-        assert container.streams.video[0].frames == 0
-    assert is_frame(ucf101.middle_frame(tmp_path / "pipe.mkv"), 3)
+    frame = ucf101.middle_frame(tmp_path / "clip.avi")
+    assert frame.size == (320, 240)
+    assert [number for number in range(count) if is_frame(frame, number)] == [count // 2]
 
 
 def test_suite_extracts_and_reads_frames(av, tmp_path: Path) -> None:
@@ -96,9 +82,9 @@ def test_suite_extracts_and_reads_frames(av, tmp_path: Path) -> None:
     assert not (tmp_path / ".ucf101.part").exists()
     source = open_data("ucf101", split="given", root=str(tmp_path))
     assert source.classes == ("Archery", "Biking")
-    found = {split: source.splits[split] for split in ("train", "test")}
-    assert {split: examples.labels.tolist() for split, examples in found.items()} == {"train": [0, 1], "test": [0, 1]}
-    middles = [Image.fromarray(examples.read(index)) for examples in found.values() for index in range(2)]
+    parts = [source.splits[split] for split in ("train", "test")]
+    assert [examples.labels.tolist() for examples in parts] == [[0, 1], [0, 1]]
+    middles = [Image.fromarray(examples.read(index)) for examples in parts for index in range(2)]
     assert all(is_frame(image, count // 2) for count, image in enumerate(middles, start=5))
 
 
@@ -120,17 +106,6 @@ def test_damaged_video_is_named_and_frames_are_kept(av, tmp_path: Path) -> None:
     modified = (tmp_path / ".ucf101.part" / "train" / CLIPS["train"][0]).with_suffix(".jpg").stat().st_mtime_ns
     ucf101.make_frames(tmp_path)
     assert (tmp_path / "ucf101" / "train" / CLIPS["train"][0]).with_suffix(".jpg").stat().st_mtime_ns == modified
-
-
-def test_audio_file_is_an_error(av, tmp_path: Path) -> None:
-    with av.open(str(tmp_path / "clip.avi"), "w") as container:
-        stream = container.add_stream("pcm_s16le", rate=8000, layout="mono")
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), format="s16", layout="mono")
-        frame.sample_rate = 8000
-        container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    with pytest.raises(UserError, match="holds no video"):
-        ucf101.middle_frame(tmp_path / "clip.avi")
 
 
 # -- tests without PyAV
@@ -164,8 +139,4 @@ def test_missing_clips_are_named(tmp_path: Path) -> None:
     touch_clips(tmp_path)
     (tmp_path / "UCF-101" / CLIPS["train"][1]).unlink()
     with pytest.raises(UserError, match=r"v_Biking_g08_c01\.avi .*trainlist01\.txt"):
-        ucf101.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))
-    (tmp_path / "ucfTrainTestlist" / "testlist01.txt").write_text("\n")
-    touch_clips(tmp_path)
-    with pytest.raises(UserError, match=r"testlist01\.txt names no clips"):
         ucf101.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))

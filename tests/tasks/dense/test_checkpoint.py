@@ -85,7 +85,7 @@ def test_folders_without_a_trained_network(kind: str, name: str, tmp_path: Path)
 @pytest.mark.parametrize(("kind", "config"), [("detect", DetectConfig), ("segment", SegmentConfig)])
 def test_peer_timeout_reaches_the_plan(kind: str, config: Any) -> None:
     settings = config.parse({"data": "x", "img_size": 64, "batch": 4, "lr": 1e-3, "steps": 10, "peer_timeout": 7.0})
-    assert TrainPlan.from_config(resolve(settings), 100, 1).patience_for_peers == 7.0
+    assert TrainPlan.from_config(resolve(settings), 100, 1).rank_timeout == 7.0
 
 
 @pytest.mark.parametrize("kind", ["detector", "segmenter"])

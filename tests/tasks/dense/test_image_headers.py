@@ -58,34 +58,6 @@ def test_an_unreadable_mask_is_named_once(tmp_path: Path) -> None:
     assert str(error.value).count(str(path)) == 1
 
 
-@pytest.mark.parametrize("fraction", [0.1, 0.2, 0.3, 0.5])
-def test_images_in_train_and_val_stay_in_one_split(tmp_path: Path, fraction: float) -> None:
-    data = make_coco(tmp_path / "data", train=12)
-    (data / "instances_val.json").write_bytes((data / "instances_train.json").read_bytes())
-    found = open_coco(str(data), "remake", fraction)
-    train, val = ({image.path for image in found.splits[split]} for split in ("train", "val"))
-    assert len(train | val) == 12 and train and val and not train & val
-    assert sum(len(images) for images in found.splits.values()) == 24
-
-
-def test_images_listed_twice_stay_in_one_split(tmp_path: Path) -> None:
-    """In Pascal VOC's layout an image is a line of a list."""
-    data = make_scenes(tmp_path / "data", train=12)
-    (data / "images" / "train").rename(data / "JPEGImages")
-    (data / "masks" / "train").rename(data / "SegmentationClass")
-    for path in (data / "JPEGImages").iterdir():
-        path.rename(path.with_suffix(".jpg"))
-    lists = data / "ImageSets" / "Segmentation"
-    lists.mkdir(parents=True)
-    for fraction in (0.1, 0.2, 0.3, 0.5):
-        (lists / "train.txt").write_text("".join(f"{i % 12}\n" for i in range(36)))
-        found = open_scenes(str(data), val_fraction=fraction)
-        train, val = ({scene.path for scene in found.splits[split]} for split in ("train", "val"))
-        assert len(train | val) == 12 and train and val and not train & val
-    (lists / "train.txt").write_text("3\n3\n")
-    assert list(open_scenes(str(data)).splits) == ["train"], "one image cannot be split"
-
-
 def test_splits_follow_the_hash_of_the_names() -> None:
     items = [Scene(Path(f"{folder}/{i}.png"), Path("mask.png"), 8, 8) for folder in "ab" for i in range(20)]
     held = hold_out([item.path.name for item in items], None, 0.2, 0)

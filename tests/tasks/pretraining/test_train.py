@@ -233,11 +233,11 @@ def test_unlabelled_images_beside_classes_are_used(labels: str, has_knn: bool, t
     assert (summary["knn"] is not None) == has_knn
     facts = json.loads((tmp_path / "run" / "data.json").read_text())
     assert facts["used"] == {"train": 27} and facts["images"] == 28
-    assert any("loose image" in note for note in facts["notes"]) == has_knn
+    assert any("unlabelled image" in note for note in facts["notes"]) == has_knn
     assert facts["left_out"]["count"] == 1
     assert [Path(file["name"]).name for file in facts["left_out"]["files"]] == ["words.png"]
     page = (tmp_path / "run" / "report.html").read_text()
-    assert "words.png" in page and "a text file, not an image" in page and "train: 27 images" in page
+    assert "words.png" in page and "not an image" in page and "train: 27 images" in page
 
 
 def test_unlabelled_folder_and_summary(photos: Path, tmp_path: Path) -> None:

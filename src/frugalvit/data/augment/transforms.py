@@ -2,7 +2,7 @@
 
 Each transform declares how many uniform numbers it uses per image (``columns``). ``apply`` is a pure function of
 images, sizes and those numbers; calling the transform draws them first. The operations are in ``color``, ``affine``
-and ``crop_resize``; ``policies`` decides which image gets which.
+and ``crop_resize``; ``randaugment`` decides which image gets which.
 """
 
 import math

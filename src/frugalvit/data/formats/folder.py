@@ -1,6 +1,6 @@
 """Folders of images: with or without train/val/test folders, with class folders or unlabelled images.
 
-If a layout is ambiguous, the notes say how it was read.
+If a layout is ambiguous, the notes explain how it was read.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
-from frugalvit.data.decode import EXTENSIONS, has_image_signature
+from frugalvit.data.decode import EXTENSIONS
 from frugalvit.data.formats.base import OpenOptions
-from frugalvit.data.formats.named_catalog import DATASETS, datasets_in
 from frugalvit.data.paths import is_folder
 from frugalvit.errors import UserError
 from frugalvit.utils import console
@@ -26,9 +25,10 @@ SPLIT_NAMES = {
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
-_BESIDE_IMAGES = frozenset({"masks", "mask", "annotations", "labels", "segmentation", "segmentationclass", "bboxes"})
-_IMAGE_FOLDERS = frozenset({"images", "image", "img", "imgs", "jpegimages", "jpg"})
+_ANNOTATION_FOLDERS = frozenset({"masks", "mask", "annotations", "labels", "segmentation", "segmentationclass"})
 _VOC_FOLDERS = frozenset({"JPEGImages", "SegmentationClass", "SegmentationObject"})
+# Files and folders that file managers and archivers leave behind.
+_LITTER = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin"})
 
 
 def are_layout_folders(classes: Sequence[str]) -> bool:
@@ -37,15 +37,31 @@ def are_layout_folders(classes: Sequence[str]) -> bool:
 
 
 @dataclass
+class Folder:
+    """The folders and images in one folder as full paths, sorted by name, and the number of other files."""
+
+    folders: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+    others: int = 0
+
+
+@dataclass
+class Listing:
+    """All images in and below a folder; ``direct`` counts those in the folder itself or in its folder ``images``."""
+
+    images: list[str] = field(default_factory=list)
+    direct: int = 0
+    others: int = 0
+
+
+@dataclass
 class _Tree:
-    """The content of one split: images by class folder, loose images, other files."""
+    """The content of one split: images by class folder, empty class folders, images outside class folders."""
 
     path: str
-    classes: dict[str, Listing] = field(default_factory=dict)
-    empty: list[str] = field(default_factory=list)
-    loose: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-    unreadable: list[str] = field(default_factory=list)
+    classes: dict[str, Listing]
+    empty: list[str]
+    loose: list[str]
 
     @property
     def in_folders(self) -> int:
@@ -56,64 +72,47 @@ class _Tree:
 
 
 def is_image_folder(where: str) -> bool:
-    """True for any folder: this format stands behind all other folder formats."""
+    """True for any folder: in the registry this format stands behind all other folder formats."""
     return is_folder(Path(where))
 
 
 def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
     """Read the splits and classes of a folder."""
-    labels = options.labels
-    notes = [
-        f"laid out as {DATASETS[name].title}: '{name}:{where}' has its official labels and splits"
-        for name in (datasets_in(Path(where)) if labels != "folders" else ())
-    ]
-    root = where if labels == "folders" else _find_image_root(where, notes)
-    split_paths = _split_folders(root)
-    if split_paths:
-        trees = {split: _read_tree(path) for split, path in split_paths.items()}
-        beside = sorted(set(open_root(root).folders) - set(split_paths.values()))
-        if beside:
-            notes.append(f"Not read, beside the splits: {truncate_list([Path(path).name for path in beside])}.")
-    else:
-        trees = {"train": _read_tree(root)}
+    notes: list[str] = []
+    root = where if options.labels == "folders" else _find_image_root(where, notes)
+    trees = {split: _read_tree(path) for split, path in (_split_folders(root) or {"train": root}).items()}
     if not any(tree.all_images() for tree in trees.values()):
-        if locked := [path for tree in trees.values() for path in tree.unreadable]:
-            raise permission_error(where, locked)
-        raise UserError(f"{where} holds no images. Put class folders of images into it, or unlabelled images.")
+        raise UserError(
+            f"{where} holds no images. Put class folders of images into it, or unlabelled images. For a known dataset "
+            "in its original files, write NAME:FOLDER, for example cifar100:FOLDER."
+        )
     for split, tree in trees.items():
         if split != "train" and "train" in trees:
             _read_flat_split(tree, trees["train"])
-        _note_leftovers(tree, notes)
-    labelled = labels == "folders" or (labels == "auto" and _has_class_folders(trees, root, notes))
-    if not labelled:
-        splits: dict[str, ImageDataset] = {
-            split: FileExamples(tree.all_images(), None, root) for split, tree in trees.items()
-        }
-        return DatasetSplits(Path(where).resolve().name, where, "unlabelled images", None, _ordered(splits), notes)
-    names = _class_names(trees, options)
-    splits = _labelled_splits(trees, names, root, notes)
-    loose: dict[str, ImageDataset] = {split: FileExamples(tree.loose, None, root) for split, tree in trees.items()}
     name = Path(where).resolve().name
-    return DatasetSplits(name, where, "class folders", tuple(names), _ordered(splits), notes, _ordered(loose))
+    splits: dict[str, ImageDataset] = {}
+    loose: dict[str, ImageDataset] = {}
+    if options.labels == "ignore" or (options.labels == "auto" and not _has_class_folders(trees, root, notes)):
+        for split, tree in trees.items():
+            splits[split] = FileExamples(tree.all_images(), None, root)
+        return DatasetSplits(name, where, "unlabelled images", None, _ordered(splits), notes)
+    classes = _class_names(trees, options)
+    for split, tree in trees.items():
+        paths = [path for label in classes if label in tree.classes for path in tree.classes[label].images]
+        counts = [len(tree.classes[label].images) if label in tree.classes else 0 for label in classes]
+        splits[split] = FileExamples(paths, np.repeat(np.arange(len(classes)), counts), root)
+        loose[split] = FileExamples(tree.loose, None, root)
+    return DatasetSplits(name, where, "class folders", tuple(classes), _ordered(splits), notes, _ordered(loose))
 
 
 def _find_image_root(where: str, notes: list[str]) -> str:
-    """Enter the only folder that holds images, as ``flowers/jpg/``, or ``camvid/images/`` beside ``masks/``."""
-    root, seen = where, set()
-    while True:
-        seen.add(identity_of(root))
-        listing = open_root(root)
-        if listing.images or _split_folders(root):
-            return root
-        chosen = [path for path in listing.folders if Path(path).name.lower() in _IMAGE_FOLDERS]
-        rest = [p for p in listing.folders if Path(p).name.lower() not in _BESIDE_IMAGES and p not in chosen]
-        if len(listing.folders) > 1 and (len(chosen) != 1 or rest):
-            return root
-        only = chosen or listing.folders
-        if len(only) != 1 or identity_of(only[0]) in seen:
-            return root
-        root = only[0]
-        notes.append(f"Read {root}, the only folder of images in {where}.")
+    """Enter a folder that alone holds the images, as ``flowers/jpg/``, or ``camvid/images/`` beside ``masks/``."""
+    listing = open_root(where)
+    folders = [path for path in listing.folders if Path(path).name.lower() not in _ANNOTATION_FOLDERS]
+    if listing.images or len(folders) != 1 or _split_folders(where):
+        return where
+    notes.append(f"Read {folders[0]}, the only folder of images in {where}.")
+    return _find_image_root(folders[0], notes)
 
 
 def _split_folders(root: str) -> dict[str, str]:
@@ -135,37 +134,26 @@ def _split_folders(root: str) -> dict[str, str]:
 
 def _read_tree(path: str) -> _Tree:
     entries = open_root(path)
-    tree = _Tree(path, loose=entries.images, others=list(entries.others))
-    above = frozenset({identity_of(path)})
-    for folder in entries.folders:
-        listing = list_images(folder, above)
-        tree.others += listing.others
-        tree.unreadable += listing.unreadable
-        if listing.images:
-            tree.classes[Path(folder).name] = listing
-        elif not listing.others and not listing.unreadable:
-            tree.empty.append(Path(folder).name)
-    return tree
+    above = frozenset({_folder_id(path)})
+    listings = {Path(folder).name: list_images(folder, above) for folder in entries.folders}
+    classes = {name: listing for name, listing in listings.items() if listing.images}
+    empty = [name for name, listing in listings.items() if not listing.images and not listing.others]
+    return _Tree(path, classes, empty, entries.images)
 
 
 def _read_flat_split(tree: _Tree, train: _Tree) -> None:
-    """Read a split whose images are all in one folder ``images``, with labels from a list if there is one.
-
-    Tiny ImageNet's val has this layout: ``val_annotations.txt`` holds "file, class, box" separated by tabs.
-    """
-    if len(tree.classes) != 1 or not (_IMAGE_FOLDERS - {*map(str.lower, train.classes)}) & {
-        *map(str.lower, tree.classes)
-    }:
+    """Read Tiny ImageNet's val and test: one folder ``images``, with the classes in ``val_annotations.txt``."""
+    if list(tree.classes) != ["images"] or "images" in train.classes:
         return
-    listing = next(iter(tree.classes.values()))
-    tree.classes, tree.loose = {}, tree.loose + listing.images
-    lists = [path for path in tree.others if Path(path).name == "val_annotations.txt"]
-    if lists:
-        rows = [line.split("\t") for line in Path(lists[0]).read_text(encoding="utf-8", errors="replace").splitlines()]
-        label = {row[0]: row[1] for row in rows if len(row) > 1}
-        for path in listing.images:
-            tree.classes.setdefault(label.get(Path(path).name, "unlisted"), Listing()).images.append(path)
-        tree.loose = []
+    images = tree.classes.pop("images").images
+    annotations = Path(tree.path) / "val_annotations.txt"  # "file, class, box", separated by tabs
+    if not annotations.is_file():
+        tree.loose = tree.loose + images
+        return
+    rows = [line.split("\t") for line in annotations.read_text(encoding="utf-8", errors="replace").splitlines()]
+    label = {row[0]: row[1] for row in rows if len(row) > 1}
+    for path in images:
+        tree.classes.setdefault(label.get(Path(path).name, "unlisted"), Listing()).images.append(path)
 
 
 def _has_class_folders(trees: dict[str, _Tree], root: str, notes: list[str]) -> bool:
@@ -214,69 +202,28 @@ def unknown_classes(where: str, train: str, unknown: Sequence[str], split: str) 
     )
 
 
-def _labelled_splits(trees: dict[str, _Tree], names: list[str], root: str, notes: list[str]) -> dict[str, ImageDataset]:
-    splits: dict[str, ImageDataset] = {}
-    for split, tree in trees.items():
-        paths = [path for name in names if name in tree.classes for path in tree.classes[name].images]
-        counts = [len(tree.classes[name].images) if name in tree.classes else 0 for name in names]
-        if paths:
-            splits[split] = FileExamples(paths, np.repeat(np.arange(len(names)), counts), root)
-        elif not tree.loose:
-            notes.append(f"{tree.path} is empty: left out.")
-    return splits
-
-
-def _note_leftovers(tree: _Tree, notes: list[str]) -> None:
-    if tree.others:
-        names = truncate_list([Path(path).name for path in tree.others])
-        notes.append(f"{tree.path}: {pluralize(len(tree.others), 'file')} without an image: {names}.")
-    if tree.unreadable:
-        notes.append(f"{tree.path}: no permission to read {truncate_list(tree.unreadable)}.")
-
-
 def _ordered(splits: dict[str, ImageDataset]) -> dict[str, ImageDataset]:
     return {split: splits[split] for split in ("train", "val", "test") if split in splits and len(splits[split])}
 
 
-# Left behind by file managers and archivers.
-_LITTER = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin"})
-
-
-@dataclass
-class Folder:
-    """The entries of one folder as full paths, sorted by name."""
-
-    folders: list[str] = field(default_factory=list)
-    images: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Listing:
-    """All images in and below a folder; ``direct`` counts those in the folder itself or in its folder ``images``."""
-
-    images: list[str] = field(default_factory=list)
-    direct: int = 0
-    others: list[str] = field(default_factory=list)
-    unreadable: list[str] = field(default_factory=list)
-
-
-def list_folder(path: str) -> Folder:
-    """List one folder without hidden files and litter. Raises OSError."""
+def open_root(path: str) -> Folder:
+    """List the folders and images in a folder, without hidden files and litter. Raises ``UserError``."""
     result = Folder()
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.name.startswith(".") or entry.name.lower() in _LITTER:
-                continue
-            if entry.is_dir():
-                result.folders.append(entry.path)
-            elif _is_image_entry(entry):
-                result.images.append(entry.path)
-            else:
-                result.others.append(entry.path)
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.name.startswith(".") or entry.name.lower() in _LITTER:
+                    continue
+                if entry.is_dir():
+                    result.folders.append(entry.path)
+                elif f".{entry.name.rpartition('.')[2].lower()}" not in EXTENSIONS:
+                    result.others += 1
+                elif entry.is_file() or entry.is_symlink():  # a dead link counts: reading it reports a missing file
+                    result.images.append(entry.path)
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from None
     result.folders.sort()
     result.images.sort()
-    result.others.sort()
     return result
 
 
@@ -285,15 +232,10 @@ def list_images(path: str, above: frozenset[tuple[int, int]] = frozenset()) -> L
     listing, seen, waiting = Listing(), set(above), [path]
     while waiting:
         here = waiting.pop()
-        try:
-            identity = identity_of(here)
-            if identity in seen:
-                continue
-            seen.add(identity)
-            entries = list_folder(here)
-        except OSError:
-            listing.unreadable.append(here)
+        entries = open_root(here)
+        if (identity := _folder_id(here)) in seen:
             continue
+        seen.add(identity)
         if here == path or here == f"{path}{os.sep}images":  # Tiny ImageNet has this folder in every class folder
             listing.direct += len(entries.images)
         listing.images += entries.images
@@ -303,36 +245,7 @@ def list_images(path: str, above: frozenset[tuple[int, int]] = frozenset()) -> L
     return listing
 
 
-def identity_of(folder: str) -> tuple[int, int]:
+def _folder_id(folder: str) -> tuple[int, int]:
     """Identify a folder independently of the path that leads to it."""
     status = Path(folder).stat()
     return status.st_dev, status.st_ino
-
-
-def open_root(path: str) -> Folder:
-    """List a folder that the user named. Raises ``UserError`` if it cannot be read."""
-    try:
-        return list_folder(path)
-    except PermissionError:
-        raise UserError(f"No permission to read {path}.") from None
-    except OSError as error:
-        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from None
-
-
-def permission_error(where: str, unreadable: Sequence[str]) -> UserError:
-    """Return the error for a folder without images if some of its folders are unreadable."""
-    return UserError(f"{where} holds no readable images: no permission to read {truncate_list(unreadable)}.")
-
-
-def _is_image_entry(entry: os.DirEntry[str]) -> bool:
-    stem, dot, extension = entry.name.rpartition(".")
-    if dot and stem:
-        # A dead link counts: reading it reports a missing file.
-        return f".{extension.lower()}" in EXTENSIONS and (entry.is_file() or entry.is_symlink())
-    if not entry.is_file():
-        return False
-    try:
-        with Path(entry.path).open("rb") as file:
-            return has_image_signature(file.read(16))
-    except OSError:
-        return False

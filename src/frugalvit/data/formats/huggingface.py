@@ -95,19 +95,17 @@ def open_saved(where: str, options: OpenOptions) -> DatasetSplits:
 
 def open_hub(where: str, options: OpenOptions) -> DatasetSplits:
     """Open ``hf:name`` or ``hf:name:config``; a dataset in the local cache needs no network."""
-    address = where.removeprefix("hf:")
-    if not address:
-        raise UserError("Give a dataset behind 'hf:', for example hf:uoft-cs/cifar100.")
-    if Path(address).exists():
-        return open_saved(address, options)
-    name, _, config = address.partition(":")
+    name, _, config = where.removeprefix("hf:").partition(":")
     datasets = _import_datasets()
     console.info(f"loading {name} from the Hugging Face hub")
     try:
         with _quiet():
             loaded = datasets.load_dataset(name, config or None)
     except Exception as error:  # network, authentication, unknown name, damaged cache: each has its own type
-        raise UserError(_error_message(error, name, config)) from None
+        raise UserError(
+            f"Cannot load '{where}' ({short_message(error)}). Check the name (hf:NAME or hf:NAME:CONFIG) and the "
+            "network, or give the path of a folder that save_to_disk wrote, or of a Parquet file."
+        ) from None
     return _build_splits(loaded, where, name.rpartition("/")[2])
 
 
@@ -117,24 +115,6 @@ def _import_datasets() -> Any:
     except ImportError:
         raise UserError("This needs the 'datasets' package: pip install 'frugalvit[streams]'.") from None
     return datasets
-
-
-def _error_message(error: Exception, name: str, config: str) -> str:
-    text = short_message(error)
-    low = f"{type(error).__name__} {text}".lower()
-    if "config name is missing" in low or "builderconfig" in low:
-        return f"'hf:{name}' has several configurations. Give one as hf:{name}:CONFIG ({text})"
-    offline = ("offline", "connect", "resolve", "network", "timed out", "timeout", "couldn't reach")
-    if any(word in low for word in offline):
-        return (
-            f"Cannot reach 'hf:{name}', and it is not in the local cache. Without a network, copy a folder that "
-            "save_to_disk wrote, or a Parquet file, and give its path."
-        )
-    if any(word in low for word in ("gated", "401", "403", "authent")):
-        return f"'hf:{name}' needs permission. Accept its terms on its page and run 'hf auth login'."
-    if "notfound" in low or "404" in low or "doesn't exist" in low:
-        return f"The Hugging Face hub has no dataset '{name}'{f' with configuration {config}' if config else ''}."
-    return f"Cannot load 'hf:{name}': {text}"
 
 
 @contextlib.contextmanager
@@ -169,38 +149,31 @@ def _build_splits(loaded: Any, where: str, name: str) -> DatasetSplits:
         raise UserError(f"{where} has no train, val or test split, only {truncate_list([*map(str, parts)]) or 'none'}.")
     first = by_split.get("train", next(iter(by_split.values())))
     column = _image_column(first, where)
-    label = next((key for key in _LABEL_COLUMNS if key in first.column_names), None)
+    label = next((key for key in _LABEL_COLUMNS if _is_label(first.features.get(key))), None)
     if label is None:
         notes.append(f"{where} has no column of labels ({truncate_list(first.column_names, 8)}): read as unlabelled.")
-    texts = {split: _labels(rows, label) if label else None for split, rows in by_split.items()}
-    decisive = [texts["train"]] if "train" in texts else list(texts.values())
-    if any(labels is not None and None in labels for labels in decisive):
-        notes.append(f"{where}: some rows have no label: read as unlabelled.")
-        texts = dict.fromkeys(texts)
-    texts = _drop_hidden(texts)
+    texts = {split: _labels(rows, label) if label else [] for split, rows in by_split.items()}
     names = getattr(first.features[label], "names", None) if label else None
-    classes = sorted(names) if names else class_list(texts.get("train") or next(iter(texts.values())) or [])
+    classes = sorted(names) if names else class_list(texts.get("train") or next(iter(texts.values())))
     index = {text: number for number, text in enumerate(classes)}
     splits: dict[str, ImageDataset] = {}
     for split in ("train", "val", "test"):
         if split not in by_split:
             continue
-        labels = texts[split]
         numbers = None
-        if labels is not None:
-            unknown = class_list(text for text in labels if text not in index)
-            if unknown:
+        if label:
+            if unknown := class_list(text for text in texts[split] if text not in index):
                 raise unknown_classes(f"{split} in {where}", "train", unknown, split)
-            numbers = np.array([-1 if text is None else index[text] for text in labels])
+            numbers = np.array([-1 if text is None else index[text] for text in texts[split]])
         examples: ImageDataset = HubExamples(_encoded(by_split[split], column), column, numbers, f"{name}/{split}")
-        hidden = 0 if numbers is None else int((numbers < 0).sum())
-        if numbers is not None and hidden:
-            notes.append(f"{split} in {where}: {hidden:,} of {len(numbers):,} rows have no label: left out.")
+        if numbers is not None and (numbers < 0).any():
+            notes.append(
+                f"{split} in {where}: {int((numbers < 0).sum()):,} of {len(numbers):,} rows without a label: left out."
+            )
             examples = examples.subset(numbers >= 0)
         if len(examples):
             splits[split] = examples
-    labelled = any(labels is not None for labels in texts.values())
-    return DatasetSplits(name, where, "Hugging Face dataset", tuple(classes) if labelled else None, splits, notes)
+    return DatasetSplits(name, where, "Hugging Face dataset", tuple(classes) if label else None, splits, notes)
 
 
 def _image_column(rows: Any, where: str) -> str:
@@ -224,25 +197,15 @@ def _encoded(rows: Any, column: str) -> Any:
     return rows.cast_column(column, Image(decode=False)) if isinstance(rows.features[column], Image) else rows
 
 
-def _labels(rows: Any, column: str) -> list[str | None] | None:
-    """Read labels as text; None for a column of lists or floats, which are not classes."""
+def _is_label(feature: Any) -> bool:
+    """True for integers and texts; lists and floats are not classes."""
+    return str(getattr(feature, "dtype", "")).startswith(("int", "uint", "bool", "string", "large_string"))
+
+
+def _labels(rows: Any, column: str) -> list[str | None]:
+    """Read labels as text; None for a missing label, or -1 as in a hidden test set."""
     if column not in rows.column_names:  # the test split of a challenge may lack it
         return [None for _ in range(len(rows))]
-    feature, values = rows.features[column], rows[column][:]
-    names = getattr(feature, "names", None)
-    if names:
-        return [names[value] if value is not None and 0 <= value < len(names) else None for value in values]
-    if any(not isinstance(value, str | int | None) for value in values):
-        return None
-    return [None if value is None else str(value) for value in values]
-
-
-def _drop_hidden(texts: dict[str, list[str | None] | None]) -> dict[str, list[str | None] | None]:
-    """Replace -1, the label of a hidden test set, by None; unless train has such a class."""
-    train = texts.get("train")
-    if train is None or "-1" in train:
-        return texts
-    return {
-        split: labels if labels is None else [None if text == "-1" else text for text in labels]
-        for split, labels in texts.items()
-    }
+    names = getattr(rows.features[column], "names", None)
+    values = [None if value in (None, -1) else value for value in rows[column][:]]
+    return [None if value is None else names[value] if names else str(value) for value in values]

@@ -1,4 +1,4 @@
-"""Datasets with a name: torchvision downloads and reads them, or the user copies the files."""
+"""Open datasets by name: torchvision downloads and reads them, or the user copies the files."""
 
 import contextlib
 import csv
@@ -16,8 +16,8 @@ from frugalvit.data.dataset import ArrayExamples, DatasetSplits, FileExamples, I
 from frugalvit.data.formats import csv as table
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.folder import open_folder
-from frugalvit.data.formats.named_catalog import DATASETS, Known, dataset_status, datasets_in
-from frugalvit.data.paths import datasets_root, is_folder, local
+from frugalvit.data.formats.named_catalog import DATASETS, Known, dataset_status
+from frugalvit.data.paths import datasets_root, local
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.utils import console
@@ -38,26 +38,6 @@ def open_by_name(where: str, options: OpenOptions) -> DatasetSplits:
     return open_named(name.lower(), local(folder) if folder else options.root)
 
 
-def is_named_folder(where: str) -> bool:
-    """True for a folder with a known dataset whose images are in arrays, not in files."""
-    path = Path(where)
-    if not is_folder(path) or not datasets_in(path):
-        return False
-    try:
-        return not len(open_folder(where, OpenOptions(labels="ignore")))
-    except UserError:
-        return True
-
-
-def open_named_folder(where: str, options: OpenOptions) -> DatasetSplits:
-    """Open the only known dataset in a folder."""
-    names = datasets_in(Path(where))
-    if len(names) > 1:
-        choices = ", ".join(f"{name}:{where}" for name in names)
-        raise UserError(f"{where} holds several datasets. Choose one of {choices}.")
-    return open_named(names[0], where)
-
-
 def open_named(name: str, root: str | Path | None = None) -> DatasetSplits:
     """Open the official splits of a dataset; download it first if necessary and possible."""
     known, home = DATASETS[name], datasets_root(root)
@@ -66,16 +46,15 @@ def open_named(name: str, root: str | Path | None = None) -> DatasetSplits:
         raise UserError(f"{known.title} is not in {home} and cannot be downloaded: {instruction}.")
     if state == "downloadable":
         _download(name, known, home)
-    notes: list[str] = []
-    if name in _WITHOUT_TORCHVISION:
-        return _WITHOUT_TORCHVISION[name](home, notes)
     try:
-        classes, splits = (_SPECIAL.get(name) or _from_torchvision)(name, known, home, notes)
-    except (RuntimeError, OSError, EOFError, ValueError, KeyError, ImportError) as error:
+        classes, splits = (_READERS.get(name) or _from_torchvision)(name, known, home)
+    except UserError:
+        raise
+    except Exception as error:  # damaged files raise many types
         raise UserError(
             f"Cannot read {known.title} in {home} ({short_message(error)}). Move it away to download it again."
         ) from None
-    return _sort_classes(name, home, classes, splits, notes)
+    return _sort_classes(name, home, classes, splits)
 
 
 def _download(name: str, known: Known, home: Path) -> None:
@@ -118,7 +97,7 @@ def _make(known: Known, root: Path, **arguments: Any) -> Any:
         return getattr(datasets, known.torchvision)(str(root), **arguments)
 
 
-def _from_torchvision(name: str, known: Known, home: Path, notes: list[str]) -> _Parts:
+def _from_torchvision(name: str, known: Known, home: Path) -> _Parts:
     classes: Sequence[str] = ()
     splits: dict[str, ImageDataset] = {}
     for split, arguments in known.splits.items():
@@ -147,28 +126,26 @@ def _examples(dataset: Any, name: str, home: str) -> ImageDataset:
     return ArrayExamples(images, np.asarray(labels), name)
 
 
-def _open_sun397(name: str, known: Known, home: Path, notes: list[str]) -> _Parts:
-    """Use the first official partition (50 + 50 images per class), if its lists are beside the images."""
+def _open_sun397(name: str, known: Known, home: Path) -> _Parts:
+    """Use the first official partition (50 + 50 images per class), if its lists are in the folder ``SUN397``."""
     dataset = _make(known, home)
     order = np.argsort([str(path) for path in dataset._image_files])
     everything = _examples(dataset, name, str(home)).subset(order)
-    base = home / "SUN397"
-    for folder in (base, base / "Partitions", home / "Partitions"):
-        lists = {"train": folder / "Training_01.txt", "test": folder / "Testing_01.txt"}
-        if all(path.is_file() for path in lists.values()):
-            index = {key.removeprefix("SUN397/"): number for number, key in enumerate(everything.keys)}
-            chosen = {split: path.read_text().split() for split, path in lists.items()}
-            return dataset.classes, {
-                split: everything.subset([index[line.strip("/")] for line in lines if line.strip("/") in index])
-                for split, lines in chosen.items()
-            }
-    notes.append(f"{base} lacks Training_01.txt and Testing_01.txt: half of every class is the test split.")
-    held = hold_out(everything.keys, everything.labels, 0.5, _SPLIT_SEED)
-    return dataset.classes, {"train": everything.subset(~held), "test": everything.subset(held)}
+    lists = {"train": home / "SUN397" / "Training_01.txt", "test": home / "SUN397" / "Testing_01.txt"}
+    if not all(path.is_file() for path in lists.values()):
+        console.warning(f"half of every class is the test split: {lists['train']} and {lists['test'].name} are missing")
+        held = hold_out(everything.keys, everything.labels, 0.5, _SPLIT_SEED)
+        return dataset.classes, {"train": everything.subset(~held), "test": everything.subset(held)}
+    index = {key.removeprefix("SUN397"): number for number, key in enumerate(everything.keys)}
+    lines = {split: path.read_text().split() for split, path in lists.items()}
+    return dataset.classes, {
+        split: everything.subset([index[image] for image in images if image in index])
+        for split, images in lines.items()
+    }
 
 
-def _open_caltech101(name: str, known: Known, home: Path, notes: list[str]) -> _Parts:
-    """Split into 30 training images per class and the rest for testing, with the background class (Table 9)."""
+def _open_caltech101(name: str, known: Known, home: Path) -> _Parts:
+    """Take 30 training images per class and the rest for testing, with the background class (Table 9)."""
     source = open_folder(str(home / "caltech101" / "101_ObjectCategories"), OpenOptions(labels="folders"))
     everything = source.splits["train"]
     assert everything.labels is not None
@@ -178,11 +155,10 @@ def _open_caltech101(name: str, known: Known, home: Path, notes: list[str]) -> _
         members = np.flatnonzero(everything.labels == number)
         share = min(30 / len(members), 0.999)
         train[members[hold_out([everything.keys[i] for i in members], None, share, _SPLIT_SEED)]] = True
-    notes.append("30 images of every class are for training, the others for testing (no official split).")
     return source.classes, {"train": everything.subset(train), "test": everything.subset(~train)}
 
 
-def _open_voc2007(name: str, known: Known, home: Path, notes: list[str]) -> _Parts:
+def _open_voc2007(name: str, known: Known, home: Path) -> _Parts:
     """Read several objects per image as ``targets``; -1 marks an object that VOC calls difficult."""
     base = home / "VOCdevkit" / "VOC2007"
     lists = base / "ImageSets" / "Main"
@@ -202,7 +178,7 @@ def _open_voc2007(name: str, known: Known, home: Path, notes: list[str]) -> _Par
     return classes, splits
 
 
-def _open_pcam(name: str, known: Known, home: Path, notes: list[str]) -> _Parts:
+def _open_pcam(name: str, known: Known, home: Path) -> _Parts:
     import h5py  # type: ignore[import-not-found]
 
     splits: dict[str, ImageDataset] = {}
@@ -243,58 +219,47 @@ class _H5Images:
             return np.asarray(file["x"][int(self.rows[index])])
 
 
-def _open_fer2013(home: Path, notes: list[str]) -> DatasetSplits:
+def _open_fer2013(name: str, known: Known, home: Path) -> _Parts:
     """Read the challenge's file: 48 x 48 grey pixels as text. Its public test is val, its private test is test."""
-    path = home / "fer2013" / "fer2013.csv"
     usage = {"Training": "train", "PublicTest": "val", "PrivateTest": "test"}
     images: dict[str, list[np.ndarray]] = {split: [] for split in usage.values()}
     labels: dict[str, list[int]] = {split: [] for split in usage.values()}
-    emotions = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                split = usage[row["Usage"].strip()]
-                images[split].append(np.array(row["pixels"].split(), dtype=np.uint8).reshape(48, 48))
-                labels[split].append(int(row["emotion"]))
-    except (OSError, KeyError, ValueError, TypeError, csv.Error, OverflowError) as error:
-        raise UserError(f"Cannot read {path} as the challenge's table ({short_message(error)}).") from None
-    splits: dict[str, ImageDataset] = {
-        split: ArrayExamples(np.stack(images[split]), np.array(labels[split]), f"fer2013/{split}")
-        for split in images
-        if images[split]
+    with (home / "fer2013" / "fer2013.csv").open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            split = usage[row["Usage"].strip()]
+            images[split].append(np.array(row["pixels"].split(), dtype=np.uint8).reshape(48, 48))
+            labels[split].append(int(row["emotion"]))
+    return ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral"), {
+        split: ArrayExamples(np.stack(images[split]), np.array(labels[split]), f"{name}/{split}") for split in images
     }
-    return _sort_classes("fer2013", home, emotions, splits, notes)
 
 
-def _open_ucf101(home: Path, notes: list[str]) -> DatasetSplits:
-    return open_folder(str(home / "ucf101"), OpenOptions(labels="folders"))
+def _open_ucf101(name: str, known: Known, home: Path) -> _Parts:
+    source = open_folder(str(home / "ucf101"), OpenOptions(labels="folders"))
+    return source.classes or (), source.splits
 
 
-def _open_hateful_memes(home: Path, notes: list[str]) -> DatasetSplits:
+def _open_hateful_memes(name: str, known: Known, home: Path) -> _Parts:
     base = home / "hateful_memes"
-    lists = {"train": base / "train.jsonl"}
-    dev = [base / file for file in ("dev.jsonl", "dev_seen.jsonl") if (base / file).is_file()]
-    if dev:
-        lists["test"] = dev[0]
-    return table.open_rows(lists["train"], table.join_rows(lists), "hateful_memes")
+    dev = base / "dev.jsonl"
+    lists = {"train": base / "train.jsonl", "test": dev if dev.is_file() else base / "dev_seen.jsonl"}
+    source = table.build_splits(str(lists["train"]), table.join_rows(lists), name, OpenOptions())
+    return source.classes or (), source.splits
 
 
-_SPECIAL: dict[str, Callable[[str, Known, Path, list[str]], _Parts]] = {
+# Datasets whose layout torchvision does not read, or reads without the splits of Table 9.
+_READERS: dict[str, Callable[[str, Known, Path], _Parts]] = {
     "sun397": _open_sun397,
     "caltech101": _open_caltech101,
     "voc2007": _open_voc2007,
     "pcam": _open_pcam,
-}
-_WITHOUT_TORCHVISION: dict[str, Callable[[Path, list[str]], DatasetSplits]] = {
     "fer2013": _open_fer2013,
     "ucf101": _open_ucf101,
     "hateful_memes": _open_hateful_memes,
 }
 
 
-def _sort_classes(
-    name: str, home: Path, classes: Sequence[str], splits: dict[str, ImageDataset], notes: list[str]
-) -> DatasetSplits:
+def _sort_classes(name: str, home: Path, classes: Sequence[str], splits: dict[str, ImageDataset]) -> DatasetSplits:
     """Build a dataset with classes sorted by name, and renumber labels and targets."""
     order = sorted(range(len(classes)), key=lambda number: classes[number])
     new = np.empty(len(classes), dtype=np.int64)
@@ -304,4 +269,4 @@ def _sort_classes(
             examples.labels = new[examples.labels]
         if examples.targets is not None:
             examples.targets = examples.targets[:, order]
-    return DatasetSplits(name, str(home), "named dataset", tuple(classes[i] for i in order), splits, notes)
+    return DatasetSplits(name, str(home), "named dataset", tuple(classes[i] for i in order), splits)

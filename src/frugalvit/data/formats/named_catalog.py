@@ -126,7 +126,7 @@ class DatasetInfo:
 
 
 def dataset_status(name: str, root: str | Path | None = None) -> DatasetStatus:
-    """Tell whether a dataset is present, can be downloaded, or must be copied by hand, and how."""
+    """Return whether a dataset is present, can be downloaded, or must be copied by hand, and how."""
     known, home = DATASETS[name], datasets_root(root)
     missing = [package for package in known.needs if importlib.util.find_spec(package) is None]
     if all((home / path).exists() for path in known.files):
@@ -138,24 +138,6 @@ def dataset_status(name: str, root: str | Path | None = None) -> DatasetStatus:
     if missing:
         return DatasetStatus("by hand", f"to download and read it: pip install {' '.join(missing)}")
     return DatasetStatus("downloadable", f"'frugalvit data {name}' downloads it to {home}")
-
-
-def datasets_in(folder: Path) -> list[str]:
-    """List the datasets that a folder holds in torchvision's layout; none if it has other folders.
-
-    Other folders (``cats/``, ``dogs/``) are the user's own classes. VOC does not count: people use it for its boxes
-    and masks.
-    """
-    names = [
-        name
-        for name, known in DATASETS.items()
-        if name != "voc2007" and all((folder / path).exists() for path in known.files)
-    ]
-    if not names:  # do not list a large folder for nothing
-        return []
-    own = {path.split("/")[0] for name in names for path in DATASETS[name].files}
-    beside = (entry for entry in folder.iterdir() if entry.name not in own and not entry.name.startswith("."))
-    return [] if any(entry.is_dir() for entry in beside) else names
 
 
 def list_datasets(pattern: str = "", root: str | Path | None = None) -> list[DatasetInfo]:

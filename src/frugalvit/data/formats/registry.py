@@ -20,7 +20,6 @@ FORMATS = [
     Format("WebDataset shards", _is_shards, lambda where, options: shards.open_shards(where)),
     Format("table", table.is_table, table.open_table),
     Format("DomainNet lists", table.has_lists, table.open_lists),
-    Format("torchvision folder", named.is_named_folder, named.open_named_folder),
     Format("image folder", folder.is_image_folder, folder.open_folder),
     Format("named dataset", named.is_name, named.open_by_name),
 ]

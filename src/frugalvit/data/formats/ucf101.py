@@ -37,8 +37,6 @@ def make_frames(root: Path, read: Callable[[Path], Image.Image] | None = None) -
     for split, name in LISTS.items():
         lines = (root / "ucfTrainTestlist" / name).read_text(encoding="utf-8").splitlines()
         clips = [line.split()[0] for line in lines if line.strip()]  # "Class/clip.avi 1", the number is the class
-        if not clips:
-            raise UserError(f"{root / 'ucfTrainTestlist' / name} names no clips. Unpack the splits of UCF101 again.")
         for clip in console.progress(clips, label=f"ucf101 {split}: middle frames"):
             target = (staging / split / clip).with_suffix(".jpg")
             if target.exists():
@@ -54,19 +52,18 @@ def make_frames(root: Path, read: Callable[[Path], Image.Image] | None = None) -
 
 
 def middle_frame(path: Path) -> Image.Image:
-    """Decode frame n // 2 with PyAV, in display order from 0; n comes from the header."""
+    """Decode frame n // 2 with PyAV, in display order from 0; the header of an AVI holds n."""
     import av
     from av.error import FFmpegError
 
     try:
         with av.open(str(path)) as container:
-            if not container.streams.video:
-                raise UserError(f"{path} holds no video. {_ADVICE}")
-            count = container.streams.video[0].frames or sum(1 for _ in container.decode(video=0))
+            count = container.streams.video[0].frames
         with av.open(str(path)) as container:
             for number, frame in enumerate(container.decode(video=0)):
                 if number == count // 2:
                     return frame.to_image()
-    except FFmpegError as error:
-        raise UserError(f"Cannot decode {path} ({error.strerror}). {_ADVICE}") from None
+    except (FFmpegError, IndexError) as error:  # IndexError: no video in the file
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"Cannot decode {path} ({reason}). {_ADVICE}") from None
     raise UserError(f"{path} ends before its middle frame. {_ADVICE}")

@@ -19,7 +19,6 @@ import numpy as np
 from frugalvit.config.data import PackConfig
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.image_size import best_device, input_size, median_side, min_cached_size, probe_images
-from frugalvit.data.inspect import clean
 from frugalvit.data.open import open_data
 from frugalvit.data.paths import is_inside, local
 from frugalvit.data.unreadable import UnreadableImage
@@ -27,7 +26,7 @@ from frugalvit.data.webdataset.index import FORMAT, INDEX, parse_index
 from frugalvit.data.webdataset.shards import open_shards
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.files import remove_leftovers, working_folder
+from frugalvit.utils.files import working_folder
 from frugalvit.utils.system import cores
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
@@ -78,7 +77,7 @@ def pack(
     bad: list[dict[str, str]] = []
     notes: list[str] = []
     try:
-        with working_folder(out.resolve(), inside=False) as staging:
+        with working_folder(out.resolve()) as staging:
             splits: dict[str, list[dict[str, Any]]] = {}
             for number, (split, examples) in enumerate(source.splits.items()):
                 order = np.arange(len(examples))
@@ -136,7 +135,7 @@ def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[st
 
 def check_free(out: Path) -> None:
     """Refuse a folder that is not empty."""
-    _clean_up(out)
+    _check_not_cwd(out)
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file: choose another folder for the shards.")
     if contents := sorted(path.name for path in out.iterdir()) if out.exists() else []:
@@ -145,7 +144,7 @@ def check_free(out: Path) -> None:
 
 def check_replaceable(out: Path) -> None:
     """Refuse a folder that holds anything but a packed dataset: all of it would be removed."""
-    _clean_up(out)
+    _check_not_cwd(out)
     index = parse_index((out / INDEX).read_bytes())
     packed = {INDEX, *index.by_name, *(file.file for file in index.decoded)} if index is not None else set()
     others = sorted(path.name for path in out.iterdir() if path.name not in packed)
@@ -156,11 +155,10 @@ def check_replaceable(out: Path) -> None:
         )
 
 
-def _clean_up(out: Path) -> None:
-    """Remove what killed processes left of ``out``; refuse the working folder, which cannot be replaced."""
+def _check_not_cwd(out: Path) -> None:
+    """Refuse the working folder, which cannot be replaced."""
     if out.resolve() == Path.cwd().resolve():
         raise UserError(f"{out} is the working folder: choose another folder for the shards.")
-    remove_leftovers(out.resolve())
 
 
 def move_into(staging: Path, out: Path, *, replace: bool = False) -> None:
@@ -188,7 +186,7 @@ def _write_split(
             form = examples.header(int(index)).format
             content = examples.raw(int(index))
         except UnreadableImage as error:
-            bad.append({"name": clean(error.name), "reason": clean(error.reason)})
+            bad.append({"name": error.name, "reason": error.reason})
             continue
         if archive is None or written >= limit:
             _finish(archive, folder, shards, count)

@@ -171,7 +171,9 @@ def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan
     optimizer = config.optimizer
     warm = warmup_steps(optimizer.warmup, plan.steps_per_epoch, plan.steps)
     lowest, first = config.lr * optimizer.min_lr, config.lr * 1e-3
-    lr = Cosine(config.lr, lowest, _schedule_steps(config, plan), warm, warmup_from=first, whole=optimizer.whole_cosine)
+    lr = Cosine(
+        config.lr, lowest, _schedule_steps(config, plan), warm, warmup_from=first, from_zero=optimizer.whole_cosine
+    )
     return replace(plan, lr=lr, evaluate_every=config.evaluate_every)
 
 

@@ -9,7 +9,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 
 from frugalvit.data.decode import known_formats, read_header
-from frugalvit.data.splits import hold_out_files
+from frugalvit.data.splits import hold_out
 from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import SkippedFile
@@ -113,14 +113,14 @@ def check_bad(faults: Sequence[UnreadableImage], count: int, max_bad: float) -> 
 
 
 def make_splits(splits: dict[str, list[Any]], mode: str, fraction: float, notes: list[str]) -> dict[str, list[Any]]:
-    """Make the splits for --split. Val is chosen by a hash of the file names; duplicates stay together."""
+    """Make the splits for --split. Val is chosen by a hash of the file names."""
     splits = dict(splits)
     if mode in ("train+val", "remake") and "train" in splits and "val" in splits:
         splits["train"] = [*splits["train"], *splits.pop("val")]
         notes.append(f"train and val are joined: {len(splits['train']):,} images")
     if mode in ("auto", "remake") and "train" in splits and "val" not in splits:
         items = splits["train"]
-        held_out = hold_out_files([str(item.path) for item in items], [i.path.name for i in items], None, fraction, 0)
+        held_out = hold_out([item.path.name for item in items], None, fraction, 0)
         if held_out.any():  # there are at least two images
             splits["train"] = [item for item, out in zip(items, held_out, strict=True) if not out]
             splits["val"] = [item for item, out in zip(items, held_out, strict=True) if out]

@@ -194,7 +194,7 @@ def make_plan(config: ResolvedPretrainConfig, images: int, world: int) -> TrainP
     warm = warmup_steps(optimizer.warmup, per_epoch, steps)
     return replace(
         plan,
-        lr=Cosine(config.lr, config.lr * optimizer.min_lr, steps, warm, whole=optimizer.whole_cosine),
+        lr=Cosine(config.lr, config.lr * optimizer.min_lr, steps, warm, from_zero=optimizer.whole_cosine),
         weight_decay=Cosine(optimizer.weight_decay, config.weight_decay_end, steps),
         evaluate_every=max(round(config.health.every * per_epoch), -(-steps // 50)),
     )
