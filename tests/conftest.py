@@ -15,6 +15,7 @@ from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.utils import console
 from helpers import browser as browsers
 from helpers import suite_layouts
+from helpers.tiny_runs import write_images
 
 settings.register_profile("frugalvit", derandomize=True, deadline=None, max_examples=20, database=None)
 settings.load_profile("frugalvit")
@@ -58,6 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(no_gpu)
         if "slow" in item.keywords and not config.getoption("--slow"):
             item.add_marker(too_slow)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of tiny images, to read only."""
+    return write_images(tmp_path_factory.mktemp("tiny") / "photos")
 
 
 @pytest.fixture(autouse=True)

@@ -129,8 +129,6 @@ def test_odd_pictures(here, capsys, model):
         (["correspond", "{model}", "a.png", "-o", "a.pdf", "--format", "svg"], "a.pdf does not end with .svg"),
         (["explore", "{model}", "a.png", "-o", "p.png"], "p.png does not end with .html"),
         (["explore", "{model}", "a.png", "-o", "x" * 300 + ".html"], "too long"),
-        (["correspond", "nowhere", "a.png", "--limit", "5"], "--limit has no effect without"),
-        (["correspond", "nowhere", "--data", "photos", "--fit", "whole"], "--fit has no effect without"),
     ],
 )
 def test_mistakes_are_one_line(here, capsys, model, arguments, message):

@@ -56,7 +56,7 @@ MISTAKES = [
     ("train photos --img-size 33,abc", "it must be a whole number or 'auto'"),
     ("train photos --steps 1.5", "steps = '1.5': it must be a whole number."),
     ("train photos --localization.pairs 0", "localization.pairs = '0': it must be at least 1 or 'all'"),
-    ("train photos --augment.scale 0.5", "augment.scale = ['0.5']: it must be 2 values, e.g. 0.08,1"),
+    ("train photos --augment.scale 0.5", "augment.scale = ['0.5']: it must be several values, e.g. 0.08,1"),
     ("train photos --augment.scale 1,0.5", "smaller value must come first"),
     ("train photos --ema 1", "ema = '1': it must be less than 1"),
     ("train photos --report perhaps", "one argument too many"),
@@ -76,7 +76,7 @@ MISTAKES = [
     ("train photos --resume auto --out pre", "pre is a run of 'frugalvit pretrain'"),
     ("train --resume auto --out new", "There is no data to train on"),
     ("compare photos --resume auto --out new", "the same --out"),
-    ("pretrain --resume pre --steps 1234567", "new run with --continue pre --steps 1234567."),
+    ("pretrain --resume pre --steps 1234567", "new run with --continue pre."),
     ("compare photos --with lr=1 --without lr=1", "'with' and 'without' are the same setting"),
     # runs of another kind
     ("train --resume pre", "pre is a run of 'frugalvit pretrain': resume it with 'frugalvit pretrain --resume pre'"),

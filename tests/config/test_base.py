@@ -6,11 +6,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-import frugalvit.config
 from frugalvit.cli.parser import make_parser, parse
-from frugalvit.config import compare, dense, probe, tools, train
-from frugalvit.config.base import Config, flatten, option, set_dotted
-from frugalvit.config.dense import DetectConfig, SegmentConfig, SegmentEvalConfig
+from frugalvit.config import compare, tools
+from frugalvit.config.base import Config, flatten, set_dotted
+from frugalvit.config.dense import DetectConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import PredictConfig, TrainConfig
@@ -29,13 +28,8 @@ from frugalvit.utils.files import read_json
     ],
 )
 def test_limits_of_labels(option: str, value: int, limit: str) -> None:
-    kinds: list[tuple[Any, dict[str, Any]]] = [(SegmentConfig, {"data": "x"})]
-    if option == "ignore_index":
-        kinds.append((SegmentEvalConfig, {"model": "x", "data": "x"}))
-    for kind, needed in kinds:
-        with pytest.raises(UserError, match=rf"^{option} = {value}: it must be {limit} or 'auto'\.$"):
-            kind.parse(needed | {option: value})
-    assert SegmentConfig.parse({"data": "x", "label_count": 256, "ignore_index": 255}).label_count == 256
+    with pytest.raises(UserError, match=rf"^{option} = {value}: it must be {limit} or 'auto'\.$"):
+        SegmentConfig.parse({"data": "x", option: value})
 
 
 @pytest.mark.parametrize(
@@ -50,9 +44,6 @@ def test_limits_of_labels(option: str, value: int, limit: str) -> None:
 def test_two_sources_of_weights_are_refused(kind: type[RunConfig], values: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=f"^{named} both set"):
         kind.parse({"data": "x", "init": "other"} | values)
-    assert [flag for flag, value in kind.parse({"data": "x"} | values).weight_sources().items() if value] == [
-        named.split()[-1]
-    ]
 
 
 def test_flatten_inverts_set_dotted() -> None:
@@ -79,28 +70,18 @@ def test_yaml_names_may_be_written_as_flags(text: str, tmp_path: Path) -> None:
     assert read_yaml(tmp_path / "run.yaml") == {"localization": {"weight": 0.3, "lr_scale": 2}, "img_size": 32}
 
 
-def test_yaml_merge_keys_may_be_overridden(tmp_path: Path) -> None:
-    (tmp_path / "run.yaml").write_text("g: {inner: &b {<<: {x: 1}, x: 2}}\nc: {<<: *b}")
-    assert read_yaml(tmp_path / "run.yaml") == {"g": {"inner": {"x": 2}}, "c": {"x": 2}}
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("lr: 1\nepochs: 2\nlr: 3", ": 'lr' is set twice, in lines 1 and 3"),
-        ("localization: &itself {weight: *itself}", " .*contains itself"),
-        ("localization:\n  weight: 1\n  weight: 2", ": 'weight' is set twice, in lines 2 and 3"),
-        ("localization: {weight: 1}\nlocalization.weight: 2", ": 'localization.weight' is set twice"),
-        ("localization.weight: 1\nlocalization: 2", ": 'localization' is set twice"),
-        ("img-size: 32\nimg_size: 64", ": 'img_size' is set twice"),
-        ("3: 4", ": 3 is not an option name"),
-        ("my epochs: 4", ": 'my epochs' is not"),
-        ("cache: {'': 4}", ": cache.'' is not"),
+        ("localization: &itself {weight: *itself}", "not readable YAML"),
+        ("a: [", "not readable YAML"),
+        ("3: 4", "3 is not an option name"),
+        ("[1, 2]", "must map option names to values"),
     ],
 )
-def test_wrong_and_duplicate_names_in_yaml(text: str, message: str, tmp_path: Path) -> None:
+def test_invalid_yaml_is_one_line(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(text)
-    with pytest.raises(UserError, match=r"run\.yaml" + message):
+    with pytest.raises(UserError, match=rf"run\.yaml.*{message}"):
         read_yaml(tmp_path / "run.yaml")
 
 
@@ -133,35 +114,6 @@ def test_a_mistake_in_a_recipe_names_its_file(values: str, expected: str, tmp_pa
         parse(TrainConfig, ["x", "--config", str(tmp_path / "run.yaml")], "frugalvit train", "")
 
 
-SEEDED = [
-    kind
-    for module in (probe, tools, train, dense, frugalvit.config.data, compare)
-    for kind in vars(module).values()
-    if isinstance(kind, type) and issubclass(kind, Config) and "seed" in kind.model_fields
-]
-
-
-@pytest.mark.parametrize("kind", SEEDED, ids=lambda kind: kind.__name__)
-def test_every_seed_has_the_limits_of_torch(kind: type[Config]) -> None:
-    limits = {"ge": 0, "lt": 2**63}
-    found = {
-        name: getattr(part, name)
-        for part in kind.model_fields["seed"].metadata
-        for name in limits
-        if hasattr(part, name)
-    }
-    assert found == limits
-
-
-@pytest.mark.parametrize("kind", [compare.CompareConfig, dense.DetectCompareConfig, dense.SegmentCompareConfig])
-def test_the_last_seed_of_a_comparison_is_in_range(kind: type[compare.Compared]) -> None:
-    last = 2**63 - 1
-    with pytest.raises(UserError, match=rf"^--seed {last - 1} --seeds 3: .* {last + 1} is more than {last}"):
-        kind.parse({"data": "x", "seed": last - 1})
-    assert kind.parse({"data": "x", "seed": last - 2}).seeds == 3
-    assert kind.parse({"data": "x", "seed": last, "seeds": 1}).seed == last
-
-
 @pytest.mark.parametrize(("seed", "expected"), [(10**20, "less than 9,223,372,036,854,775,808"), (-1, "at least 0")])
 def test_a_seed_out_of_range_is_refused(seed: int, expected: str) -> None:
     with pytest.raises(UserError, match=f"seed = {seed}: it must be {expected}"):
@@ -189,11 +141,9 @@ def test_the_recipe_of_the_guide_is_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("values: {lr: 0.5}", r"mine\.yaml is not a recipe: task missing"),
-        ("lr: 0.5", r"mine\.yaml: 'lr' is not a recipe entry"),
-        ("task: train\nvalue: {lr: 0.5}", r"'value' .* Did you mean 'values'\?$"),
-        ("task: train\nvalues: 3", r"mine\.yaml: 'values' must map"),
-        ("task: train\nvalues:", r"mine\.yaml: 'values' must map"),
+        ("values: {lr: 0.5}", r"mine\.yaml is not a recipe.*'task' is missing"),
+        ("task: train\nvalue: {lr: 0.5}", "'values' is missing"),
+        ("task: train\nvalues: 3", r"mine\.yaml is not a recipe.*values = 3"),
     ],
 )
 def test_an_invalid_recipe_is_one_line(text: str, expected: str, tmp_path: Path) -> None:
@@ -205,8 +155,8 @@ def test_an_invalid_recipe_is_one_line(text: str, expected: str, tmp_path: Path)
 def test_default_recipe_of_published_weights() -> None:
     recipes = [TrainConfig.parse({"data": "x"} | more).recipe for more in ({}, {"pretrained": True}, {"init": "x.pth"})]
     assert recipes == ["scratch", "finetune", "finetune"]
-    asked = TrainConfig.parse({"data": "x", "pretrained": True, "recipe": "scratch"})
-    assert asked.recipe == "scratch" and asked.optimizer == TrainConfig.parse({"data": "x"}).optimizer
+    explicit = TrainConfig.parse({"data": "x", "pretrained": True, "recipe": "scratch"})
+    assert explicit.recipe == "scratch" and explicit.optimizer == TrainConfig.parse({"data": "x"}).optimizer
 
 
 def test_pretraining_has_no_auto_weight_of_drloc() -> None:
@@ -220,25 +170,11 @@ def test_drloc_options_without_a_weight_are_refused(name: str, value: Any, tmp_p
     """They have no effect; a run's own config.yaml may still hold them."""
     with pytest.raises(UserError, match=rf"localization\.{name} .*without localization\.weight"):
         PretrainConfig.parse({"data": "x", "localization": {name: value}})
-    weighed = PretrainConfig.parse({"data": "x", "localization": {name: value, "weight": 0.1}})
-    assert getattr(weighed.localization, name) == value
-    continued = PretrainConfig.parse(
-        {"continue_from": "run", "localization": {name: value}}
-    )  # with the weight of that run
-    assert getattr(continued.localization, name) == value
-    (tmp_path / "config.yaml").write_text(weighed.to_yaml().replace("weight: 0.1", "weight: 0.0"))
+    weighted = PretrainConfig.parse({"data": "x", "localization": {name: value, "weight": 0.1}})
+    assert getattr(weighted.localization, name) == value
+    PretrainConfig.parse({"continue_from": "run", "localization": {name: value}})  # that run has a weight
+    (tmp_path / "config.yaml").write_text(weighted.to_yaml().replace("weight: 0.1", "weight: 0.0"))
     assert getattr(PretrainConfig.from_run(tmp_path / "config.yaml").localization, name) == value
-    assert PretrainConfig.parse(PretrainConfig.parse({"data": "x"}).model_dump(mode="json")).localization.weight == 0
-
-
-class Halves(Config):
-    half: float = option(0.5, "50 % of it, never 100 %%")
-    none: int | None = option(None, "10 % or nothing")
-
-
-def test_percent_signs_in_help_texts() -> None:
-    shown = make_parser(Halves, "x", "y").format_help()
-    assert "50 % of it, never 100 %% (default: 0.5)" in shown and "10 % or nothing\n" in shown
 
 
 @pytest.mark.parametrize(

@@ -148,12 +148,6 @@ def test_neighbours_of_the_only_image_are_an_error(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-@pytest.mark.parametrize(("more", "flag"), [({"picture": "x.png"}, "--picture"), ({"count": 3}, "--count")])
-def test_options_without_effect_are_errors(more: dict[str, object], flag: str) -> None:
-    with pytest.raises(UserError, match=flag):
-        EmbedConfig.parse({"model": "run", "data": "photos"} | more)
-
-
 @pytest.mark.parametrize("sizes", [[(480, 640)], [(480, 640), (640, 480), (300, 333)]], ids=["one size", "several"])
 def test_features_do_not_depend_on_the_dataset(sizes: list[tuple[int, int]], tmp_path: Path, model: Model) -> None:
     """A JPEG is decoded at a reduced size, which must not depend on the other images."""

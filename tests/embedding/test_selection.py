@@ -275,7 +275,6 @@ def test_table_without_duplicates_is_empty(photos: Path) -> None:
         ("--duplicates 1.01", "at most 1"),
         ("--select 2 --duplicates 0.9", "--select and --duplicates"),
         ("--select 2 --neighbours a.png", "--neighbours and --select"),
-        ("--known a.csv", "--known"),
         ("--select 2 --known nowhere.csv", "nowhere.csv"),
         ("--select 2 -o f.npz", "f.npz"),
         ("--select 2 --features grid", "--features grid"),

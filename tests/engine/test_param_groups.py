@@ -17,6 +17,7 @@ from frugalvit.engine.param_groups import (
     freeze_first,
     layer_groups,
     layers_of,
+    merge_param_groups,
     remap_optimizer_state,
 )
 from frugalvit.engine.schedules import Constant, Cosine
@@ -199,3 +200,14 @@ def test_teacher_has_no_stochastic_depth() -> None:
     images = torch.randn(2, 3, 32, 32)
     twin = make_teacher(student).train()
     torch.testing.assert_close(twin(images).pooled, twin(images).pooled, rtol=0, atol=0)
+
+
+def test_merge_param_groups_keeps_decay_and_rate() -> None:
+    settings = [(0.1, 1.0), (0.0, 1.0), (0.1, 0.5), (0.1, 1.0), (0.1, 10.0)]
+    groups: list[dict[str, Any]] = [
+        {"params": [(f"p{i}", nn.Parameter(torch.zeros(2)))], "weight_decay": decay, "decayed": True, "lr_scale": lr}
+        for i, (decay, lr) in enumerate(settings)
+    ]
+    merged = merge_param_groups(groups)
+    kept = {name: (group["weight_decay"], group["lr_scale"]) for group in merged for name, _ in group["params"]}
+    assert len(merged) == 4 and kept == {f"p{i}": setting for i, setting in enumerate(settings)}

@@ -7,30 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.experiment.extra_objectives import load_plugins
-from frugalvit.tasks.classification.train import train
-from frugalvit.tasks.pretraining.train import pretrain
-from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_images
+from helpers.tiny_runs import load_state, read_metrics, run_tiny
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_objective.py"
 
 
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_images(tmp_path_factory.mktemp("objectives") / "photos")
-
-
 def run(command: str, photos: Path, out: Path, **values: Any) -> dict[str, Any]:
-    """The last checkpoint of a tiny run with these options."""
-    common = {"data": str(photos), "out": str(out), "steps": 4, "report": False, "device": "cpu"} | values
-    if command == "train":
-        train(TrainConfig.parse(TRAIN | common))
-    else:
-        pretrain(PretrainConfig.parse(PRETRAIN | common))
-    return torch.load(out / "checkpoints" / "last.pt", weights_only=True)
+    """Return the last checkpoint of a tiny run with these options."""
+    run_tiny(command, data=photos, out=out, **{"steps": 4} | values)
+    return load_state(out)
 
 
 @pytest.mark.parametrize("command", ["train", "pretrain"])
@@ -55,8 +43,8 @@ def test_a_resumed_run_needs_its_plugin_again(photos: Path, tmp_path: Path) -> N
     run("train", photos, tmp_path / "run", plugin=[str(EXAMPLE)], objectives={"variance_covariance": 0.1})
     (tmp_path / "run" / "summary.json").unlink()
     with pytest.raises(UserError, match="--plugin"):
-        train(TrainConfig.parse({"resume": str(tmp_path / "run"), "device": "cpu"}))
-    train(TrainConfig.parse({"resume": str(tmp_path / "run"), "device": "cpu", "plugin": [str(EXAMPLE)]}))
+        run_tiny("train", resume=tmp_path / "run")
+    run_tiny("train", resume=tmp_path / "run", plugin=[str(EXAMPLE)])
 
 
 HEAD = """
@@ -75,11 +63,18 @@ class Head(Objective):
 """
 
 
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plugin with a trained layer; a name can be registered by one file only."""
+    path = tmp_path_factory.mktemp("plugin") / "head.py"
+    path.write_text(HEAD)
+    return path
+
+
 @pytest.mark.parametrize("command", ["train", "pretrain"])
-def test_parameters_are_trained_and_resumed(command: str, photos: Path, tmp_path: Path) -> None:
-    """An interrupted run ends with the same weights as one that was not."""
-    (tmp_path / "head.py").write_text(HEAD)
-    options = {"plugin": [str(tmp_path / "head.py")], "objectives": {"head": {"weight": 0.5, "width": 3}}}
+def test_parameters_are_trained_and_resumed(command: str, head: Path, photos: Path, tmp_path: Path) -> None:
+    """An interrupted run ends with the same weights as an uninterrupted one."""
+    options = {"plugin": [str(head)], "objectives": {"head": {"weight": 0.5, "width": 3}}}
     straight = run(command, photos, tmp_path / "straight", **options)
     name = "objectives.head.layer.weight"
     assert straight["task"][name].shape[0] == 3
@@ -87,12 +82,8 @@ def test_parameters_are_trained_and_resumed(command: str, photos: Path, tmp_path
     checkpoints = tmp_path / "cut" / "checkpoints"
     (checkpoints / "previous.pt").replace(checkpoints / "last.pt")
     (tmp_path / "cut" / "summary.json").unlink()
-    values = {"resume": str(tmp_path / "cut"), "device": "cpu", "plugin": options["plugin"]}
-    if command == "train":
-        train(TrainConfig.parse(values))
-    else:
-        pretrain(PretrainConfig.parse(values))
-    resumed = torch.load(checkpoints / "last.pt", weights_only=True)
+    run_tiny(command, resume=tmp_path / "cut", plugin=options["plugin"])
+    resumed = load_state(tmp_path / "cut")
     assert all(torch.equal(resumed["task"][name], value) for name, value in straight["task"].items())
 
 

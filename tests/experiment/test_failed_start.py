@@ -17,7 +17,7 @@ from helpers.tiny_runs import TRAIN, write_config, write_images
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_images(tmp_path / "images")
     write_config(tmp_path / "train.yaml", TRAIN, steps=1, report=False)
     monkeypatch.chdir(tmp_path)
@@ -29,14 +29,13 @@ def run(*words: str) -> int:
     return cli.main([verb, "images", "--config", "train.yaml", "--device", "cpu", *rest])
 
 
-def test_a_corrected_command_can_use_the_same_folder(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (place / "runs/lab").mkdir(parents=True)
+def test_a_corrected_command_can_use_the_same_folder(workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (workdir / "runs/lab").mkdir(parents=True)
     assert run("train", "--freeze", "99", "--out", "runs/lab") == 2
-    said = capsys.readouterr().err
-    assert "blocks" in said and "run folder" not in said
-    assert (place / "runs/lab").is_dir()  # somebody has made it: it is not ours to remove
+    assert "blocks" in capsys.readouterr().err
+    assert (workdir / "runs/lab").is_dir()  # the user made it
     assert run("train", "--freeze", "1", "--out", "runs/lab") == 0
-    assert read_yaml(place / "runs/lab/config.yaml")["freeze"] == 1
+    assert read_yaml(workdir / "runs/lab/config.yaml")["freeze"] == 1
     assert run("train", "--freeze", "1", "--out", "runs/lab") == 2
     assert "already holds a run" in capsys.readouterr().err
 
@@ -46,63 +45,48 @@ WRONG = [("--backbone", "swin_nanoo"), ("--freeze", "99")]
 
 @pytest.mark.parametrize("wrong", WRONG, ids=" ".join)
 @pytest.mark.parametrize("out", [(), ("--out", "runs/deep/lab")], ids=["unnamed", "named"])
-def test_a_failed_start_removes_its_new_folder(wrong: tuple[str, ...], out: tuple[str, ...], place: Path) -> None:
+def test_a_failed_start_removes_its_new_folder(wrong: tuple[str, ...], out: tuple[str, ...], workdir: Path) -> None:
     assert run("train", *wrong, *out) == 2
-    assert not list(place.glob("runs/*"))
+    assert not list(workdir.glob("runs/*"))
 
 
-def test_a_failed_start_keeps_the_users_files(place: Path) -> None:
-    (place / "lab").mkdir()
-    (place / "lab" / "data.json").write_text("mine")
+def test_a_failed_start_keeps_the_users_files(workdir: Path) -> None:
+    (workdir / "lab").mkdir()
+    (workdir / "lab" / "data.json").write_text("mine")
     assert run("train", "--backbone", "swin_nanoo", "--out", "lab") == 2
-    assert (place / "lab" / "data.json").read_text() == "mine"
+    assert (workdir / "lab" / "data.json").read_text() == "mine"
 
 
-def test_an_error_after_config_yaml_is_written(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it is: what the run wrote before its first step goes, unless the line says how to go on with it."""
-    for line, kept in (("too dark.", False), ("The disk is full: then --resume lab.", True)):
+def test_an_error_after_config_yaml_is_written(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise UserError("too dark.")
 
-        def refuse(*_: object, line: str = line, **__: object) -> None:
-            raise UserError(line)
-
-        monkeypatch.setattr(train, "make_task", refuse)
-        assert run("train", "--out", "lab") == 2
-        assert (place / "lab" / "config.yaml").exists() == (place / "lab").exists() == kept
+    monkeypatch.setattr(train, "make_task", refuse)
+    assert run("train", "--out", "lab") == 2
+    assert not (workdir / "lab").exists()
 
 
-def test_a_failed_comparison_can_be_corrected(place: Path) -> None:
+def test_a_failed_comparison_can_be_corrected(workdir: Path) -> None:
     settings = ("--with", "lr=0.001", "--without", "lr=0.002", "--seeds", "1", "--out", "deep/both")
     assert run("compare", *settings, "--freeze", "99") == 2
-    assert not (place / "deep").exists()
+    assert not (workdir / "deep").exists()
     assert run("compare", *settings, "--freeze", "1") == 0
 
 
-def test_a_comparison_without_data_leaves_nothing(place: Path) -> None:
-    (place / "nothing").mkdir()
-    words = ["--with", "lr=0.001", "--without", "lr=0.002", "--out", "both", "--config", "train.yaml"]
-    assert cli.main(["compare", "nothing", *words]) == 2
-    assert not (place / "both").exists()
+def test_a_comparison_without_data_leaves_nothing(workdir: Path) -> None:
+    (workdir / "nothing").mkdir()
+    assert cli.main(["compare", "nothing", "--with", "lr=1", "--without", "lr=2", "--out", "both"]) == 2
+    assert not (workdir / "both").exists()
 
 
-@pytest.mark.parametrize(
-    ("split", "words"),
-    [
-        ("auto", "too few images"),
-        ("remake", "too few images"),
-        ("given", "--split auto"),
-    ],
-)
-def test_data_without_images_to_score_on(
-    split: str, words: str, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_images(place / "singles", train=1, val=0)
-    write_config(place / "train.yaml", TRAIN | {"data": "singles"}, steps=1)
-    assert cli.main(["train", "--config", "train.yaml", "--split", split, "--out", "lab"]) == 2
-    assert words in capsys.readouterr().err and not (place / "lab").exists()
+@pytest.mark.parametrize("split", ["auto", "remake", "given"])
+def test_data_without_images_to_score_on(split: str, workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_images(workdir / "singles", train=1, val=0)
+    assert cli.main(["train", "singles", "--config", "train.yaml", "--split", split, "--out", "lab"]) == 2
+    assert "--split auto" in capsys.readouterr().err and not (workdir / "lab").exists()
 
 
 def test_too_few_images_for_the_processes(tmp_path: Path) -> None:
-    """Said when the data are opened; a run of as many processes as there are pairs, or images, goes on."""
     few = str(write_images(tmp_path / "few", train=2, val=1))
     for kind, experiment, enough in (
         (TrainConfig, train.ClassificationExperiment, 2),  # images are mixed in pairs
@@ -122,16 +106,15 @@ def test_a_run_with_results_is_never_removed(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("")
     assert contains_run(tmp_path)
     opened.close()
-    remove_empty_run([tmp_path], UserError("a mistake"))
+    remove_empty_run([tmp_path])
     assert (tmp_path / name).exists()
 
 
 def test_a_locked_folder_is_never_removed(tmp_path: Path) -> None:
-    """Two processes were asked for one run, and the second was refused."""
     folder = tmp_path / "run"
     opened = RunFolder(folder)
-    remove_empty_run([folder], UserError("Another process is working here"))
+    remove_empty_run([folder])
     assert folder.exists()
     opened.close()
-    remove_empty_run([folder], UserError("a mistake"))
+    remove_empty_run([folder])
     assert not folder.exists()

@@ -1,4 +1,4 @@
-"""Checkpoints of a run as the MODEL argument."""
+"""The MODEL argument: checkpoints of a run, bare files, folders and names."""
 
 import json
 import shutil
@@ -8,82 +8,79 @@ from pathlib import Path
 import pytest
 import torch
 
+from frugalvit.backbones import create_backbone
 from frugalvit.cli import main as cli
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import load_model
 from frugalvit.tasks.classification.predict import load_classifier
-from helpers.tiny_runs import write_images
-
-TINY = ["--backbone", "swin_nano", "--img-size", "16", "--batch", "4", "--no-report", "--quiet"]
-HEADS = ["--matching.prototypes", "16", "--matching.hidden", "8", "--matching.bottleneck", "4"]
+from helpers.tiny_runs import load_state, run_tiny
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training and a pre-training."""
     folder = tmp_path_factory.mktemp("runs")
-    photos = str(write_images(folder / "photos"))
-    assert (
-        cli.main(["train", photos, "--out", str(folder / "run"), *TINY, "--steps", "4", "--evaluate-every", "2"]) == 0
-    )
-    label_free = ["pretrain", photos, "--out", str(folder / "pre"), *TINY, *HEADS, "--crops.local-crops", "1"]
-    assert cli.main([*label_free, "--steps", "2"]) == 0
+    run_tiny("train", data=photos, out=folder / "run", steps=4, evaluate_every=2)
+    run_tiny("pretrain", data=photos, out=folder / "pre", steps=2)
     return folder
-
-
-def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    ours, theirs = one.state_dict(), other.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("file", ["run/checkpoints/best.pt", "pre/checkpoints/last.pt", "run/model/model.safetensors"])
 def test_exported_checkpoint_is_the_runs_model(runs: Path, file: str) -> None:
-    whole, model = load_model(str(runs / file.split("/")[0])), load_model(str(runs / file))
-    assert same(model.backbone, whole.backbone) and model.classes == whole.classes
-    assert model.backbone.img_size == (16, 16)
+    run, model = load_model(str(runs / file.split("/")[0])), load_model(str(runs / file))
+    ours, theirs = model.backbone.state_dict(), run.backbone.state_dict()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert model.classes == run.classes and model.backbone.spec() == run.backbone.spec()
 
 
 def test_last_checkpoint_loads_the_ema(runs: Path) -> None:
-    state = torch.load(runs / "run/checkpoints/last.pt", weights_only=True)["task"]
+    state = load_state(runs / "run")["task"]
     model, classes = load_classifier(str(runs / "run/checkpoints/last.pt"), "cpu")
     assert classes == ("cat", "dog") and model.name == "run-last"
-    assert "top1" in load_model(str(runs / "run")).meta and "top1" not in model.meta  # that is of the exported weights
-    kept = {name.partition("average.")[2]: tensor for name, tensor in state.items() if name.startswith("average.")}
-    found = model.backbone.model.state_dict()
-    assert kept and all(torch.equal(found[name.removeprefix("model.")], kept[name]) for name in kept)
+    assert "top1" in load_model(str(runs / "run")).meta and "top1" not in model.meta  # it belongs to other weights
+    ema = {name.partition("average.model.")[2]: value for name, value in state.items() if name.startswith("average.")}
+    weights = model.backbone.model.state_dict()
+    assert ema and all(torch.equal(weights[name], ema[name]) for name in ema)
+
+
+def test_backbone_inside_a_detector_checkpoint(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "pre", tmp_path / "run")
+    weights = load_model(str(runs / "pre")).backbone.state_dict()
+    task = {f"net.features.pyramid.backbone.{name}": value for name, value in weights.items()}
+    torch.save({"step": 1, "task": task | {"net.heads.weight": torch.zeros(2)}}, tmp_path / "run/checkpoints/last.pt")
+    loaded = load_model(str(tmp_path / "run/checkpoints/last.pt")).backbone.state_dict()
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
 
 
 @pytest.mark.parametrize("file", ["checkpoints/last.pt", "model/model.safetensors"])
-def test_commands_accept_checkpoints(runs: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    model, photos = str(runs / "run" / file), str(runs / "photos")
+def test_commands_accept_checkpoints(runs: Path, photos: Path, file: str) -> None:
+    model = str(runs / "run" / file)
     assert cli.main(["predict", model, f"{photos}/val/cat", "--device", "cpu"]) == 0
-    assert cli.main(["eval", model, photos, "--device", "cpu", "--json"]) == 0
-    assert cli.main(["probe", "knn", model, photos, "--device", "cpu", "--quiet"]) == 0
-    capsys.readouterr()
+    assert cli.main(["eval", model, str(photos), "--device", "cpu", "--json"]) == 0
+    assert cli.main(["probe", "knn", model, str(photos), "--device", "cpu", "--quiet"]) == 0
 
 
-def damaged(file: Path) -> None:
+def damage(run: Path) -> None:
+    file = run / "checkpoints/last.pt"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 255
     file.write_bytes(bytes(content))
 
 
-def no_model(file: Path) -> None:
-    (file.parent.parent / "model/config.json").unlink()
+def remove_model(run: Path) -> None:
+    (run / "model/config.json").unlink()
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
-    [(damaged, "is damaged"), (no_model, "a bare checkpoint, .* --backbone NAME")],
+    ("spoil", "text"), [(damage, "is damaged"), (remove_model, "a bare checkpoint, .* --backbone NAME")]
 )
 def test_unreadable_checkpoints_are_one_line(
-    runs: Path, tmp_path: Path, spoil: Callable[[Path], None], said: str
+    runs: Path, tmp_path: Path, spoil: Callable[[Path], None], text: str
 ) -> None:
-    for name in ("checkpoints/last.pt", "model/config.json", "model/model.safetensors"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes((runs / "run" / name).read_bytes())
-    spoil(tmp_path / "checkpoints/last.pt")
-    with pytest.raises(UserError, match=said):
-        load_model(str(tmp_path / "checkpoints/last.pt"))
+    shutil.copytree(runs / "run", tmp_path / "run")
+    spoil(tmp_path / "run")
+    with pytest.raises(UserError, match=text):
+        load_model(str(tmp_path / "run/checkpoints/last.pt"))
 
 
 def test_checkpoint_with_another_backbone_is_refused(runs: Path) -> None:
@@ -91,12 +88,11 @@ def test_checkpoint_with_another_backbone_is_refused(runs: Path) -> None:
         load_model(str(runs / "run/checkpoints/last.pt"), architecture="resnet18")
 
 
-def test_other_files_in_checkpoints_are_bare_weights(runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "run", tmp_path / "run")
-    backbone = load_model(str(runs / "run")).backbone
-    torch.save({"model": backbone.model.state_dict()}, tmp_path / "run/checkpoints/epoch3.pth")
-    found = load_model(str(tmp_path / "run/checkpoints/epoch3.pth"), architecture="swin_nano", img_size=16)
-    assert torch.equal(found.backbone.model.state_dict()["norm.weight"], backbone.model.state_dict()["norm.weight"])
+@pytest.mark.parametrize("verb", ["train", "pretrain"])
+def test_an_unfinished_run_names_the_resume_command(verb: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("labels: 1.0" if verb == "train" else "matching: {}")
+    with pytest.raises(UserError, match=f"'frugalvit {verb} --resume {tmp_path}'"):
+        load_model(str(tmp_path))
 
 
 def test_export_of_a_checkpoint_has_no_scores(
@@ -108,3 +104,28 @@ def test_export_of_a_checkpoint_has_no_scores(
     assert [path.name for path in tmp_path.iterdir()] == ["run-last-hf"]
     meta = json.loads((tmp_path / "run-last-hf/config.json").read_text())["frugalvit"]["meta"]
     assert "top1" not in meta and "accuracy" not in (tmp_path / "run-last-hf/README.md").read_text().split("---")[1]
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"), [({}, "classifier of 3 classes left out"), ({"wings.weight": torch.ones(2)}, "no wings.weight")]
+)
+def test_bare_files_are_loaded_into_the_published_network(
+    extra: dict[str, torch.Tensor], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = create_backbone("swin_nano", 224, 3).model.state_dict()
+    torch.save(state | extra, tmp_path / "bare.pth")
+    weights = load_model(str(tmp_path / "bare.pth"), architecture="swin_nano").backbone.model.state_dict()
+    assert text in capsys.readouterr().err
+    assert all(torch.equal(weights[name], state[name]) for name in weights)
+    torch.save({name: state[name] for name in list(state)[:60]}, tmp_path / "bare.pth")
+    with pytest.raises(UserError, match="lacks these tensors of 'swin_nano'"):
+        load_model(str(tmp_path / "bare.pth"), architecture="swin_nano")
+
+
+def test_names_have_random_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    load_model("test_vit", img_size=160)
+    assert "warning: 'test_vit' is only a name: its weights are random" in capsys.readouterr().err
+    load_model("test_vit", img_size=160, random=True)
+    assert not capsys.readouterr().err
+    with pytest.raises(UserError, match="published weights, which are not downloaded here"):
+        load_model("vit_tiny_patch16_224.augreg_in21k")

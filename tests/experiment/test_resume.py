@@ -15,21 +15,21 @@ import torch
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils.signals import stop_signals
 from helpers.fork_server import ForkServer
-from helpers.tiny_runs import PRETRAIN, TRAIN, differences, write_config, write_images
+from helpers.tiny_runs import PRETRAIN, TRAIN, differences, load_state, write_config, write_images
 
 VERBS = ("train", "pretrain")
 
 
 @dataclass
 class Bench:
-    """Data, settings, the processes, and one undisturbed run of each kind with the seconds it took."""
+    """Data, settings, the fork server, and one undisturbed run of each kind with its seconds."""
 
     folder: Path
     server: ForkServer
     seconds: dict[str, float]
 
     def words(self, verb: str, out: Path) -> list[str]:
-        """The command that starts ``out``, or goes on with it where it has begun."""
+        """Return the command that starts ``out``, or resumes it."""
         if (out / "config.yaml").exists():
             return [verb, "--resume", str(out)]
         cache = (
@@ -43,7 +43,7 @@ class Bench:
         return output
 
     def while_saving(self, which: int, verb: str, out: Path, number: signal.Signals, *more: str) -> tuple[int, str]:
-        """A new run that sends itself a signal as it begins to write its first, second … ``last.pt``."""
+        """Run a command that sends itself a signal when it opens its n-th ``last.pt``."""
         at = 3 * (which - 1)  # each is opened under another name, renamed, and the other name removed
         inside = out / "checkpoints" / ".last.pt"
         return self.server.run(*self.words(verb, out), *more, kill_at=at, inside=inside, signals=[number])
@@ -57,7 +57,7 @@ class Bench:
         return out
 
     def differences(self, verb: str, out: Path) -> list[str]:
-        """From the run that was left alone; half-written files that were left behind count too."""
+        """Compare with the undisturbed run; partial files count too."""
         return [*differences(self.reference(verb), out), *map(str, out.rglob("*.part"))]
 
     def check(self, verb: str, out: Path) -> None:
@@ -71,12 +71,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     write_config(folder / "train.yaml", TRAIN)
     write_config(folder / "pretrain.yaml", PRETRAIN)
     server = ForkServer(folder)
-    server.run("--version")  # answers once everything is imported, so that the first times are fair
+    server.run("--version")  # wait for the imports, so that the seconds are fair
     return Bench(folder, server, {})
 
 
 def kill_at_random(bench: Bench, verb: str, seed: int, kills: int) -> list[str]:
-    """One run, killed again and again: at any time of its life, at start-up and at the end too. What differs then."""
+    """Kill a run at random moments, resume it, and return the differences."""
     dice = random.Random(seed)
     bench.reference(verb)
     out = bench.folder / f"{verb}_random_{seed}"
@@ -87,14 +87,14 @@ def kill_at_random(bench: Bench, verb: str, seed: int, kills: int) -> list[str]:
         child.send(signal.SIGKILL)
         status = child.wait()
         assert status in (-signal.SIGKILL, 0), child.output()
-        killed += status != 0  # one that came too late met a run that had ended
+        killed += status != 0  # 0: the run ended before the kill
     print(f"{verb}: {killed} kills at random moments, seed {seed}")
     bench.finish(verb, out)
     return bench.differences(verb, out)
 
 
 def kill_at_write(bench: Bench, verb: str, number: int) -> bool:
-    """A run of its own that dies at its n-th operation on files; whether it came that far."""
+    """Kill a new run at its n-th file operation and resume it; return whether it had that many."""
     out = Path(mkdtemp(dir=bench.folder, prefix=f"{verb}_write_{number}_")) / "run"
     status, output = bench.server.run(*bench.words(verb, out), kill_at=number, inside=out)
     assert status in (0, -signal.SIGKILL), output
@@ -115,7 +115,7 @@ def test_killed_while_writing(bench: Bench, verb: str, number: int) -> None:
 
 
 def test_killed_while_checking_write_access(bench: Bench) -> None:
-    """What was tried with lies in the folder of checkpoints, where it is no checkpoint of anybody's."""
+    """The partial test file in checkpoints/ is not a checkpoint."""
     out = bench.folder / "tried"
     inside = out / "checkpoints" / ".writable"
     assert bench.server.run(*bench.words("train", out), kill_at=1, inside=inside)[0] == -signal.SIGKILL
@@ -150,18 +150,18 @@ def test_killed_at_every_file_operation(bench: Bench, verb: str) -> None:
 )
 def test_a_signal_saves_and_stops(bench: Bench, verb: str, number: signal.Signals) -> None:
     if signal.getsignal(number) is signal.SIG_IGN:
-        pytest.skip(f"{number.name} is ignored here (nohup), and so it is by a run")
+        pytest.skip(f"{number.name} is ignored here (nohup)")
     out = bench.folder / f"{verb}_{number.name}"
     status, output = bench.while_saving(2, verb, out, number)
     assert status == 3, output
     assert f"{number.name}: saved; resume with 'frugalvit {verb} --resume {out}'" in output
-    step = torch.load(out / "checkpoints" / "last.pt", weights_only=True)["step"]
+    step = load_state(out)["step"]
     assert step == 7 and f"at step {step} of 10" in bench.finish(verb, out)
     bench.check(verb, out)
 
 
 def test_a_signal_in_the_last_step_stops_the_comparison(bench: Bench) -> None:
-    """The run has nothing left to stop, but a comparison has: its next run is not begun."""
+    """The run itself is finished, but the comparison starts no other run."""
     out = bench.folder / "compared"
     settings = ["--with", "lr=0.001", "--without", "lr=0.002", "--seeds", "1", "--steps", "1"]
     words = ["compare", "images", "--config", "train.yaml", *settings, "--out", str(out)]
@@ -176,33 +176,33 @@ def test_a_second_signal_stops_at_once(bench: Bench) -> None:
     out = bench.folder / "twice"
     child = bench.server.start(*bench.words("train", out), "--steps", "100000")
     child.wait_for(out / "metrics.jsonl")
-    # While it is stopped both signals wait; then they arrive within one step.
+    # Both signals wait while the process is stopped; then they arrive within one step.
     for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM, signal.SIGCONT):
         child.send(number)
     assert child.wait() == 130 and "stopped." in child.output() and "Traceback" not in child.output()
 
 
 def test_a_second_signal_waits_for_the_checkpoint(bench: Bench) -> None:
-    """An exception from the midst of torch.save was swallowed there, or ended the run as a fault of the disk."""
+    """An exception inside torch.save would be swallowed, or look like a disk error."""
     out = bench.folder / "twice_while_saving"
     both = {"kill_at": 0, "inside": out / "checkpoints" / ".last.pt", "signals": [signal.SIGINT, signal.SIGTERM]}
     status, output = bench.server.run(*bench.words("train", out), **both)
     assert status == 130 and "stopped." in output and "Could not save" not in output, output
-    assert torch.load(out / "checkpoints" / "last.pt", weights_only=True)["step"] == 3
+    assert load_state(out)["step"] == 3
     bench.finish("train", out)
     bench.check("train", out)
 
 
 def test_a_third_signal_is_not_a_disk_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch's writer, left half-way, raises an error of its own on top of the signal's."""
+    """Torch's interrupted writer raises an error of its own."""
 
-    def left_half_way(state: object, handle: object) -> None:
+    def interrupted_save(state: object, handle: object) -> None:
         try:
             raise KeyboardInterrupt
         finally:
             raise RuntimeError("unexpected pos 114496 vs 114392")
 
-    monkeypatch.setattr(torch, "save", left_half_way)
+    monkeypatch.setattr(torch, "save", interrupted_save)
     with pytest.raises(KeyboardInterrupt):
         RunFolder(tmp_path / "run").save_checkpoint({"step": 1})
 
@@ -230,7 +230,7 @@ def test_an_ignored_sighup_stays_ignored() -> None:
 
 @pytest.mark.parametrize("verb", ["train", pytest.param("pretrain", marks=pytest.mark.slow)])
 def test_resume_auto_starts_resumes_and_shows(bench: Bench, verb: str) -> None:
-    """What a queue needs: one command, whatever has become of the run."""
+    """A queue repeats one command, whatever the state of the run."""
     out = bench.folder / f"{verb}_auto"
     words = [*bench.words(verb, out), "--resume", "auto"]
     assert bench.while_saving(2, verb, out, signal.SIGKILL, "--resume", "auto")[0] == -signal.SIGKILL
@@ -271,14 +271,14 @@ def test_a_damaged_checkpoint_falls_back(bench: Bench, fault: str) -> None:
 
 
 def test_no_intact_checkpoint_is_one_line(bench: Bench) -> None:
-    out = bench.folder / "hopeless"
+    out = bench.folder / "damaged_both"
     assert bench.while_saving(3, "train", out, signal.SIGKILL)[0] == -signal.SIGKILL
     for name in ("last.pt", "previous.pt"):
         (out / "checkpoints" / name).write_bytes(b"nothing")
     metrics = (out / "metrics.jsonl").read_bytes()
     status, output = bench.server.run("train", "--resume", str(out))
     assert status == 2 and "No checkpoint of" in output and "Traceback" not in output
-    assert (out / "metrics.jsonl").read_bytes() == metrics, "what was earned must stay"
+    assert (out / "metrics.jsonl").read_bytes() == metrics, "the metrics must stay"
 
 
 def test_a_finished_run_is_shown(bench: Bench) -> None:
@@ -289,8 +289,8 @@ def test_a_finished_run_is_shown(bench: Bench) -> None:
 
 
 def test_init_is_not_needed_twice(bench: Bench) -> None:
-    """Once there is a checkpoint, the weights a run began with may be gone."""
-    out, start = bench.folder / "begun", bench.folder / "start"
+    """With a checkpoint, the weights of --init are not needed any more."""
+    out, start = bench.folder / "started", bench.folder / "start"
     shutil.copytree(bench.reference("train") / "model", start)
     words = ["train", "images", "--config", "train.yaml", "--out", str(out), "--init", str(start)]
     assert bench.server.run(*words, kill_at=35, inside=out)[0] == -signal.SIGKILL
@@ -308,7 +308,7 @@ def test_changed_data_is_warned(bench: Bench) -> None:
     extra = images / "train" / "cat" / "late.png"
     extra.write_bytes((images / "train" / "cat" / "0.png").read_bytes())
     output = bench.finish("train", out)
-    assert "have changed since" in output and "24 then, 25 now" in output
+    assert "have changed since" in output and "24 images then, 25 now" in output
 
 
 def test_other_classes_are_refused(bench: Bench) -> None:

@@ -16,8 +16,8 @@ from helpers.fork_server import ForkServer
 from helpers.processes import finish, free_port, start, torchrun_variables
 from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_config, write_images
 
-# Stochastic depth is drawn by each process for its own images: equal in distribution, not in numbers.
-WITHOUT_CHANCE: dict[str, Any] = {"drop_path": 0.0}
+# Each rank draws stochastic depth for its own images: equal in distribution, not in numbers.
+NO_DROP_PATH: dict[str, Any] = {"drop_path": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +25,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
     folder = tmp_path_factory.mktemp("distributed")
     # 26 training images make an uneven end of every epoch, 11 validation images an uneven last batch.
     write_images(folder / "images", train=13, val=11)
-    write_config(folder / "train.yaml", TRAIN, **WITHOUT_CHANCE)
+    write_config(folder / "train.yaml", TRAIN, **NO_DROP_PATH)
     localization = {"weight": 0.1, "hidden": 8, "pairs": 4}
-    write_config(folder / "pretrain.yaml", PRETRAIN, localization=localization, **WITHOUT_CHANCE)
+    write_config(folder / "pretrain.yaml", PRETRAIN, localization=localization, **NO_DROP_PATH)
     return ForkServer(folder)
 
 
 def slurm_variables(world: int) -> list[dict[str, str]]:
-    """What srun sets for each task of a job on one node that asked for --ntasks alone."""
+    """Return what srun sets for each task of a job with --ntasks on one node."""
     common = {"SLURM_JOB_ID": "1234", "SLURM_JOB_NAME": "train", "SLURM_NTASKS": str(world), "SLURM_NNODES": "1"}
     common |= {"SLURM_STEP_NUM_TASKS": str(world), "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_ID": "0"}
     common |= {"SLURM_NODELIST": "localhost", "SLURM_NODEID": "0", "SRUN_DEBUG": "3"}
@@ -44,7 +44,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     """Losses, scores, weights, optimiser and centres of two runs agree to rounding."""
     first, second = read_metrics(one), read_metrics(other)
     assert [line.keys() for line in first] == [line.keys() for line in second]
-    # Signs of life are computed within each process's part and then averaged: no sums over the whole batch.
+    # Each rank computes these health metrics on its own images.
     within = ("prototypes_used", "dominant", "match_entropy")
     for a, b in zip(first, second, strict=True):
         names = [name for name in a if not name.removeprefix("region_").startswith(within)]
@@ -75,7 +75,7 @@ def test_under_slurm(server: ForkServer) -> None:
 
 
 def test_slurm_without_srun_is_one_process(server: ForkServer) -> None:
-    """It has the job's number of tasks in its environment, and a task's number; nobody else will come."""
+    """Its environment has the number of tasks, but no other task will start."""
     own = slurm_variables(2)[0]
     own = {name: value for name, value in own.items() if "STEP" not in name}
     (child,) = start(
@@ -144,20 +144,27 @@ def test_an_error_on_rank_zero_ends_all_ranks(server: ForkServer) -> None:
     (out / "config.yaml").write_text("{}")
     children = start(server, torchrun_variables(2), "train", "images", "--config", "train.yaml", "--out", str(out))
     assert [child.wait() for child in children] == [2, 2]
-    assert ["already holds a run" in child.output() for child in children] == [True, False], "the first says it for all"
+    assert ["already holds a run" in child.output() for child in children] == [True, False], "only rank 0 prints"
 
 
-def test_devices_2_starts_two_processes(server: ForkServer, tmp_path: Path) -> None:
-    """Through the installed script, whose processes lightning starts by running the same words again."""
+def run_script(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the installed script, or ``python ARGUMENTS``, on a CPU with --json."""
     script = Path(sys.executable).with_name("frugalvit")
     if not script.exists():
         pytest.skip("frugalvit is not installed as a script")
-    words = ["train", str(server.folder / "images"), "--config", str(server.folder / "train.yaml"), "--steps", "2"]
-    words += ["--out", str(tmp_path / "run"), "--devices", "2", "--device", "cpu", "--json", "--quiet"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [script, *words], capture_output=True, text=True, env=environment, timeout=300, check=False, cwd=tmp_path
+    start = [sys.executable] if words[0] == "-m" else [script]
+    command, environment = [*start, *words, "--device", "cpu", "--json"], os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=300, check=False, cwd=folder
     )
+
+
+def training(server: ForkServer) -> list[str | Path]:
+    return ["train", server.folder / "images", "--config", server.folder / "train.yaml", "--steps", "2", "--out", "run"]
+
+
+def test_devices_2_starts_two_processes(server: ForkServer, tmp_path: Path) -> None:
+    done = run_script(tmp_path, *training(server), "--devices", "2", "--quiet")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 2 and len(done.stdout.splitlines()) == 1
 
@@ -174,18 +181,10 @@ def test_devices_2_starts_two_processes(server: ForkServer, tmp_path: Path) -> N
     ],
 )
 def test_an_error_is_printed_once(data: str, expected: str, tmp_path: Path) -> None:
-    """Data that is not there before any process is started, and what only opening it or the run tells by the first."""
-    script = Path(sys.executable).with_name("frugalvit")
-    if not script.exists():
-        pytest.skip("frugalvit is not installed as a script")
     (tmp_path / "empty").mkdir()
     write_images(tmp_path / "few", train=1, val=1)
     write_images(tmp_path / "some", train=4, val=1)
-    words = ["train", *data.split(), "-o", "run", "--devices", "2", "--device", "cpu", "--json"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [script, *words], capture_output=True, text=True, env=environment, timeout=300, check=False, cwd=tmp_path
-    )
+    done = run_script(tmp_path, "train", *data.split(), "-o", "run", "--devices", "2")
     assert done.returncode == 2 and expected in done.stderr, done.stderr
     assert done.stderr.count("frugalvit: ") == 1 and len(done.stdout.splitlines()) == 1
     assert json.loads(done.stdout)["status"] == 2
@@ -193,19 +192,7 @@ def test_an_error_is_printed_once(data: str, expected: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_under_torchrun(server: ForkServer, tmp_path: Path) -> None:
-    words = ["train", str(server.folder / "images"), "--config", str(server.folder / "train.yaml"), "--steps", "2"]
-    words += ["--out", str(tmp_path / "run"), "--device", "cpu", "--json", "--quiet"]
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        str(free_port()),
-    ]
-    command += ["-m", "frugalvit.cli", *words]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    done = run_script(tmp_path, *torchrun, "-m", "frugalvit.cli", *training(server), "--quiet")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2

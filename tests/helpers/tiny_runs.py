@@ -1,10 +1,13 @@
 """The smallest data and settings that use every part of training."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import yaml
 from PIL import Image
@@ -54,6 +57,41 @@ def write_images(folder: Path, *, train: int = 12, val: int = 5, classes: tuple[
 def write_config(path: Path, values: dict[str, Any], **more: Any) -> Path:
     path.write_text(yaml.safe_dump(values | more), encoding="utf-8")
     return path
+
+
+def run_tiny(verb: str, **values: Any) -> Any:
+    """Run ``train`` or ``pretrain`` on a CPU with tiny settings; a resumed run gets only ``values``."""
+    from frugalvit.config.pretrain import PretrainConfig
+    from frugalvit.config.train import TrainConfig
+    from frugalvit.tasks.classification.train import train
+    from frugalvit.tasks.pretraining.train import pretrain
+
+    tiny: dict[str, Any] = {} if "resume" in values else {"train": TRAIN, "pretrain": PRETRAIN}[verb]
+    values = tiny | {"device": "cpu"} | {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
+    return train(TrainConfig.parse(values)) if verb == "train" else pretrain(PretrainConfig.parse(values))
+
+
+@contextmanager
+def interrupted_at(step: int) -> Iterator[None]:
+    """Interrupt the run inside the block before this step."""
+    from frugalvit.engine.step import TrainStep
+
+    one_step = TrainStep.one_step
+
+    def until(self: TrainStep) -> None:
+        if self.step == step:
+            raise KeyboardInterrupt
+        one_step(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainStep, "one_step", until)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def load_state(run: Path, name: str = "last.pt") -> dict[str, Any]:
+    """Load a checkpoint of a run."""
+    return torch.load(run / "checkpoints" / name, weights_only=True)
 
 
 def read_metrics(run: Path) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.benchmarking.inference import accuracy_of
 from frugalvit.cli.command_table import COMMANDS
-from frugalvit.config.probe import EmbedConfig, KnnConfig, LinearConfig, LogisticConfig
+from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig
 from frugalvit.errors import UserError
 from frugalvit.probing import probe
 from frugalvit.probing.knn import knn
@@ -148,14 +148,3 @@ def test_errors_come_before_the_model_is_loaded(command: Any, kind: Any, tmp_pat
         command(kind(data=str(tmp_path / "one"), **TINY))
     with pytest.raises(UserError, match=r"probes\.json"):
         command(kind(data=str(tmp_path / "one"), **TINY | {"model": str(tmp_path / "run")}))
-
-
-@pytest.mark.parametrize("kind", [KnnConfig, LinearConfig, LogisticConfig, EmbedConfig])
-def test_blocks_needs_last_blocks(kind: Any) -> None:
-    options = {"model": "run", "data": "photos", "blocks": 2}
-    with pytest.raises(UserError, match="--blocks"):
-        kind.parse(options | {"features": "pooled"})
-    assert kind.parse(options | {"features": "last_blocks"}).blocks == 2
-    if kind is not LinearConfig:  # its default is last_blocks
-        with pytest.raises(UserError, match="--blocks"):
-            kind.parse(options)

@@ -1,6 +1,8 @@
 """Trackers get numbers, pictures and tables; fakes play the services."""
 
+import base64
 import importlib.util
+import io
 import json
 import re
 import sys
@@ -14,27 +16,15 @@ import pytest
 import torch
 from PIL import Image
 
-from frugalvit.comparison.compare import compare
-from frugalvit.config.compare import CompareConfig
-from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
-from frugalvit.experiment import summary
-from frugalvit.experiment.summary import mistake_sheet, per_class_table, save_pictures
+from frugalvit.experiment.summary import per_class_table, save_pictures
 from frugalvit.runs import trackers as tracking
 from frugalvit.runs.run_folder import RunFolder
-from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.collapse import Alarm, health_table
-from frugalvit.tasks.pretraining.train import pretrain
 from frugalvit.utils.tables import Table
-from helpers.tiny_runs import PRETRAIN, TRAIN, write_images
+from helpers.tiny_runs import run_tiny
 
 EVIL = "<b>a|b*_`</b>"
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_images(tmp_path_factory.mktemp("photos"))
 
 
 # -- TensorBoard
@@ -54,15 +44,13 @@ def text_of(board: Any, name: str) -> tuple[int, str]:
 
 
 def picture_of(board: Any, name: str) -> tuple[int, np.ndarray]:
-    import io
-
     event = board.Images(name)[-1]
     with Image.open(io.BytesIO(event.encoded_image_string)) as picture:
         return event.step, np.asarray(picture)
 
 
 def test_tensorboard_of_a_training(photos: Path, tmp_path: Path) -> None:
-    train(TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run")}))
+    run_tiny("train", data=photos, out=tmp_path / "run")
     board = read_board(tmp_path / "run" / "tensorboard")
     losses = {event.step: event.value for event in board.Scalars("train/loss")}
     written = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -76,7 +64,7 @@ def test_tensorboard_of_a_training(photos: Path, tmp_path: Path) -> None:
 
 
 def test_tensorboard_of_a_pretraining(photos: Path, tmp_path: Path) -> None:
-    pretrain(PretrainConfig.parse(PRETRAIN | {"data": str(photos), "out": str(tmp_path / "run")}))
+    run_tiny("pretrain", data=photos, out=tmp_path / "run")
     board = read_board(tmp_path / "run" / "tensorboard")
     table = text_of(board, "health")[1].replace("\\_", "_")
     assert "| verdict |" in table and "| teacher_entropy |" in table and "| effective_rank |" in table
@@ -84,25 +72,7 @@ def test_tensorboard_of_a_pretraining(photos: Path, tmp_path: Path) -> None:
     assert picture_of(board, "augmentations")[1].shape[2] == 3
 
 
-def test_tensorboard_of_a_comparison(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    library = Recorder()
-    monkeypatch.setattr(tracking, "_library", lambda name, load=True: library)
-    values = TRAIN | {"data": str(photos), "out": str(tmp_path / "both"), "steps": 2, "seeds": 1, "track": ["wandb"]}
-    settings = {"with_settings": ["localization.weight=0.5"], "without_settings": ["localization.weight=0"]}
-    for _ in range(2):  # asked again, it shows the same once
-        compare(CompareConfig.parse(values | settings))
-    board = read_board(tmp_path / "both" / "tensorboard")
-    table = text_of(board, "comparison")[1]
-    assert "| with |" in table and "| without |" in table and "against without" in table
-    assert len(board.Tensors("comparison/text_summary")) == 1
-    assert picture_of(board, "comparison_chart")[1].size > 1000
-    tables = [call[2]["columns"] for call in library.calls if call[0] == "Table"]
-    assert ["setting", "seed", "top1", "run"] in tables and any(columns[0] == "class" for columns in tables)
-
-
 def test_a_resumed_run_purges_later_events(tmp_path: Path) -> None:
-    from frugalvit.runs.run_folder import RunFolder
-
     for after in (None, 4):
         if after is not None:
             time.sleep(1)  # TensorBoard reads files by their names: a second, and then a counter whose 10 is before 9
@@ -135,27 +105,18 @@ def test_per_class_table() -> None:
     ]
 
 
-def test_mistake_sheet(tmp_path: Path) -> None:
-    import base64
-    import io
-
-    buffer = io.BytesIO()
+def test_mistakes_are_written_as_picture_and_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer, tables = io.BytesIO(), []
     Image.new("RGB", (96, 60), "red").save(buffer, "JPEG")
-    one = {"image": "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()}
-    words = {"label": "Gänseblümchen mit sehr langem Namen", "predicted": "x", "probability": 0.9}
-    with Image.open(io.BytesIO(mistake_sheet([one | words] * 7))) as sheet:
-        assert sheet.size == (6 * 120, 2 * 132)
-        assert np.asarray(sheet)[48, 60, 0] > 200 > 100 > np.asarray(sheet)[48, 60, 1]
-
-
-def test_mistakes_table_has_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, shown = RunFolder(tmp_path), []
-    monkeypatch.setattr(opened, "table", lambda name, table: shown.append(table))
-    monkeypatch.setattr(opened, "picture", lambda *_: None)
-    monkeypatch.setattr(summary, "mistake_sheet", lambda _: b"")
-    save_pictures(opened, [{"label": "a", "predicted": "b", "probability": 0.9, "file": "val/a/1.png"}], None)
-    assert shown[0].rows == [["a", "b", 0.9, "val/a/1.png"]] and shown[0].columns[-1] == "file"
-    opened.close()
+    image = "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
+    mistake = {"label": "a", "predicted": "b", "probability": 0.9, "file": "val/a/1.png", "image": image}
+    run = RunFolder(tmp_path)
+    monkeypatch.setattr(run, "table", lambda name, table: tables.append(table))
+    save_pictures(run, [mistake] * 7, None)
+    run.close()
+    assert tables[0].rows[0] == ["a", "b", 0.9, "val/a/1.png"] and len(tables[0].rows) == 7
+    with Image.open(tmp_path / "mistakes.jpg") as sheet:
+        assert sheet.size == (6 * 96, 2 * 96) and np.asarray(sheet)[48, 48, 0] > 200
 
 
 def test_cells_are_plain() -> None:
@@ -191,13 +152,13 @@ def test_trackers_get_numbers_pictures_and_tables(name: str, tmp_path: Path, mon
     monkeypatch.setattr(tracking.importlib, "import_module", lambda module: library)
     for _ in range(2):  # the second time is a resumed run
         tracker = tracking.make_trackers([name, name], tmp_path, {"epochs": 3, "localization": {"weight": 0.5}})
-        tracker.log(10, {"split": "val", "top1": 71.0, "epoch": 1, "note": "words are no curve", "flag": True})
+        tracker.log(10, {"split": "val", "top1": 71.0, "epoch": 1, "note": "text", "flag": True})
         tracker.image(10, "augmentations", tmp_path / "augmentations.jpg")
         tracker.table(10, "per_class", Table(["class", "percent"], [["cat", 50.0], ["dog", float("nan")]]))
         tracker.close()
     assert json.loads((tmp_path / "trackers.json").read_text())[name]
-    said = str(library.calls)
-    assert "val/top1" in said and "val/epoch" in said and "augmentations.jpg" in said and "words are no" not in said
+    calls = str(library.calls)
+    assert "val/top1" in calls and "val/epoch" in calls and "augmentations.jpg" in calls and "text" not in calls
     if name == "mlflow":
         assert [call[0] for call in library.calls].count("create_run") == 1
         assert ("log_param", ("identity", "localization.weight", "0.5"), {}) in library.calls
@@ -214,17 +175,17 @@ def test_trackers_get_numbers_pictures_and_tables(name: str, tmp_path: Path, mon
 
 
 def test_trackio_runs_of_one_name_differ(tmp_path: Path) -> None:
-    """Trackio knows runs by their names alone, and every comparison has a run called seed_0."""
-    asked: list[dict[str, Any]] = []
-    library = SimpleNamespace(init=lambda **keywords: asked.append(keywords))
+    """Trackio distinguishes runs by name only, and every comparison has a run called seed_0."""
+    started: list[dict[str, Any]] = []
+    library = SimpleNamespace(init=lambda **keywords: started.append(keywords))
     made, _ = tracking.TRACKERS["trackio"]
     for folder in ("with/seed_0", "without/seed_0", "here/run", "there/run"):
         made(library, tmp_path / folder, {}, None)
-    names = [each["name"] for each in asked]
-    assert len(set(names)) == 4 and {each["resume"] for each in asked} == {"never"}
+    names = [each["name"] for each in started]
+    assert len(set(names)) == 4 and {each["resume"] for each in started} == {"never"}
     assert names[0].startswith("with-seed_0-") and names[2].startswith("run-")
     made(library, tmp_path / "with/seed_0", {}, names[0])
-    assert asked[-1]["name"] == names[0] and asked[-1]["resume"] == "allow"
+    assert started[-1]["name"] == names[0] and started[-1]["resume"] == "allow"
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,8 +199,8 @@ def test_a_tracker_that_fails_does_not_end_the_run(capsys: pytest.CaptureFixture
         trackers.log(step, {"loss": 1.0})
     trackers.close()
     assert [call[0] for call in sound.calls] == ["log", "log", "log", "close"]
-    said = capsys.readouterr().err.strip().splitlines()
-    assert len(said) == 1 and "wandb is dropped for the rest of this run (no route to host)" in said[0]
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "wandb is dropped for the rest of this run (no route to host)" in line
 
 
 def test_a_tracker_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,13 +211,6 @@ def test_a_tracker_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(tracking, "_library", lambda name: Closed())
     with pytest.raises(UserError, match=r"mlflow failed to start \(unsupported URI\). Set MLFLOW_TRACKING_URI"):
         tracking.make_trackers(["mlflow"], tmp_path, {})
-
-
-def test_a_damaged_trackers_file_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracking, "_library", lambda name: Recorder())
-    (tmp_path / "trackers.json").write_text('{"wandb": ')
-    with pytest.raises(UserError, match=r"trackers\.json is not readable JSON"):
-        tracking.make_trackers(["wandb"], tmp_path, {})
 
 
 def test_missing_or_misspelt_tracker_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """``frugalvit advise DATA``: propose commands for a dataset on this machine, with reasons and expected times.
 
-``experiment/auto_values.py`` decides the values, as in a run; a few steps of each training are timed here.
+``experiment/defaults.py`` decides the values, as in a run; a few steps of each training are timed here.
 """
 
 import shlex

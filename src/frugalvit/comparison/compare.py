@@ -2,9 +2,7 @@
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterable
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from frugalvit.experiment.summary import finite
 from frugalvit.runs import layout
 from frugalvit.runs.layout import check_free_for_comparison, contains_run, missing_parents, remove_empty_run
 from frugalvit.runs.run_folder import RunFolder, read_summary
-from frugalvit.runs.trackers import TensorBoard, make_trackers
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, write_text
 from frugalvit.utils.statistics import Difference, Spread, paired_difference, spread
@@ -28,16 +25,17 @@ from frugalvit.utils.tables import CommandResult, Table, as_csv, as_latex, as_ma
 
 Scores = dict[str, list[dict[str, Any]]]
 Train = Callable[[Any], CommandResult]
-Plans = dict[str, list[RunConfig]]
 
 _NOT_PART_OF_REQUEST = ("out", "resume", *FREE_ON_RESUME)
 """Options that may differ between a stored run and the requested one."""
 
-_PRECISIONS = [f"{kind}_{ap}" for kind in ("box", "mask") for ap in
-               ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")]  # fmt: skip
 _SCORES = {
     "train": ["top1", "top5", "mean_per_class", "val_top1", "localization_error", "constant_answer_error"],
-    "detect": [*_PRECISIONS, "val_box_ap"],
+    "detect": [
+        *(f"{kind}_{ap}" for kind in ("box", "mask") for ap in ("ap", "ap50", "ap75")),
+        *(f"{kind}_ap_{size}" for kind in ("box", "mask") for size in ("small", "medium", "large")),
+        "val_box_ap",
+    ],
     "segment": ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "val_miou"],
 }
 _PER_IMAGE_SCORES = ("top1", "top5", "mean_per_class")
@@ -73,12 +71,15 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
         )
     settings = config.named_settings()
     check_out_outside_data(config)
-    plan = partial(_plan_runs, config=config, kind=kind, settings=settings)
-    default = Path("runs") / "_".join([*command.split(), Path(config.data).resolve().name])
-    # All options are parsed before the first run: a mistake in the last setting shows at once.
-    folder, plans = (Path(config.out), plan(Path(config.out))) if config.out else _find_folder(default, plan)
+    folder = Path(config.out or f"runs/{'_'.join([*command.split(), Path(config.data).resolve().name])}")
     if not config.redraw and (others := _other_settings(folder, settings)):
         raise UserError(f"{folder} holds a comparison with {', '.join(others)}. Name these too, or another --out.")
+    # All options are parsed before the first run: a mistake in the last setting shows at once.
+    seeds = range(config.seed, config.seed + config.seeds)
+    plans = {
+        name: [kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}"))) for seed in seeds]
+        for name, values in settings.items()
+    }
     check_free_for_comparison(folder)
     scores: Scores = {name: [] for name in settings}
     with stores.shared():  # all runs train on the same decoded images
@@ -88,27 +89,7 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
                 _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
     if not is_rank_zero(config.devices, config.nodes):
         return CommandResult({"run": str(folder)})
-    return write_comparison(folder, scores, config.metric, config.track, config.report)
-
-
-def _plan_runs(folder: Path, config: Compared, kind: type[RunConfig], settings: dict[str, dict[str, Any]]) -> Plans:
-    """Return the configurations of all runs of a comparison in this folder: one per seed and setting."""
-    seeds = range(config.seed, config.seed + config.seeds)
-    return {
-        name: [kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}"))) for seed in seeds]
-        for name, values in settings.items()
-    }
-
-
-def _find_folder(default: Path, plan: Callable[[Path], Plans]) -> tuple[Path, Plans]:
-    """Return the default folder, or the next with a number: one with this comparison, or a free one."""
-    for number in range(1, 10_000):
-        folder = default if number == 1 else default.with_name(f"{default.name}_{number}")
-        plans = plan(folder)
-        differences = (find_difference(Path(str(run.out)), run) for runs in plans.values() for run in runs)
-        if not _other_settings(folder, plans) and not any(differences):
-            return folder, plans
-    raise UserError(f"There are 10,000 comparisons {default}_…: choose a folder with --out.")
+    return write_comparison(folder, scores, config.metric, config.report)
 
 
 def _other_settings(folder: Path, settings: Iterable[str]) -> list[str]:
@@ -130,9 +111,9 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
     console.info(f"{'resuming' if started else 'starting'} {folder}")
     try:
         result = train(_resumed(config) if started else config)
-    except UserError as error:
+    except UserError:
         if rank_zero:
-            remove_empty_run(created, error)
+            remove_empty_run(created)
         raise
     if "stopped" in result.data or result.stop_requested:
         if not rank_zero:
@@ -183,44 +164,37 @@ def _request(config: RunConfig) -> dict[str, Any]:
 # -- the tables
 
 
-def write_comparison(
-    folder: Path, scores: Scores, metric: str, track: Iterable[str] = (), report: bool = True
-) -> CommandResult:
-    """Write tables of means, runs and differences to the last setting in four formats, and send them to trackers."""
-    names = list(scores)
-    values = {name: [float(summary[metric]) for summary in scores[name]] for name in names}
-    spreads = {name: spread(values[name]) for name in names}
-    baseline = names[-1]
-    step = _resolution(metric, [summary for summaries in scores.values() for summary in summaries])
-    differences = {name: paired_difference(values[name], values[baseline], step) for name in names[:-1]}
-    paces = {name: [summary["seconds_per_step"] or math.nan for summary in scores[name]] for name in names}
-    pace = {name: spread(paces[name]).mean for name in names}
-    rows = _rows(names, values, spreads, differences, pace)
+def write_comparison(folder: Path, scores: Scores, metric: str, report: bool = True) -> CommandResult:
+    """Write tables of means, runs and differences to the last setting in four formats, and a chart."""
+    summaries = [summary for group in scores.values() for summary in group]
+    values = {name: [float(summary[metric]) for summary in group] for name, group in scores.items()}
+    spreads = {name: spread(numbers) for name, numbers in values.items()}
+    *others, baseline = scores
+    step = _resolution(metric, summaries)
+    differences = {name: paired_difference(values[name], values[baseline], step) for name in others}
+    pace = {name: spread([s["seconds_per_step"] or math.nan for s in group]).mean for name, group in scores.items()}
     columns = ["setting", metric, "seeds", f"against {baseline}", "seconds a step", "overhead"]
-    texts = (as_markdown(columns, rows), _every_run(metric, scores), as_latex(columns, rows))
+    rows = _rows(values, spreads, differences, pace)
+    facts = ["seed", metric, "seconds", "seconds_per_step", "run"]
+    every_run = [[name, *(summary[fact] for fact in facts)] for name, group in scores.items() for summary in group]
+    texts = (as_markdown(columns, rows), as_csv(["setting", *facts], every_run), as_latex(columns, rows))
     for name, text in zip(layout.COMPARISON_TABLES, texts, strict=True):
         write_text(folder / name, text)
-    lines = {name: [_lines(Path(summary["run"]), metric) for summary in scores[name]] for name in names}
-    curves = {name: [[(line["epoch"], line[metric]) for line in run] for run in runs] for name, runs in lines.items()}
-    splits = {str(line["split"]) for runs in lines.values() for run in runs for line in run}
-    from frugalvit.comparison.chart import comparison_chart
-
-    labels = _labels(metric, splits, [summary for summaries in scores.values() for summary in summaries])
-    comparison_chart(values, curves, metric, folder / layout.COMPARISON_CHART, labels)
+    _draw_chart(folder, scores, values, metric)
     data = {
         "run": str(folder),
         "metric": metric,
         "settings": {
-            n: {"mean": spreads[n].mean, "deviation": spreads[n].deviation, "values": values[n]} for n in names
+            name: {"mean": spreads[name].mean, "deviation": spreads[name].deviation, "values": values[name]}
+            for name in scores
         },
         "differences": {
-            n: {k: finite(v) for k, v in vars(difference).items()} for n, difference in differences.items()
+            name: {key: finite(value) for key, value in vars(difference).items()}
+            for name, difference in differences.items()
         },
-        "seconds_per_step": {n: finite(seconds) for n, seconds in pace.items()},
+        "seconds_per_step": {name: finite(seconds) for name, seconds in pace.items()},
     }
     write_text(folder / layout.COMPARISON, json.dumps(data, indent=1))
-    table = Table(columns, rows, f"{metric} of {folder.name}")
-    _send_to_trackers(folder, table, scores, metric, track)
     files = [*layout.COMPARISON_TABLES, layout.COMPARISON_CHART]
     if report:
         from frugalvit.report.page import write_report
@@ -228,6 +202,27 @@ def write_comparison(
         write_report([folder], folder / layout.REPORT)
         files.append(layout.REPORT)
     return CommandResult(data, [Table(columns, rows)], [f"{folder}: {', '.join(files)}"])
+
+
+def _draw_chart(folder: Path, scores: Scores, values: dict[str, list[float]], metric: str) -> None:
+    """Draw the evaluations while training and the final values."""
+    from frugalvit.comparison.chart import comparison_chart
+
+    splits: set[str] = set()
+    curves: dict[str, list[list[tuple[float, float]]]] = {}
+    for name, summaries in scores.items():
+        runs = [RunFolder(Path(summary["run"]), writer=False).metrics() for summary in summaries]
+        lines = [[line for line in run if line.get("split") in ("val", "test") and metric in line] for run in runs]
+        curves[name] = [[(line["epoch"], line[metric]) for line in run] for run in lines]
+        splits |= {line["split"] for run in lines for line in run}
+    scored = {str(summary["scored_on"]) for group in scores.values() for summary in group if summary.get("scored_on")}
+    labels = (metric, f"final {metric}")
+    if splits and scored:  # without curves the metric is a fact of the run, not a score
+        labels = (
+            f"{metric} on {'/'.join(sorted(splits))} while training",
+            f"final {metric} on {'/'.join(sorted(scored))}",
+        )
+    comparison_chart(values, curves, metric, folder / layout.COMPARISON_CHART, labels)
 
 
 def _resolution(metric: str, summaries: list[dict[str, Any]]) -> float | None:
@@ -248,58 +243,22 @@ def _check_metric(summary: dict[str, Any], metric: str) -> None:
         )
 
 
-def _send_to_trackers(folder: Path, table: Table, scores: Scores, metric: str, track: Iterable[str]) -> None:
-    """Show the comparison in TensorBoard, beside the runs, and in the services of --track."""
-    shutil.rmtree(folder / layout.TENSORBOARD, ignore_errors=True)  # replace what an earlier comparison showed
-    each: list[list[object]] = [[name, s["seed"], s[metric], s["run"]] for name in scores for s in scores[name]]
-    services = make_trackers(track, folder, {"metric": metric, "settings": list(scores)})
-    for tracker in (TensorBoard(folder / layout.TENSORBOARD), services):
-        tracker.table(0, "comparison", table)
-        tracker.table(0, "runs", Table(["setting", "seed", metric, "run"], each, "Every run"))
-        tracker.image(0, "comparison_chart", folder / layout.COMPARISON_CHART)
-        tracker.close()
-
-
 def _rows(
-    names: list[str],
     values: dict[str, list[float]],
     spreads: dict[str, Spread],
     differences: dict[str, Difference],
     pace: dict[str, float],
 ) -> list[list[object]]:
-    base = pace[names[-1]]
+    """Return one table row per setting; the overhead is relative to the last setting."""
+    base = list(pace.values())[-1]
     return [
         [
             name,
             str(spreads[name]),
-            len(values[name]),
+            len(numbers),
             str(differences[name]) if name in differences else "-",
             f"{pace[name]:.4f}" if math.isfinite(pace[name]) else "-",
             f"{100 * (pace[name] / base - 1):+.1f} %" if name in differences and base * pace[name] > 0 else "-",
         ]
-        for name in names
+        for name, numbers in values.items()
     ]
-
-
-def _lines(run: Path, metric: str) -> list[dict[str, Any]]:
-    """Return the evaluations of a run that have the metric."""
-    lines = RunFolder(run, writer=False).metrics()
-    return [line for line in lines if line.get("split") in ("val", "test") and metric in line]
-
-
-def _labels(metric: str, splits: set[str], summaries: list[dict[str, Any]]) -> tuple[str, str]:
-    """Return the axis labels of curves and final values: on which images, with which weights."""
-    scored = {str(summary["scored_on"]) for summary in summaries if summary.get("scored_on")}
-    if not splits or not scored:  # a fact of the run, not a score
-        return metric, f"final {metric}"
-    kinds = {"last" if summary["best_step"] is None else "best" for summary in summaries}
-    weights = f", {kinds.pop()} weights" if len(kinds) == 1 else ""
-    while_training, final = ("/".join(sorted(names)) for names in (splits, scored))
-    return f"{metric} on {while_training} while training", f"{metric} on {final}{weights}"
-
-
-def _every_run(metric: str, scores: Scores) -> str:
-    """Return a CSV with one line per run."""
-    facts = ["seed", metric, "seconds", "seconds_per_step", "run"]
-    rows = [[name, *(summary[fact] for fact in facts)] for name, summaries in scores.items() for summary in summaries]
-    return as_csv(["setting", *facts], rows)

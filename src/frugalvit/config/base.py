@@ -5,7 +5,6 @@ Nothing here imports torch, so that ``frugalvit COMMAND --help`` is fast.
 
 import os
 import re
-import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -149,22 +148,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     literals = [e.get("ctx", {}).get("expected", "") for e in errors if e["type"] == "literal_error"]
     choices = [choice for literal in literals for choice in re.findall(r"'([^']*)'", literal)]
     value = first.get("input")
-    hint = did_you_mean(str(value), choices) if choices else _object_hint(name, value)
-    return f"{name} = {_format_value(value)}: {reason}.{hint}"
-
-
-_OBJECT_HINTS = {
-    "data": "Write the data to a folder with fv.save_data and pass that folder.",
-    "model": "Pass the run, folder or file of the model.",
-    "init": "Pass the run, folder or file of the weights.",
-    "backbone": "Pass the name of the network.",
-}
-
-
-def _object_hint(name: str, value: object) -> str:
-    """Return what to pass instead of a Python object: an array, a dataset, a model."""
-    is_plain = value is None or isinstance(value, str | int | float)
-    return f" {_OBJECT_HINTS[name]}" if name in _OBJECT_HINTS and not is_plain else ""
+    return f"{name} = {_format_value(value)}: {reason}.{did_you_mean(str(value), choices) if choices else ''}"
 
 
 def _format_value(value: object) -> str:
@@ -201,22 +185,10 @@ def _expected(field: pydantic.fields.FieldInfo | None, error: Any) -> str:
     if kind == "literal_error":
         return context["expected"]
     if kind in ("missing", "too_long", "tuple_type") and field is not None:
-        return _expected_tuple(field)
+        example = ",".join(f"{part:.3g}" for part in field.default) if isinstance(field.default, tuple) else ""
+        return f"several values, e.g. {example}" if example else "several values"
     expected = _TYPES.get(kind.partition("_")[0])
     if expected is not None and kind.endswith(("_parsing", "_type", "_from_float", "_number")):
         return expected
     message = str(error["msg"]).removeprefix("Value error, ")
     return message[0].lower() + message[1:]
-
-
-def _expected_tuple(field: pydantic.fields.FieldInfo) -> str:
-    parts = [
-        getattr(part, "__origin__", part) if typing.get_origin(part) is typing.Annotated else part
-        for part in (field.annotation, *typing.get_args(field.annotation))
-    ]
-    tuples = [typing.get_args(part) for part in parts if typing.get_origin(part) is tuple]
-    if not tuples or ... in tuples[0]:
-        return "several values"
-    is_example = isinstance(field.default, tuple)
-    example = f", e.g. {','.join(f'{part:.3g}' for part in field.default)}" if is_example else ""
-    return f"{len(tuples[0])} values{example}"

@@ -2,14 +2,13 @@
 
 import itertools
 import re
-from typing import Any, Self
+from typing import Any
 
 import pydantic
 
 from frugalvit.config.base import Config, merge, option, set_dotted
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.config.types import SEEDS
 from frugalvit.config.yaml import read_yaml_text
 from frugalvit.errors import UserError
 
@@ -39,14 +38,6 @@ class Compared(RunConfig):
         if value is not None:
             raise ValueError("repeat the command with the same --out to continue a comparison")
         return value
-
-    @pydantic.model_validator(mode="after")
-    def _check_last_seed(self) -> Self:
-        """Check that seed + seeds stays in range; the error names --seed."""
-        if self.seed + self.seeds > SEEDS:
-            last = self.seed + self.seeds - 1
-            raise ValueError(f"--seed {self.seed} --seeds {self.seeds}: the last seed {last} is more than {SEEDS - 1}")
-        return self
 
     def named_settings(self) -> dict[str, dict[str, Any]]:
         """Return each setting's name and nested values; the last setting is the baseline."""
@@ -100,7 +91,7 @@ def _add_setting(settings: dict[str, dict[str, Any]], name: str, assignments: li
 
 def _check_folder_name(name: str, text: str) -> str:
     """Check that a setting's name can name the folder of its runs, beside the files of the comparison."""
-    is_taken = name.lower() in ("tensorboard", "report.html") or name.lower().startswith("comparison.")
+    is_taken = name.lower() == "report.html" or name.lower().startswith("comparison.")
     if not name or name in (".", "..") or "/" in name or "\\" in name or not name.isprintable() or is_taken:
         raise UserError(f"--settings '{text}': '{name}' cannot name a folder; choose a plain word.")
     return name

@@ -40,7 +40,6 @@ _FEATURES = "pooled, or the token means of the last blocks (class tokens of a Vi
 _BLOCKS = "number of last blocks, for --features last_blocks"
 _SEED = "seed of the random weights of a model without weights"
 _SIZE = "input size in pixels, or height,width (default: the model's)"
-_UNUSED = "has no effect without"
 
 
 class FrozenModelConfig(Config):
@@ -80,12 +79,6 @@ class FeaturesConfig(ExtractConfig):
 
     features: Literal["pooled", "last_blocks"] = option("pooled", _FEATURES)
     blocks: int = option(4, _BLOCKS, ge=1)
-
-    @pydantic.model_validator(mode="after")
-    def _check_blocks(self) -> Self:
-        if self.features != "last_blocks" and "blocks" in self.model_fields_set:
-            raise ValueError(f"--blocks {_UNUSED} --features last_blocks")
-        return self
 
 
 class ProbeConfig(FeaturesConfig):
@@ -166,16 +159,10 @@ class EmbedConfig(FeaturesConfig):
 
     @pydantic.model_validator(mode="after")
     def _check_contradictions(self) -> Self:
-        """Allow one of the three outputs, and reject options without effect."""
+        """Allow one of the three outputs."""
         outputs = [name for name in ("neighbours", "select", "duplicates") if getattr(self, name) is not None]
         if len(outputs) > 1:
             raise ValueError(f"--{outputs[0]} and --{outputs[1]} cannot be combined; run the command twice")
-        if self.known is not None and self.select is None:
-            raise ValueError(f"--known {_UNUSED} --select")
-        if "picture" in self.model_fields_set and not outputs:
-            raise ValueError(f"--picture {_UNUSED} --neighbours, --select or --duplicates")
-        if "count" in self.model_fields_set and self.neighbours is None:
-            raise ValueError(f"--count {_UNUSED} --neighbours")
         return self
 
 
@@ -212,13 +199,3 @@ class BenchStepConfig(Config):
     against: bool = option(False, "also time the paper's algorithm as written: loops, full softmax, no compilation")
     workers: int = option(2, "worker processes of the baseline DataLoader, for --against", ge=0)
     profile: str | None = option(None, "write the time of each kernel to this text file")
-
-    @pydantic.model_validator(mode="after")
-    def _check_unused(self) -> Self:
-        """Reject options without effect."""
-        for name, kind in (("localization", "train"), ("prototypes", "pretrain")):
-            if self.kind != kind and name in self.model_fields_set:
-                raise ValueError(f"--{name} is an option of 'bench step {kind}', not of '{self.kind}'")
-        if not self.against and "workers" in self.model_fields_set:
-            raise ValueError(f"--workers {_UNUSED} --against")
-        return self

@@ -1,18 +1,17 @@
 """Load recipes: named sets of values with their cost and expected results, ours (recipes/*.yaml) and the user's."""
 
 from copy import deepcopy
-from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from frugalvit.config.base import Config
 from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError, did_you_mean
 
 
-@dataclass(frozen=True)
-class RecipeFile:
+class RecipeFile(Config):
     """The content of a recipe file; a user's recipe needs ``task`` and ``values`` only."""
 
     name: str
@@ -35,7 +34,7 @@ def all_recipes() -> tuple[RecipeFile, ...]:
 
 def recipe_values(name: str, task: str) -> dict[str, Any]:
     """Return the values of a recipe for ``task``, by its name or from a user's YAML file."""
-    if is_file(name):
+    if name.endswith((".yaml", ".yml")):
         recipe = _load_recipe(Path(name))
         if recipe.task != task:
             raise UserError(f"{name} is a recipe for {recipe.task}, not for {task}.")
@@ -48,21 +47,9 @@ def recipe_values(name: str, task: str) -> dict[str, Any]:
     return deepcopy(known[name])
 
 
-def is_file(name: str) -> bool:
-    """True if a recipe's name is that of a user's file."""
-    return name.endswith((".yaml", ".yml"))
-
-
 def _load_recipe(path: Path) -> RecipeFile:
     content = read_yaml(path)
-    known = [field.name for field in fields(RecipeFile) if field.name != "name"]
-    for key in content:
-        if key not in known:
-            raise UserError(
-                f"{path}: '{key}' is not a recipe entry; options go below 'values'.{did_you_mean(key, known)}"
-            )
-    if missing := [name for name in ("task", "values") if name not in content]:
-        raise UserError(f"{path} is not a recipe: {' and '.join(missing)} missing.")
-    if not isinstance(content["values"], dict):
-        raise UserError(f"{path}: 'values' must map options to values, e.g. {{optimizer: {{warmup: 5}}}}.")
-    return RecipeFile(path.stem, **content)
+    try:
+        return RecipeFile.parse(content | {"name": path.stem})
+    except UserError as error:
+        raise UserError(f"{path} is not a recipe; options go below 'values'. {error}") from None

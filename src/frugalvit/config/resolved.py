@@ -4,7 +4,7 @@
 cache), where it says how to read data, and in the options of a loss that is off.
 """
 # Narrower types than in the base class are sound here, because every Config is frozen. Pydantic takes a field from the
-# first base class, so each class repeats the fields that it shares.
+# first base class, so some classes repeat the fields of the second.
 # pyright: reportIncompatibleVariableOverride=false
 
 from frugalvit.config.base import option
@@ -41,10 +41,7 @@ class ResolvedLocalizationConfig(LocalizationConfig):
         )
 
 
-class ResolvedTrainConfig(TrainConfig, ResolvedRunConfig):
-    img_size: int | tuple[int, int] = option()
-    batch: int = option()
-    lr: float = option()
+class ResolvedTrainConfig(ResolvedRunConfig, TrainConfig):
     ema: float = option()
     evaluate_every: int = option()
     localization: ResolvedLocalizationConfig = option()
@@ -57,10 +54,7 @@ class ResolvedMatchingConfig(MatchingConfig):
     momentum: float = option()
 
 
-class ResolvedPretrainConfig(PretrainConfig, ResolvedRunConfig):
-    img_size: int | tuple[int, int] = option()
-    batch: int = option()
-    lr: float = option()
+class ResolvedPretrainConfig(ResolvedRunConfig, PretrainConfig):
     matching: ResolvedMatchingConfig = option()
 
 

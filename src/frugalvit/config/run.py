@@ -10,7 +10,7 @@ import pydantic
 
 from frugalvit.config.base import Config, flatten, merge, option, set_dotted, with_file
 from frugalvit.config.data import CacheConfig
-from frugalvit.config.recipes import is_file, recipe_values
+from frugalvit.config.recipes import recipe_values
 from frugalvit.config.types import (
     DATA,
     PRECISION,
@@ -139,7 +139,7 @@ class RunConfig(Config):
         try:
             config = super().parse(merge(recipe, values | {"recipe": name}))
         except UserError as error:
-            if not is_file(str(name)):
+            if not Path(str(name)).is_file():
                 raise
             from_recipe = {option: value for option, value in flatten(recipe).items() if option not in flatten(values)}
             raise UserError(with_file(str(error), str(name), from_recipe)) from None
@@ -173,12 +173,7 @@ class RunConfig(Config):
 
     def is_set(self, name: str) -> bool:
         """True if the user set the option with this dotted name."""
-        values: Any = self._requested
-        for part in name.split("."):
-            if not isinstance(values, dict) or part not in values:
-                return False
-            values = values[part]
-        return True
+        return any(f"{one}.".startswith(f"{name}.") for one in flatten(self._requested))
 
     def set_options(self) -> set[str]:
         """Return the dotted names of all options that the user set, directly or by naming a recipe."""

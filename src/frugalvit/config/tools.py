@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
-
-import pydantic
+from typing import TYPE_CHECKING, Literal
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.types import DATA, MODEL, ROOT, Auto, Device, Seed, Side
@@ -112,16 +110,6 @@ class CorrespondConfig(_LookConfig):
     fit: Literal["crop", "whole"] = option("crop", "center crop of the evaluation, or the full image")
     seed: Seed = option(0, "seed of the second views' colours")
     format: Literal["png", "svg", "pdf"] = option("png", "format of the figures")
-
-    @pydantic.model_validator(mode="after")
-    def _check_unused(self) -> Self:
-        """Reject options without effect."""
-        for name in ("split", "limit", "batch"):
-            if self.data is None and name in self.model_fields_set:
-                raise ValueError(f"--{name} has no effect without --data")
-        if not self.images and "fit" in self.model_fields_set:
-            raise ValueError("--fit has no effect without images to draw")
-        return self
 
 
 class AttendConfig(_LookConfig):

@@ -131,10 +131,3 @@ def absent_classes(source: DatasetSplits) -> list[str]:
 def absent_classes_note(split: str, names: list[str]) -> str:
     """Return the note for a split that lacks these classes."""
     return f"{split} has no image of {pluralize(len(names), 'class')}: {truncate_list(names)}"
-
-
-def only_class(examples: ImageDataset, classes: tuple[str, ...]) -> str | None:
-    """Return the class of all images; None if there are several classes or no labels."""
-    if examples.labels is None or len(present := np.unique(examples.labels)) != 1:
-        return None
-    return classes[int(present[0])]

@@ -1,18 +1,15 @@
-"""The rules for "auto": every value that depends on the data, the backbone or the machine, with its reason.
+"""Resolve "auto": replace it by a value that depends on the data, the backbone or the machine, and record why.
 
-``Facts`` holds what is known. A rule turns facts into one value and a reason. ``resolve_…`` applies the rules of a
-command and returns a frozen configuration without "auto". ``dense_auto_values.py``: detection and segmentation.
+``defaults.py`` holds the rules and their numbers. ``resolve_…`` applies the rules of a command and returns a frozen
+configuration without "auto". ``dense_auto_values.py``: detection and segmentation.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from frugalvit.backbones import Backbone
 from frugalvit.config.data import SMALL_INPUT
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedPretrainConfig, ResolvedTrainConfig
@@ -23,37 +20,15 @@ from frugalvit.data.augment.transforms import as_pair, default_crop
 from frugalvit.data.image_size import input_size, largest_input
 from frugalvit.engine.step import equal_parts, in_equal_parts, steps_per_epoch, total_steps
 from frugalvit.errors import UserError
-from frugalvit.objectives import LOCALIZATION_WEIGHTS
+from frugalvit.experiment import defaults
+from frugalvit.experiment.defaults import Facts
 from frugalvit.utils.launch_env import devices_and_nodes
 from frugalvit.utils.text import pluralize
 
 C = TypeVar("C", bound=RunConfig)
 T = TypeVar("T")
 
-SMALL_NETWORK = 2_000_000  # parameters; smaller networks learn faster than those of the papers
-LONG_RUN = 180  # epochs; strong augmentation lowered accuracy after 100 and 167 epochs, not after 200 and 320
-FEW_STEPS = 5_000  # RandAugment lowered accuracy in runs of 1,500 and 3,100 steps
 PAIR = 2  # images mixed with each other: both must be on the same process
-LARGE_NETWORK = 10_000_000  # parameters; larger Swins gain from the classification form of Drloc
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What the rules depend on."""
-
-    images: int  # training images
-    classes: int  # 0 without labels
-    side: int  # median short side of the images, in pixels
-    device: str  # "cpu", "cuda" or "mps"
-    family: str = ""  # of the backbone
-    parameters: int = 0  # of the backbone; 0 if unknown
-    dim: int = 768  # channels of the backbone's grid
-    eval_images: int = 0  # images of an evaluation while training
-
-    def with_backbone(self, backbone: Backbone) -> Facts:
-        """Return the facts with those of the backbone."""
-        count = sum(parameter.numel() for parameter in backbone.parameters())
-        return replace(self, family=backbone.family, parameters=count, dim=backbone.dim)
 
 
 @dataclass(frozen=True)
@@ -96,7 +71,7 @@ def record_recipe(config: RunConfig, auto: AutoValues) -> None:
 
 def resolve_input(config: C, facts: Facts, auto: AutoValues) -> C:
     """Resolve backbone and input size."""
-    auto.choose("backbone", config.backbone, *default_backbone(facts.device))
+    auto.choose("backbone", config.backbone, *defaults.default_backbone(facts.device))
     _choose_size(config, facts, auto)
     return auto.apply(config, type(config))
 
@@ -108,42 +83,37 @@ def _choose_size(config: RunConfig, facts: Facts, auto: AutoValues) -> int:
     return max(as_pair(size))
 
 
-def resolve_stream(config: C, shards: int, world: int, cores: int, auto: AutoValues) -> C:
-    """Resolve the number of readers of streamed shards. A resumed run must have the same number.
-
-    cores: of each process, the smallest number of all processes
-    """
-    auto.choose("stream", config.stream, True, "the shards are remote, or too large for an index")
-    readers = max(1, min(16, cores, shards // world))
-    auto.choose("workers", config.workers, readers, f"{cores} cores per process, {shards:,} shards for {world}")
-    return auto.apply(config, type(config))
-
-
 def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> ResolvedTrainConfig:
     """Resolve what supervised training needs: batch, length, learning rate, Drloc, augmentation, EMA, evaluation."""
-    side = _choose_size(config, facts, auto)
-    batch = resolve_batch_size(config, facts.images, supervised_batch(facts), auto, group=PAIR)
-    length = _resolve_length(config, auto, *supervised_epochs(facts, batch))
-    auto.choose("lr", config.lr, *supervised_lr(batch, facts.parameters, finetune=config.recipe == "finetune"))
-    weight = auto.choose("localization.weight", config.localization.weight, *localization_weight(facts.family))
+    side, from_scratch = _choose_size(config, facts, auto), not (config.init or config.pretrained)
+    batch = resolve_batch_size(config, facts.images, defaults.supervised_batch(facts), auto, group=PAIR)
+    length = _resolve_length(config, auto, *defaults.supervised_epochs(facts, batch))
+    lr = defaults.supervised_lr(batch, facts.parameters, finetune=config.recipe == "finetune")
+    auto.choose("lr", config.lr, *lr)
+    drloc = config.localization
+    weight = auto.choose("localization.weight", drloc.weight, *defaults.localization_weight(facts.family))
     if weight:
-        resolve_localization(config, facts, auto)
+        allowed = from_scratch and drloc.form == "paper" and drloc.grid_size is not None
+        choice = defaults.localization_variant(facts.family, facts.parameters, from_scratch=allowed)
+        variant = auto.choose("localization.variant", drloc.variant, *choice)
+        grid = (None, "the grid of every block (Eq. 7)") if variant == "dense" else (7, "the paper's")
+        auto.choose("localization.grid_size", drloc.grid_size, *grid)
     steps, per_epoch = total_steps(config.steps, length, facts.images, batch), steps_per_epoch(facts.images, batch)
     epochs = steps / per_epoch
     if config.mixing.mixup or config.mixing.cutmix:
-        auto.choose("mixing.prob", config.mixing.prob, *mixing_probability(epochs, _changed_options(config, _MIXING)))
-    operations = augment_operations(epochs, steps, facts.parameters, from_scratch=_is_from_scratch(config))
+        probability = defaults.mixing_probability(epochs, _changed_options(config, _MIXING))
+        auto.choose("mixing.prob", config.mixing.prob, *probability)
+    operations = defaults.augment_operations(epochs, steps, facts.parameters, from_scratch=from_scratch)
     if changed := _changed_options(config, _RANDAUGMENT):
         operations = 2, f"RandAugment as in the papers, because {changed[0]} is set"
     auto.choose("augment.operations", config.augment.operations, *operations)
     crop = default_crop(side)
     reason = "shifts of the full image, because it is small" if crop == "padded" else "random crops, as in the papers"
     auto.choose("augment.crop", config.augment.crop, crop, reason)
-    ema = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)
-    auto.choose("ema", config.ema, ema, f"averages about the last twentieth of {steps} steps")
+    auto.choose("ema", config.ema, *defaults.ema_rate(steps))
     if weight:
         _resolve_head_width(config, facts, auto)
-    every = evaluation_interval(steps, per_epoch, batch, facts.eval_images)
+    every = defaults.evaluation_interval(steps, per_epoch, batch, facts.eval_images)
     auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
     return auto.apply(config, ResolvedTrainConfig)
 
@@ -151,18 +121,14 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
 def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) -> ResolvedPretrainConfig:
     """Resolve what pre-training needs: batch, length, learning rate, heads, teacher, crops."""
     matching, side = config.matching, _choose_size(config, facts, auto)
-    batch = resolve_batch_size(config, facts.images, pretraining_batch(facts), auto)
-    length = _resolve_length(config, auto, *pretraining_epochs(facts, side))
-    lr = float(f"{5e-4 * max(batch, 64) / 256:.2g}")
-    reason = f"the paper's 5e-4 at batch 256, linear in the batch ({batch}, counted as at least 64)"
-    auto.choose("lr", config.lr, lr, reason)
+    batch = resolve_batch_size(config, facts.images, defaults.pretraining_batch(facts), auto)
+    length = _resolve_length(config, auto, *defaults.pretraining_epochs(facts, side))
+    auto.choose("lr", config.lr, *defaults.pretraining_lr(batch))
     steps = total_steps(config.steps, length, facts.images, batch)
-    count = 2 ** round(math.log2(min(65536, max(256, facts.images / 16))))
-    reason = f"one per 16 images ({facts.images:,}), from 256 to the paper's 65,536: on small data more stay unused"
-    auto.choose("matching.prototypes", matching.prototypes, count, reason)
-    auto.choose("matching.momentum", matching.momentum, *teacher_momentum(steps, side))
     epochs = steps / steps_per_epoch(facts.images, batch)
-    auto.choose("matching.teacher_temp", matching.teacher_temp, *teacher_temperature(epochs, side))
+    auto.choose("matching.prototypes", matching.prototypes, *defaults.prototype_count(facts.images))
+    auto.choose("matching.momentum", matching.momentum, *defaults.teacher_momentum(steps, side))
+    auto.choose("matching.teacher_temp", matching.teacher_temp, *defaults.teacher_temperature(epochs, side))
     reason = f"milder than the papers' up to {SMALL_INPUT} px" if side <= SMALL_INPUT else "the papers'"
     for name, value in config.crops.views(side)._asdict().items():
         auto.choose(f"crops.{name}", getattr(config.crops, name), value, reason)
@@ -171,25 +137,6 @@ def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) 
     reason = f"four times the backbone's {facts.dim}, at most the paper's 2,048"
     auto.choose("matching.hidden", matching.hidden, min(2048, 4 * facts.dim), reason)
     return auto.apply(config, ResolvedPretrainConfig)
-
-
-def resolve_localization(config: TrainConfig, facts: Facts, auto: AutoValues) -> None:
-    """Resolve the variant of Drloc and its grid.
-
-    Swin-T from scratch hardly learns the paper's form (Eq. 2). It learns the classification form (Eq. 5) completely and
-    gains 6.6 points; Eq. 2 gives 0.9. After pre-training, and on a small network, Eq. 5 loses points (docs/RESULTS.md).
-    """
-    options = config.localization
-    large_swin = facts.family == "swin" and facts.parameters >= LARGE_NETWORK
-    classify = _is_from_scratch(config) and large_swin and options.form == "paper" and options.grid_size is not None
-    if classify:
-        size = f"a Swin of {facts.parameters / 1e6:.0f} M parameters from random weights"
-        choice = "ce", f"{size} learns Drloc's task as a classification (Eq. 5)"
-    else:
-        choice = "l1", "the paper's choice (Eq. 2)"
-    variant = auto.choose("localization.variant", options.variant, *choice)
-    grid = (None, "the grid of every block (Eq. 7)") if variant == "dense" else (7, "the paper's")
-    auto.choose("localization.grid_size", options.grid_size, *grid)
 
 
 def _resolve_head_width(config: TrainConfig | PretrainConfig, facts: Facts, auto: AutoValues) -> None:
@@ -219,10 +166,7 @@ def resolve_batch_size(
     world = math.prod(devices_and_nodes(config.devices, config.nodes))
     equal = in_equal_parts(batch, images, equal_parts(world, config.accumulate, group))
     if equal != batch and not config.resume:
-        parts = [f"{world} processes"] if world > 1 else []
-        parts += [f"{config.accumulate} parts of a step"] if config.accumulate > 1 else []
-        pairs = " (two mixed images stay on one process)" if group == PAIR and world > 1 else ""
-        reasons.append(f"{' and '.join(parts)} cannot share {batch} equally{pairs}")
+        reasons.append(f"{world} processes and {config.accumulate} parts of a step cannot share {batch} equally")
         batch = equal
     if reasons:
         auto.append(AutoValue("batch", batch, "; ".join(reasons)))
@@ -238,139 +182,6 @@ def _resolve_length(config: RunConfig, auto: AutoValues, epochs: int, reason: st
     return 0.0
 
 
-# -- one rule per value
-
-
-def default_backbone(device: str) -> tuple[str, str]:
-    """Return the papers' Swin on a GPU, the smallest one on a CPU."""
-    if device == "cpu":
-        return "swin_nano", "no GPU here: a small model that two cores can train"
-    return "swin_tiny_w7", "the papers' 28 M parameter Swin"
-
-
-def teacher_momentum(steps: int, side: int) -> tuple[float, str]:
-    """Return the EMA rate of the teacher.
-
-    A fast teacher forgets at 32 px: k-NN after 52 epochs of CIFAR-100 is 13 with 0.9904 and 29 with 0.996
-    (docs/RESULTS.md); 2,610 steps were enough for the latter.
-    """
-    rate = round(min(0.996, max(0.98, 1 - (10 if side <= SMALL_INPUT else 50) / steps)), 4)
-    return rate, f"the teacher must move within {steps:,} steps (the paper's 0.996 has 750,000)"
-
-
-def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
-    """Return the teacher's temperature after warm-up. At 32 px it was measured with milder views (docs/RESULTS.md)."""
-    if side <= SMALL_INPUT:
-        return 0.04, f"a sharp teacher for inputs up to {SMALL_INPUT} px"
-    if epochs >= 50:
-        return 0.07, "the paper's, for runs of 50 epochs or more"
-    return 0.04, "no warm-up in a short run: a sharp teacher starts faster"
-
-
-def pretraining_batch(facts: Facts) -> tuple[int, str]:
-    """Return a power of two with about 32 steps per epoch, from 8 to 256 (32 on a CPU)."""
-    most = 32 if facts.device == "cpu" else 256
-    batch = max(8, min(most, 2 ** int(math.log2(max(8, facts.images / 32)))))
-    return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps per epoch"
-
-
-def pretraining_epochs(facts: Facts, side: int | None = None) -> tuple[int, str]:
-    """Return 100 to 800 epochs, so that a GPU sees about two million images; a CPU sees 40,000.
-
-    side: input size in pixels; up to 32 px an image is cheap and a GPU sees four times as many. CIFAR-100: k-NN on
-          validation images is 34 after 100 epochs, 43 after 60 more and 50 after 300 more (docs/RESULTS.md).
-    """
-    if facts.device == "cpu":
-        epochs = max(2, min(100, 40_000 // facts.images))
-        return epochs, f"a CPU sees about {epochs * facts.images:,} images in reasonable time"
-    seen = 8_000_000 if (side or facts.side) <= SMALL_INPUT else 2_000_000
-    epochs = max(100, min(800, seen // facts.images))
-    return epochs, f"{facts.images:,} images: the run sees about {epochs * facts.images:,}"
-
-
-def supervised_batch(facts: Facts) -> tuple[int, str]:
-    """Return a power of two with at least sixteen steps per epoch.
-
-    The paper's batch of 1,024 makes one step per epoch of 2,040 images, and 100 steps teach nothing.
-    """
-    most = 64 if facts.device == "cpu" else 256
-    batch = max(8, min(most, 2 ** int(math.log2(max(8, facts.images / 16)))))
-    return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps per epoch"
-
-
-def supervised_epochs(facts: Facts, batch: int) -> tuple[int, str]:
-    """Return the papers' 100 epochs, more if an epoch has few steps; fewer on a CPU.
-
-    With 2,040 images, 320 epochs gave 11 points more than 100 from scratch (25 with every step mixed), and 14 more from
-    pre-trained weights.
-    """
-    per_epoch = max(1, facts.images // batch)
-    if facts.device == "cpu":
-        epochs = max(5, min(100, 3_000 // per_epoch))
-        return epochs, f"about {epochs * per_epoch:,} steps: what a CPU does in reasonable time"
-    epochs = max(100, min(500, 10_000 // per_epoch))
-    reason = "about 10,000 steps, at most 500 epochs, at least the paper's 100"
-    return epochs, f"{per_epoch} steps per epoch: {reason}"
-
-
-def supervised_lr(batch: int, parameters: int = 0, *, finetune: bool = False) -> tuple[float, str]:
-    """Return the paper's 1e-3 at batch 1,024, scaled with the square root of the batch (AdamW).
-
-    The paper's networks have 20 million parameters or more. ``swin_nano`` on 510 images, from scratch, learned most
-    with four to eight times that rate (docs/RESULTS.md). Fine-tuning takes half.
-    """
-    small = 0 < parameters < SMALL_NETWORK
-    anchor = (5e-4 if finetune else 1e-3) * (4 if small else 1)
-    source = "four times the paper's, for a small network" if small else "the paper's"
-    lr = float(f"{anchor * math.sqrt(batch / 1024):.2g}")
-    return lr, f"{anchor:g} at batch 1,024 ({source}), scaled with the square root to batch {batch}"
-
-
-def mixing_probability(epochs: float, changed: Sequence[str] = ()) -> tuple[float, str]:
-    """Return the share of steps whose images are mixed (mixup, cutmix); the papers mix every step.
-
-    changed: options of mixup and cutmix that the user set, who therefore wants some of it
-
-    Swin-T, 2,040 images: after 100 epochs 41.2 with every step mixed, 49.3 with every other, 55.7 with none; after 320
-    there is no difference. ``swin_mini`` on CIFAR-100: after 60 epochs 52.4, 58.9, 63.4 (docs/RESULTS.md).
-    """
-    if epochs < LONG_RUN and changed:
-        return 0.5, f"mixup and cutmix on every other step, because {changed[0]} is set"
-    if epochs < LONG_RUN:
-        return 0.0, f"mixup and cutmix slow down runs below {LONG_RUN} epochs"
-    return 0.5, f"mixup and cutmix on every other step: {epochs:.0f} epochs show each image often enough"
-
-
-def augment_operations(epochs: float, steps: int, parameters: int, *, from_scratch: bool) -> tuple[int, str]:
-    """Return RandAugment's operations per image: the papers' two, or none for short runs.
-
-    ``swin_nano`` on 510 images, 100 epochs, nothing mixed: 19.0 with two, 23.1 with none. Swin-T on 2,040, the same
-    with Drloc: 61.4 and 64.7 (docs/RESULTS.md).
-    """
-    if 0 < parameters < SMALL_NETWORK and epochs < LONG_RUN:
-        return 0, f"RandAugment slows down a small network in a run below {LONG_RUN} epochs"
-    if from_scratch and epochs < LONG_RUN and steps < FEW_STEPS:
-        return 0, f"RandAugment slows down a run from scratch below {FEW_STEPS:,} steps and {LONG_RUN} epochs"
-    return 2, "RandAugment as in the papers"
-
-
-def localization_weight(family: str) -> tuple[float, str]:
-    """Return the paper's λ for a family of networks, or the lower of its two common values."""
-    if family in LOCALIZATION_WEIGHTS:
-        return LOCALIZATION_WEIGHTS[family], f"the paper's λ for {family}"
-    return 0.1, f"the paper has no λ for {family or 'this family'}: the lower of its two common values"
-
-
-def evaluation_interval(steps: int, per_epoch: int, batch: int, eval_images: int) -> int:
-    """Return the steps between evaluations: an epoch, at most 50 evaluations and a quarter of the run's time.
-
-    Evaluating an image costs a third of training on it (no backward pass). At least four evaluations are allowed.
-    """
-    affordable = int(0.75 * steps * batch / max(1, eval_images))
-    count = max(4, min(50, affordable))
-    return max(per_epoch, -(-steps // count))
-
-
 def describe_interval(every: int, steps: int, per_epoch: int) -> str:
     """Return how often a run is evaluated, as text."""
     return f"{pluralize(-(-steps // every), 'evaluation')} in {pluralize(steps, 'step')}, {per_epoch:,} per epoch"
@@ -383,11 +194,7 @@ _RANDAUGMENT = ("augment.magnitude", "augment.magnitude_std", "augment.operation
 def _changed_options(config: TrainConfig, names: Sequence[str]) -> list[str]:
     """Return the options with a value that is neither the default nor 0.
 
-    The record of user-set options does not help here: the runs of a comparison, and a named recipe, set all of them.
+    ``config.is_set`` does not help: the runs of a comparison, and a named recipe, set all options.
     """
     default = TrainConfig()
     return [name for name in names if attrgetter(name)(config) not in (0, attrgetter(name)(default))]
-
-
-def _is_from_scratch(config: TrainConfig) -> bool:
-    return not (config.init or config.pretrained)

@@ -1,8 +1,7 @@
 """Build the parts of a run from its configuration: Fabric, folder, data, backbone, batches."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,8 +34,7 @@ from frugalvit.engine import distributed
 from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import PAIR, AutoValue, AutoValues, resolve_stream
-from frugalvit.experiment.init_weights import best_run_weights, is_unfinished_run
+from frugalvit.experiment.auto_values import PAIR, AutoValue, AutoValues
 from frugalvit.experiment.resume import network_keywords
 from frugalvit.runs import layout
 from frugalvit.runs.layout import has_checkpoint
@@ -44,6 +42,7 @@ from frugalvit.runs.run_folder import RunFolder, new_run_folder, read_data_facts
 from frugalvit.runs.trackers import make_trackers
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
+from frugalvit.utils.text import truncate_list
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -155,15 +154,10 @@ def write_run_metadata(
             f"The classes of {config.data} have changed since {run.folder} started ({len(before['classes'])} then, "
             f"{len(classes)} now). Restore them, or start a new run with --init {console.shell_quote(run.folder)}."
         )
-    if before["content"] != facts["content"]:
+    if (before["content"], before.get("truth")) != (facts["content"], truth):
         console.warning(
-            f"the images of {config.data} have changed since {run.folder} started ({before['images']:,} then, "
-            f"{len(examples):,} now): the run continues with them, and its result differs"
-        )
-    elif before.get("truth") != truth:
-        console.warning(
-            f"the masks or annotations of {config.data} have changed since {run.folder} started: the run continues "
-            "with them, and its result differs"
+            f"the images or annotations of {config.data} have changed since {run.folder} started ({before['images']:,} "
+            f"images then, {len(examples):,} now): the run continues with them, and its result differs"
         )
     if config.data:
         run.update_data_path(config.data)
@@ -243,29 +237,19 @@ def load_initial_weights(backbone: Backbone, config: RunConfig, classes: Sequenc
 
 
 def _load_init(backbone: Backbone, init: str, classes: Sequence[str]) -> None:
-    source, stored = init, names_in_folder(init)
-    if is_unfinished_run(init):
-        source, note, stored = best_run_weights(init)
-        console.info(note)
+    stored = names_in_folder(init)
     same = stored is None or stored == list(classes)
-    report = load_weights(backbone, source, classifier=same)
-    counts = (
-        f"{len(report.matched)} tensors loaded",
-        f"{len(report.missing)} missing{_in_brackets(report.missing)}",
-        f"{len(report.left_over)} left over{_in_brackets(report.left_over)}",
-    )
-    console.info(f"{init}: {report.kind}, {', '.join(counts)}" + "".join(f"; {note}" for note in report.notes))
+    report = load_weights(backbone, init, classifier=same)
+    parts = [f"{len(report.matched)} tensors loaded"]
+    for names, text in ((report.missing, "missing"), (report.left_over, "left over")):
+        parts.append(f"{len(names)} {text}{f' ({truncate_list(names, 4)})' if names else ''}")
+    console.info(f"{init}: {report.kind}, {', '.join(parts)}" + "".join(f"; {note}" for note in report.notes))
     if not backbone.num_classes:
         return
     if stored is not None and not same:
-        console.info(f"{init}: its classes differ{_in_brackets(stored)}, so the classifier starts from scratch")
+        console.info(f"{init}: its classes differ ({truncate_list(stored, 4)}), so the classifier starts from scratch")
     elif stored is None and f"{classifier_name(backbone.model)}.weight" in report.matched:
         console.info(f"{init}: its classifier is loaded; the file does not name its classes")
-
-
-def _in_brackets(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:4]) + ("…" if len(names) > 4 else "")
-    return f" ({shown})" if names else ""
 
 
 def check_resumed_batch_size(config: ResolvedRunConfig, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> None:
@@ -324,21 +308,15 @@ def make_batches(
 
 
 def resolve_readers(config: C, examples: ImageDataset, fabric: Fabric, auto: AutoValues) -> C:
-    """Resolve how many readers share the shards of a stream, the same number on every machine."""
+    """Resolve how many readers share the shards of a stream: the same on every rank, and on resume."""
     if examples.streaming is None:
         return config
     fewest = -distributed.all_reduce_max(fabric, -cores())
-    return resolve_stream(config, len(examples.streaming.paths), fabric.world_size, fewest, auto)
-
-
-@contextmanager
-def closing_readers(task: Any) -> Iterator[None]:
-    """Stop the reader processes of a stream when the training ends."""
-    try:
-        yield
-    finally:
-        if task.batches is not None:
-            task.batches.close()
+    shards, world = len(examples.streaming.paths), fabric.world_size
+    auto.choose("stream", config.stream, True, "the shards are remote, or too large for an index")
+    reason = f"{fewest} cores per process, {shards:,} shards for {world}"
+    auto.choose("workers", config.workers, max(1, min(16, fewest, shards // world)), reason)
+    return auto.apply(config, type(config))
 
 
 stores = SharedStores()

@@ -1,6 +1,5 @@
 """Experiment: one training command, from its options to a finished run folder."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,15 +24,14 @@ from frugalvit.errors import UserError
 from frugalvit.experiment import builders, resume
 from frugalvit.experiment.auto_values import AutoValues, Facts, record_recipe, resolve_input
 from frugalvit.experiment.extra_objectives import load_plugins
-from frugalvit.experiment.init_weights import adopt_init_architecture
-from frugalvit.experiment.summary import decisions_table, summary_table
+from frugalvit.experiment.load_model import adopt_init_architecture
 from frugalvit.report.page import write_report
 from frugalvit.runs import layout
 from frugalvit.runs.layout import missing_parents, remove_empty_run
 from frugalvit.runs.run_folder import RunFolder, finished_summary
 from frugalvit.runs.trackers import check_trackers
-from frugalvit.utils import console, launch_env
-from frugalvit.utils.tables import CommandResult
+from frugalvit.utils import console
+from frugalvit.utils.tables import CommandResult, Table, as_text
 
 C = TypeVar("C", bound=RunConfig)
 R = TypeVar("R", bound=ResolvedRunConfig)
@@ -86,8 +84,9 @@ class Experiment(ABC, Generic[C, R]):
         """Return what the rules for "auto" need to know about the data."""
 
     def resolve_input(self, options: C, facts: Facts) -> C:
-        """Resolve what the backbone needs: its name and the input size."""
-        return resolve_input(options, facts, self.auto_values)
+        """Resolve what the backbone and a stream need: name, input size, readers."""
+        options = resolve_input(options, facts, self.auto_values)
+        return builders.resolve_readers(options, self.training_files()[0], self.fabric, self.auto_values)
 
     @abstractmethod
     def build_backbone(self, options: C) -> Backbone:
@@ -144,8 +143,6 @@ class Experiment(ABC, Generic[C, R]):
             self.options = resume.load_resumed_config(requested)
         elif requested.init and not Path(requested.init).exists():
             raise UserError(f"--init {requested.init}: there is no such run, exported folder or checkpoint file.")
-        else:
-            self._check_data_early()
         fabric = self.fabric = builders.make_fabric(self.options)
         resume.check_ranks_agree(requested, fabric)
         if requested.resume and (finished := finished_summary(requested.resume)):
@@ -164,10 +161,10 @@ class Experiment(ABC, Generic[C, R]):
                 return result
         except RunInterrupted as stop:
             return self._stopped(stop)
-        except UserError as error:
+        except UserError:
             run.close()
             if run.writer:
-                remove_empty_run(created, error)
+                remove_empty_run(created)
             raise
         finally:
             run.close()
@@ -177,12 +174,14 @@ class Experiment(ABC, Generic[C, R]):
         self._record()
         self.task = self.build_task()
         self.build_batches()
-        with builders.closing_readers(self.task):
-            outcome = self.fit()
-            summary = self.score(outcome)
+        try:
+            summary = self.score(self.fit())
             if self.run_folder.writer:
                 self.save(summary)
                 self.report()
+        finally:
+            if self.task.batches is not None:
+                self.task.batches.close()  # the reader processes of a stream
         return self.result(summary)
 
     def resolve(self) -> None:
@@ -230,8 +229,12 @@ class Experiment(ABC, Generic[C, R]):
         """Write the results; summary.json last, because it marks the run as finished."""
         run = self.run_folder
         details = self.save_results(summary)
-        run.table("summary", summary_table(summary))
-        run.table("decisions", decisions_table(self.auto_values))
+        numbers: list[list[object]] = [
+            [name, as_text(value)] for name, value in summary.items() if isinstance(value, int | float | str)
+        ]
+        run.table("summary", Table(["result", "value"], numbers, "Result"))
+        decisions: list[list[object]] = [[value.name, str(value.value), value.reason] for value in self.auto_values]
+        run.table("decisions", Table(["option", "value", "reason"], decisions, 'What "auto" chose'))
         run.save_json(layout.SUMMARY, summary | details | {"auto": [vars(value) for value in self.auto_values]})
 
     def report(self) -> None:
@@ -252,11 +255,7 @@ class Experiment(ABC, Generic[C, R]):
         try:
             return self.open_data(fabric)
         except UserError as error:
-            raise type(error)(f"{error}{resume.moved_data_hint(requested, self.options, self.command)}") from None
-
-    def _check_data_early(self) -> None:
-        """Fail early on missing data: open it once before launching several processes."""
-        data, world = self.options.data, launch_env.devices_and_nodes(self.options.devices, self.options.nodes)
-        local = data is not None and not any(sign in data for sign in ":*{[")  # neither an address nor a pattern
-        if local and math.prod(world) > 1 and not Path(str(data)).exists():
-            self._open_data(self.options, None)
+            source_run = requested.resume or getattr(requested, "continue_from", None)
+            if not source_run or requested.is_set("data"):
+                raise
+            raise type(error)(f"{error} If the data of {source_run} has moved, pass its new path.") from None

@@ -1,23 +1,28 @@
-"""The MODEL argument: a run folder, a checkpoint, an exported folder or the name of an architecture."""
+"""The MODEL argument and --init: a run folder, a checkpoint, an exported folder or the name of an architecture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from frugalvit.backbones import Backbone, create_backbone
-from frugalvit.backbones.registry import is_model_name, suggest_names
-from frugalvit.backbones.weights.load import LoadReport, load_weights
+from frugalvit.backbones.registry import get_architecture, is_model_name, suggest_names
+from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, find_model_folder
 from frugalvit.backbones.weights.model_folder import load_model_folder
 from frugalvit.backbones.weights.released_checkpoints import classifier_part
+from frugalvit.config.run import RunConfig
 from frugalvit.data.augment.transforms import EvalTransform
-from frugalvit.errors import UserError, did_you_mean
-from frugalvit.experiment.init_weights import backbone_weights
+from frugalvit.errors import UserError
+from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.resume import command_of
 from frugalvit.runs import layout
+from frugalvit.runs.checkpoint import read_state
 from frugalvit.utils import console
+from frugalvit.utils.console import shell_quote
 from frugalvit.utils.text import truncate_list
+
+C = TypeVar("C", bound=RunConfig)
 
 _MODELS = "Pass a run folder, a checkpoint or an exported folder"
 
@@ -59,7 +64,7 @@ def load_model(
         if folder is None:
             hint = _MODELS
             if (path / layout.CONFIG).exists():
-                resume = f"frugalvit {command_of(path) or 'train'} --resume {console.shell_quote(path)}"
+                resume = f"frugalvit {command_of(path) or 'train'} --resume {shell_quote(path)}"
                 hint = f"The run is not finished: resume it with '{resume}'"
             raise UserError(f"{path} holds no model (no config.json). {hint}.")
         backbone, meta = load_model_folder(folder, img_size=img_size)
@@ -69,7 +74,7 @@ def load_model(
             _log_notes(backbone.notes)
         name = path.resolve().name
         if checkpoint is not None:
-            load_weights(backbone, backbone_weights(checkpoint), strict=True)
+            load_weights(backbone, _checkpoint_weights(checkpoint), strict=True)
             name, meta = f"{name}-{checkpoint.stem}", without_scores(meta)  # scores belong to the folder's weights
     elif path.is_file():
         if architecture is None:
@@ -78,21 +83,75 @@ def load_model(
         name = path.stem
     else:
         if "/" in source or source.endswith((".pt", ".pth", ".safetensors")):
-            siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-            raise UserError(f"There is no model at {source}.{did_you_mean(path.name, siblings) or f' {_MODELS}.'}")
+            raise UserError(f"There is no model at {source}. {_MODELS}.")
         if not is_model_name(source):
             names = "or a name of 'frugalvit list models'"
             raise UserError(
                 f"There is no folder, file or network '{source}'.{suggest_names(source)} {_MODELS}, {names}."
             )
+        published, _, tag = source.partition(".")
+        if tag and not random:
+            raise UserError(
+                f"'{source}' names published weights, which are not downloaded here. Download the folder ('hf download "
+                f"timm/{source} --local-dir FOLDER') and pass it, or pass '{published}' for random weights."
+            )
         if not random:
-            _warn_random_weights(source)
+            console.warning(f"'{source}' is only a name: its weights are random. {_MODELS} for trained ones")
         backbone = create_backbone(source, img_size=img_size or 224)
         _log_notes(backbone.notes)
         name = source
     classes = meta.get("classes")
-    transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std, **_preprocessing(meta))
+    preprocessing: dict[str, Any] = {}
+    if meta.get("crop_pct"):
+        preprocessing["resize_ratio"] = max(1.0, 1 / float(meta["crop_pct"]))
+    if meta.get("interpolation") in ("bilinear", "bicubic"):
+        preprocessing["interpolation"] = meta["interpolation"]
+    transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std, **preprocessing)
     return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta)
+
+
+def _checkpoint_weights(checkpoint: Path) -> Path | Mapping[str, Any]:
+    """Return what ``load_weights`` takes from a checkpoint of a run: the file, or the backbone inside a detector."""
+    state, fault = read_state(checkpoint)
+    if state is None:
+        raise UserError(f"{checkpoint} is damaged ({fault}). Pass another checkpoint of the run, or the run itself.")
+    inside = "pyramid.backbone."
+    tensors = {name.partition(inside)[2]: tensor for name, tensor in state["task"].items() if inside in name}
+    return {"task": tensors} if tensors else checkpoint
+
+
+def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = True) -> C:
+    """Take the architecture from the folder of --init, for what the user left open.
+
+    with_size: the input size too
+    """
+    if not config.init or config.resume:
+        return config
+    folder = find_model_folder(config.init)
+    if folder is None and (Path(config.init) / layout.DATA).is_file():
+        raise UserError(
+            f"--init {config.init}: this run is not finished. Resume it, or use --init "
+            f"{shell_quote(f'{config.init}/{layout.CHECKPOINTS}/{layout.LAST}')} with its --backbone."
+        )
+    if folder is None:
+        return config
+    try:
+        network = load_model_folder(folder)[0]
+    except UserError:
+        if config.backbone == "auto":
+            raise
+        return config  # not our folder, and the user names the network: loading shows whether the weights fit
+    backbone = auto.choose("backbone", config.backbone, network.name, f"the network of {config.init}")
+    keywords = {key: network.keywords[key] for key in ("mean", "std") if key in network.keywords}
+    wanted, stored = (get_architecture(name).partition(".")[0] for name in (backbone, network.name))
+    if wanted == stored:
+        keywords = network.architecture_kwargs() | ({} if network.in_chans == 3 else {"in_chans": network.in_chans})
+        if with_size:
+            auto.choose("img_size", config.img_size, network.img_size, f"the input size of {config.init}")
+    keywords |= config.backbone_args
+    if keywords.get("in_chans", 3) != network.in_chans:  # mean and std are per channel
+        keywords = {key: value for key, value in keywords.items() if key not in ("mean", "std")} | config.backbone_args
+    return auto.apply(config.with_options({"backbone_args": keywords}, type(config)), type(config))
 
 
 def described_by(path: Path) -> Path | None:
@@ -112,58 +171,21 @@ def without_scores(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_file(path: Path, architecture: str, img_size: int | tuple[int, int]) -> Backbone:
-    """Load a bare file into the published network, or into the one for small images if only that fits exactly."""
+    """Load a bare file into the published network."""
     backbone = create_backbone(architecture, img_size=img_size, keep_patch_size=True)
     report = load_weights(backbone, path)
-    if report.resized and "keep_patch_size" in backbone.keywords:
-        small = create_backbone(architecture, img_size=img_size)
-        exact = load_weights(small, path)
-        if not exact.resized:
-            backbone, report = small, exact
     if report.missing:
-        lacking = ", ".join(report.missing[:4]) + ("…" if len(report.missing) > 4 else "")
-        raise UserError(
-            f"{path} lacks {len(report.missing)} tensors of '{architecture}' ({lacking}). Is --backbone right?"
-        )
-    if "keep_patch_size" in backbone.keywords:
-        console.info(
-            f"{path} does not store how its network was built: using the published {architecture}. A run folder or an "
-            "exported folder stores it."
-        )
-    else:
-        _log_notes(backbone.notes)
-    _log_report(path, report)
-    return backbone
-
-
-def _log_report(path: Path, report: LoadReport) -> None:
+        lacking = truncate_list(report.missing, 4)
+        raise UserError(f"{path} lacks these tensors of '{architecture}': {lacking}. Is --backbone right?")
+    console.info(f"{path} does not store how its network was built: using the published {architecture}.")
     unused = [name for name in report.left_over if classifier_part(name) is None]
     if unused:
         console.warning(f"{path}: the network has no {truncate_list(unused, 4)}. Is --backbone right?")
     if report.notes:
         console.info(f"{path}: {'; '.join(report.notes)}")
-
-
-def _warn_random_weights(name: str) -> None:
-    architecture, _, tag = name.partition(".")
-    if tag:
-        raise UserError(
-            f"'{name}' names published weights, which are not downloaded here. Download the folder ('hf download "
-            f"timm/{name} --local-dir FOLDER') and pass it, or pass '{architecture}' for random weights."
-        )
-    console.warning(f"'{name}' is only a name: its weights are random. {_MODELS} for trained ones")
+    return backbone
 
 
 def _log_notes(notes: list[str]) -> None:
     for note in notes:
         console.info(note)
-
-
-def _preprocessing(meta: dict[str, Any]) -> dict[str, Any]:
-    """Return how the folder's images were cropped and resized, if it stores that."""
-    options: dict[str, Any] = {}
-    if meta.get("crop_pct"):
-        options["resize_ratio"] = max(1.0, 1 / float(meta["crop_pct"]))
-    if meta.get("interpolation") in ("bilinear", "bicubic"):
-        options["interpolation"] = meta["interpolation"]
-    return options

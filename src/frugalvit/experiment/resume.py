@@ -73,9 +73,8 @@ def _check_fixed_options(config: RunConfig, stored: RunConfig, folder: Path, fre
         flag = short if str(short).startswith("--") else f"--{name.replace('_', '-')}"
         started = f"started with {had}" if had not in (None, False, "auto") else "started without it"
         way = f"start a new run from its weights with --init {shell_quote(folder)}"
-        longer = name in ("steps", "epochs") and wanted is not None and (had in (None, "auto") or wanted > had)
-        if longer and isinstance(config, PretrainConfig):
-            way = f"train longer in a new run with --continue {shell_quote(folder)} {flag} {wanted:.15g}"
+        if name in ("steps", "epochs") and isinstance(config, PretrainConfig):
+            way = f"train longer in a new run with --continue {shell_quote(folder)}"
         raise UserError(f"Cannot change {flag} on resume ({folder} {started}). Drop it, or {way}.")
 
 
@@ -98,19 +97,6 @@ def _check_processes(config: RunConfig, stored: RunConfig, folder: Path) -> None
             f"{folder} streams shards with {before} processes (--devices, --nodes), not {now}: the number cannot "
             f"change on resume. Or start a new run from its weights with --init {shell_quote(folder)}."
         )
-
-
-def moved_data_hint(requested: RunConfig, options: RunConfig, command: str) -> str:
-    """Return what to do if the data of the run to resume or to continue has moved; else an empty text."""
-    if requested.resume and not requested.data:
-        run, flag = requested.resume, "--resume"
-    elif isinstance(options, PretrainConfig) and options.continue_from and not options.requested("data", None):
-        run, flag = options.continue_from, "--continue"
-    else:
-        return ""
-    if Path(str(options.data)).exists():
-        return ""
-    return f" {run} had its data there. If it has moved: frugalvit {command} NEW_PATH {flag} {shell_quote(run)}"
 
 
 def check_ranks_agree(config: RunConfig, fabric: Fabric) -> None:

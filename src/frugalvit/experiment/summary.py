@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor, nn
 
 from frugalvit.backbones import Backbone
 from frugalvit.config.run import RunConfig
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.loader import BatchSource, eval_batches
-from frugalvit.experiment.auto_values import AutoValue
 from frugalvit.experiment.builders import EvalSet
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils import console
 from frugalvit.utils.files import utf8_safe
-from frugalvit.utils.tables import CommandResult, Table, as_text
+from frugalvit.utils.tables import CommandResult, Table
 
 
 @torch.inference_mode()
@@ -39,13 +38,8 @@ def worst_mistakes(
         assert labels is not None
         probability, predicted = backbone.classify(backbone(images).pooled).float().softmax(1).max(1)
         wrong = (predicted != labels).nonzero()[:, 0]
-        rows = zip(
-            probability[wrong].tolist(),
-            index[wrong.cpu()].tolist(),
-            labels[wrong].tolist(),
-            predicted[wrong].tolist(),
-            strict=True,
-        )
+        columns = (probability[wrong], index[wrong.cpu()], labels[wrong], predicted[wrong])
+        rows = zip(*(column.tolist() for column in columns), strict=True)
         mistakes = sorted([*mistakes, *rows], reverse=True)[:count]
     thumbnails = _thumbnails(dataset.store, [index for _, index, _, _ in mistakes])
     return [
@@ -77,11 +71,15 @@ def augmentation_sheet(batches: BatchSource, backbone: Backbone, columns: int = 
         std = torch.tensor(backbone.std, device=view.device)[:, None, None]
         pixels = (view[: columns if len(views) > 1 else 3 * columns].float() * std + mean).clamp(0, 1)
         tiles += list((pixels * 255).round().byte().cpu())
-    edge = max(64, min(112, tiles[0].shape[-1]))
-    sheet = Image.new("RGB", (columns * edge, -(-len(tiles) // columns) * edge), "white")
-    for index, tile in enumerate(tiles):
-        picture = _picture(tile).resize((edge, edge), Image.Resampling.LANCZOS)
-        sheet.paste(picture, (index % columns * edge, index // columns * edge))
+    return _sheet([_picture(tile) for tile in tiles], columns, max(64, min(112, tiles[0].shape[-1])))
+
+
+def _sheet(pictures: list[Image.Image], columns: int, edge: int) -> bytes:
+    """Return pictures in rows of ``columns`` as one JPEG."""
+    sheet = Image.new("RGB", (columns * edge, -(-len(pictures) // columns) * edge), "white")
+    for index, picture in enumerate(pictures):
+        square = picture.resize((edge, edge), Image.Resampling.LANCZOS)
+        sheet.paste(square, (index % columns * edge, index // columns * edge))
     return _encode(sheet)
 
 
@@ -104,19 +102,10 @@ def save_pictures(run: RunFolder, mistakes: list[dict[str, Any]] | None, sheet: 
         run.table("mistakes", Table(columns, shown, "Worst mistakes, most confident first"))
 
 
-def mistake_sheet(mistakes: list[dict[str, Any]], columns: int = 6, edge: int = 96) -> bytes:
-    """Return the worst mistakes with their predictions as one JPEG, for trackers."""
-    cell = (edge + 24, edge + 36)
-    sheet = Image.new("RGB", (columns * cell[0], -(-len(mistakes) // columns) * cell[1]), "white")
-    pen = ImageDraw.Draw(sheet)
-    for index, mistake in enumerate(mistakes):
-        left, top = index % columns * cell[0], index // columns * cell[1]
-        encoded = mistake["image"].partition("base64,")[2]
-        with Image.open(io.BytesIO(base64.b64decode(encoded))) as picture:
-            sheet.paste(picture, (left + (cell[0] - picture.width) // 2, top + (edge - picture.height) // 2))
-        for line, text in enumerate((f"is: {mistake['label']}", f"pred: {mistake['predicted']}")):
-            pen.text((left + 6, top + edge + 4 + 14 * line), _ascii(text), fill="black")
-    return _encode(sheet)
+def mistake_sheet(mistakes: list[dict[str, Any]]) -> bytes:
+    """Return the worst mistakes as one JPEG, in the order of their table."""
+    encoded = (base64.b64decode(mistake["image"].partition("base64,")[2]) for mistake in mistakes)
+    return _sheet([Image.open(io.BytesIO(data)) for data in encoded], columns=6, edge=96)
 
 
 # -- tables
@@ -180,24 +169,6 @@ def describe_weights(outcome: Mapping[str, Any], eval_split: str) -> dict[str, A
 def finite(number: float) -> float | None:
     """Return a number that JSON can hold: None for infinity and NaN."""
     return number if math.isfinite(number) else None
-
-
-def decisions_table(decisions: Iterable[AutoValue]) -> Table:
-    """Return the values that "auto" chose, with reasons."""
-    rows: list[list[object]] = [[d.name, str(d.value), d.reason] for d in decisions]
-    return Table(["option", "value", "reason"], rows, 'What "auto" chose')
-
-
-def summary_table(summary: Mapping[str, Any]) -> Table:
-    """Return the numbers of a finished run, one per row."""
-    rows: list[list[object]] = [[k, as_text(v)] for k, v in summary.items() if isinstance(v, int | float | str)]
-    return Table(["result", "value"], rows, "Result")
-
-
-def _ascii(text: str, most: int = 18) -> str:
-    """Return a short text in letters of the built-in font."""
-    plain = text.encode("ascii", "replace").decode()
-    return plain if len(plain) <= most else plain[: most - 2] + ".."
 
 
 def _thumbnails(store: ImageStore, indices: list[int], edge: int = 96) -> list[str]:

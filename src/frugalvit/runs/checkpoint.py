@@ -40,10 +40,11 @@ def load_newest_state(folder: Path, *, set_aside: bool) -> dict[str, Any] | None
         if set_aside:
             path.replace(path.with_suffix(".damaged"))
     if damaged:
-        best = folder / CHECKPOINTS / BEST
-        restart = "start again with another --out"
-        advice = f"start from its best weights with --init {shell_quote(best)}" if best.exists() else restart
-        raise UserError(f"No checkpoint of {folder} is intact ({' and '.join(damaged)} are damaged); {advice}.")
+        best = shell_quote(folder / CHECKPOINTS / BEST)
+        names = " and ".join(damaged)
+        raise UserError(
+            f"No checkpoint of {folder} is intact ({names} are damaged). Start again, or with --init {best}."
+        )
     return None
 
 

@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from frugalvit.errors import UserError
-from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import FolderLock, is_part, read_json
 
 CONFIG = "config.yaml"
@@ -61,7 +60,7 @@ RUN_FILES = (
 DENSE_FILES = (*RUN_FILES, DENSE_WEIGHTS, DENSE_FACTS, DENSE_REPORT, PICTURES)
 """Written by detectors and segmenters."""
 
-COMPARISON_FILES = (*COMPARISON_TABLES, COMPARISON_CHART, COMPARISON, REPORT, TENSORBOARD, TRACKERS)
+COMPARISON_FILES = (*COMPARISON_TABLES, COMPARISON_CHART, COMPARISON, REPORT)
 EMPTY_RUN_FILES = {*AT_START, REQUEST, ".lock", CHECKPOINTS}
 
 
@@ -76,11 +75,6 @@ def contains_run(folder: Path) -> bool:
         return True  # a config.yaml that is not ours, or a run that lost files
     done = any((folder / name).exists() for name in (METRICS, SUMMARY))
     return done or not all(map(is_part, (folder / CHECKPOINTS).glob("*")))
-
-
-def is_started(folder: Path) -> bool:
-    """Return whether a run in the folder has written its configuration and its data."""
-    return all((folder / name).is_file() for name in (CONFIG, DATA))
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -139,32 +133,22 @@ def missing_parents(folder: Path) -> list[Path]:
     return list(itertools.takewhile(lambda path: not path.exists(), (folder, *folder.parents)))
 
 
-def remove_empty_run(created: list[Path], error: UserError) -> None:
+def remove_empty_run(created: list[Path]) -> None:
     """Remove the folders created for a run that failed before its first step.
 
-    The lock guards against another process that uses the same new folder.
-
     created: from ``missing_parents``
-    error:   what ended the run; if it advises to resume (a full disk), the folder stays
     """
-    if not created or not created[0].is_dir() or f"--resume {shell_quote(created[0])}" in str(error):
+    if not created or not created[0].is_dir():
         return
     folder, *parents = created
+    if {entry.name for entry in folder.iterdir()} - EMPTY_RUN_FILES or any((folder / CHECKPOINTS).glob("*")):
+        return
     try:
-        with FolderLock(folder):
-            if {entry.name for entry in folder.iterdir()} - EMPTY_RUN_FILES or any((folder / CHECKPOINTS).glob("*")):
-                return
-            for name in {*EMPTY_RUN_FILES} - {".lock"}:
-                path = folder / name
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
+        with FolderLock(folder):  # not while another process starts a run in the same new folder
+            pass
     except UserError:
-        return  # another process uses the folder
-    with contextlib.suppress(OSError):  # the lock file is closed now: Windows does not remove open files
-        (folder / ".lock").unlink(missing_ok=True)
-        folder.rmdir()
+        return
+    shutil.rmtree(folder, ignore_errors=True)
     for path in parents:
         with contextlib.suppress(OSError):  # not empty any more
             path.rmdir()

@@ -2,11 +2,10 @@
 
 import contextlib
 import datetime
-import errno
 import json
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +22,7 @@ from frugalvit.utils import console
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import FolderLock, Read, make_folder, read_json, remove_parts, utf8_safe, write_text
 from frugalvit.utils.tables import Table, to_json
+from frugalvit.utils.text import short_message
 
 
 def new_run_folder(out: str | None, *words: str, names: Iterable[str] = layout.RUN_FILES) -> Path:
@@ -43,17 +43,14 @@ def new_run_folder(out: str | None, *words: str, names: Iterable[str] = layout.R
         return make_folder(folder)
     plain = (re.sub(r"[^\w.-]+", "-", word)[:60].strip("-.") or "data" for word in words)  # valid on every system
     stem = "_".join([datetime.date.today().isoformat(), *plain])
-    for number in range(1, 10_000):
-        folder = Path("runs") / (stem if number == 1 else f"{stem}_{number}")
+    folder, number = make_folder(Path("runs")) / stem, 1
+    while True:
         try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
             folder.mkdir()
+            return folder
         except FileExistsError:
-            continue
-        except OSError as error:
-            raise UserError(f"Cannot write to {folder} ({error.strerror}). Choose another folder with --out.") from None
-        return folder
-    raise UserError(f"runs/ already has 10,000 runs named {stem}. Choose a folder with --out.")
+            number += 1
+            folder = folder.with_name(f"{stem}_{number}")
 
 
 class RunFolder:
@@ -67,7 +64,6 @@ class RunFolder:
         self._board: TensorBoard | None = None
         self._step = 0
         self._resumed_at: int | None = None
-        self._saved_step: int | None = None  # of the newest checkpoint, if this process knows it
         self.stop_requested = False  # by a signal in the last step: the run itself is finished
         self.trackers = Trackers({})
         if writer:
@@ -88,24 +84,19 @@ class RunFolder:
 
     def update_data_path(self, data: str) -> None:
         """Store the new location of the data for the next resume; the rest of config.yaml stays."""
-        path = self.path(layout.CONFIG)
-        if not self.writer or read_yaml(path).get("data") == data:
+        values = read_yaml(self.path(layout.CONFIG))
+        if not self.writer or values.get("data") == data:
             return
-        text, entry = path.read_text(encoding="utf-8"), yaml.safe_dump({"data": data}, allow_unicode=True)
-        # A long name continues in indented lines; a name with a line break continues after an empty line.
-        old = re.compile(r"^data:.*\n(?:[ \t].*\n|\n)*", re.MULTILINE)
-        self._write(layout.CONFIG, old.sub(lambda _: entry, text, count=1))
+        values["data"] = data
+        self._write(layout.CONFIG, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
 
     def save_json(self, name: str, value: object) -> None:
         self._write(name, to_json(value, indent=1))
 
     def _write(self, name: str, text: str) -> None:
-        if not self.writer:
-            return
-        try:
-            write_text(self.path(name), text)
-        except OSError as error:
-            raise UserError(self._write_error(name, error)) from error
+        if self.writer:
+            with self._explain_errors(name):
+                write_text(self.path(name), text)
 
     def read_json(self, name: str, kind: type[Read] = dict) -> Read:
         """Read a file that must exist."""
@@ -120,36 +111,28 @@ class RunFolder:
         """Append a line to metrics.jsonl and send it to TensorBoard and the trackers."""
         if not self.writer:
             return
-        try:
+        with self._explain_errors("metrics"):
             if self._metrics is None:
                 self._metrics = self.path(layout.METRICS).open("a", encoding="utf-8")
             self._metrics.write(to_json({"step": step, **values}) + "\n")
             self._metrics.flush()
             self._tensorboard().log(step, values)
-        except OSError as error:
-            raise UserError(self._write_error("metrics", error)) from error
         self._step = step
         self.trackers.log(step, values)
 
     def picture(self, name: str, path: Path) -> None:
         """Send a picture file to TensorBoard and the trackers."""
-        if not self.writer:
-            return
-        try:
-            self._tensorboard().image(self._step, name, path)
-        except OSError as error:
-            raise UserError(self._write_error(f"the picture {path.name}", error)) from error
-        self.trackers.image(self._step, name, path)
+        if self.writer:
+            with self._explain_errors(path.name):
+                self._tensorboard().image(self._step, name, path)
+            self.trackers.image(self._step, name, path)
 
     def table(self, name: str, table: Table) -> None:
         """Send a table to TensorBoard and the trackers."""
-        if not self.writer or not table.rows:
-            return
-        try:
-            self._tensorboard().table(self._step, name, table)
-        except OSError as error:
-            raise UserError(self._write_error(f"the table {name}", error)) from error
-        self.trackers.table(self._step, name, table)
+        if self.writer and table.rows:
+            with self._explain_errors(f"the table {name}"):
+                self._tensorboard().table(self._step, name, table)
+            self.trackers.table(self._step, name, table)
 
     def truncate_metrics(self, step: int) -> None:
         """Drop the lines after the last checkpoint: the resumed run writes them again."""
@@ -168,48 +151,38 @@ class RunFolder:
 
     def save_checkpoint(self, state: dict[str, Any], *, best: bool = False) -> None:
         """Write ``last.pt`` or ``best.pt``."""
-        if not self.writer:
-            return
-        try:
-            save_state(self.folder, state, best=best)
-        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError of its writer
-            if isinstance(error.__context__, KeyboardInterrupt):  # the writer was interrupted
-                raise KeyboardInterrupt from error
-            raise UserError(self._write_error(layout.BEST if best else layout.LAST, error)) from error
-        if not best:
-            self._saved_step = state["step"]
+        if self.writer:
+            with self._explain_errors(layout.BEST if best else layout.LAST, (OSError, RuntimeError)):
+                save_state(self.folder, state, best=best)
 
     def has_checkpoint(self) -> bool:
         return layout.has_checkpoint(self.folder)
 
     def load_checkpoint(self) -> dict[str, Any] | None:
         """Load the newest intact checkpoint; None without one."""
-        state = load_newest_state(self.folder, set_aside=self.writer)
-        self._saved_step = None if state is None else state["step"]
-        return state
+        return load_newest_state(self.folder, set_aside=self.writer)
 
     def load_best(self) -> dict[str, Any] | None:
         """Load the best checkpoint; None if missing, or damaged (with a warning)."""
         return load_best_state(self.folder)
 
-    def _write_error(self, what: str, error: Exception) -> str:
-        """Return the error text for a full or read-only disk, with the checkpoint that a resume starts from."""
-        # Torch's error names a line of its code; the error of the disk is its context.
-        disk = error if isinstance(error, OSError) else error.__context__
-        reason = (disk.strerror if isinstance(disk, OSError) else None) or " ".join(str(error).split())[:120]
-        full = isinstance(disk, OSError) and disk.errno in (errno.ENOSPC, errno.EDQUOT)
-        fix = "Free some space" if full else "Fix that"
-        resume = f"--resume {shell_quote(self.folder)}"
-        names = (name for name in (layout.LAST, layout.PREVIOUS) if (self.checkpoints / name).exists())
-        newest = next(names, None)
-        if newest is not None:
-            step = "" if self._saved_step is None else f" (step {self._saved_step:,})"
-            advice = f"{newest}{step} is intact. {fix}, then resume from it with {resume}."
-        elif self.path(layout.CONFIG).exists():
-            advice = f"There is no checkpoint yet. {fix}, then start at step 0 with {resume}."
-        else:
-            advice = f"Nothing was saved yet. {fix}, then start the run again."
-        return f"Could not save {what} in {self.folder} ({reason}). {advice}"
+    @contextlib.contextmanager
+    def _explain_errors(self, what: str, kinds: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+        """Raise ``UserError`` for a full or read-only disk, with the checkpoint that a resume starts from."""
+        try:
+            yield
+        except kinds as error:
+            # Torch reports a full disk, and an interrupted writer, as a RuntimeError with the cause as its context.
+            cause = error if isinstance(error, OSError) else error.__context__
+            if isinstance(cause, KeyboardInterrupt):
+                raise KeyboardInterrupt from error
+            reason = (cause.strerror if isinstance(cause, OSError) else None) or short_message(error)
+            names = (name for name in (layout.LAST, layout.PREVIOUS) if (self.checkpoints / name).exists())
+            newest = next(names, None)
+            advice = "Nothing was saved yet. Fix that, then start the run again."
+            if newest is not None:
+                advice = f"{newest} is intact. Fix that, then resume from it with --resume {shell_quote(self.folder)}."
+            raise UserError(f"Could not save {what} in {self.folder} ({reason}). {advice}") from error
 
     def close(self) -> None:
         """Close all files, and the lock last. Errors of the last flush were reported before."""

@@ -22,6 +22,7 @@ from frugalvit.runs import layout
 from frugalvit.utils import console
 from frugalvit.utils.files import read_json, write_text
 from frugalvit.utils.tables import Table, as_markdown, markdown_text
+from frugalvit.utils.text import short_message
 
 PROJECT = "frugalvit"
 _SEED = re.compile(r"seed_\d+")
@@ -77,7 +78,20 @@ def run_name(folder: Path) -> str:
     return f"{folder.resolve().parent.name}-{folder.name}" if _SEED.fullmatch(folder.name) else folder.name
 
 
-class _WandB:
+class _LogRun:
+    """A service whose run has ``log``: W&B and Trackio."""
+
+    service: Any
+    run: Any
+
+    def log(self, step: int, values: Mapping[str, Any]) -> None:
+        self.run.log(numbers(values), step=step)
+
+    def image(self, step: int, name: str, path: Path) -> None:
+        self.run.log({name: self.service.Image(str(path))}, step=step)
+
+
+class _WandB(_LogRun):
     """Weights & Biases. ``WANDB_MODE=offline`` writes to the run folder only."""
 
     def __init__(self, library: Any, folder: Path, config: Mapping[str, Any], identity: str | None) -> None:
@@ -86,12 +100,6 @@ class _WandB:
             project=PROJECT, name=run_name(folder), dir=str(folder), config=dict(config), id=identity, resume="allow"
         )
         self.identity = str(self.run.id)
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self.run.log(numbers(values), step=step)
-
-    def image(self, step: int, name: str, path: Path) -> None:
-        self.run.log({name: self.service.Image(str(path))}, step=step)
 
     def table(self, step: int, name: str, table: Table) -> None:
         rows = [row_of(row) for row in table.rows]
@@ -132,7 +140,7 @@ class _MLflow:
         self.client.set_terminated(self.identity)
 
 
-class _Trackio:
+class _Trackio(_LogRun):
     """Trackio, local by default."""
 
     def __init__(self, library: Any, folder: Path, config: Mapping[str, Any], identity: str | None) -> None:
@@ -141,12 +149,6 @@ class _Trackio:
         self.identity = identity or f"{run_name(folder)}-{secrets.token_hex(3)}"
         how = "allow" if identity else "never"
         self.run = library.init(project=PROJECT, name=self.identity, config=dict(config), resume=how)
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self.run.log(numbers(values), step=step)
-
-    def image(self, step: int, name: str, path: Path) -> None:
-        self.run.log({name: self.service.Image(str(path))}, step=step)
 
     def table(self, step: int, name: str, table: Table) -> None:
         # As dicts: releases before 0.20 drop column names that are passed separately.
@@ -190,12 +192,13 @@ class Trackers:
     def _each(self, act: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self.trackers.items()):
             try:
-                with _redirect_stdout():
+                with contextlib.redirect_stdout(sys.stderr):  # standard output is for results: Trackio prints there
                     act(tracker)
             except Exception as error:
                 del self.trackers[name]
+                reason = short_message(error)
                 console.warning(
-                    f"{name} is dropped for the rest of this run ({_reason(error)}); {layout.METRICS} has everything"
+                    f"{name} is dropped for the rest of this run ({reason}); {layout.METRICS} has everything"
                 )
 
 
@@ -209,24 +212,15 @@ def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, A
     for name in wanted:
         kind, hint = TRACKERS[name]
         try:
-            with _redirect_stdout():
+            with contextlib.redirect_stdout(sys.stderr):
                 tracker = kind(libraries[name], run_folder, config, known.get(name))
         except Exception as error:
-            raise UserError(f"--track {name} failed to start ({_reason(error)}). {hint}") from error
+            raise UserError(f"--track {name} failed to start ({short_message(error)}). {hint}") from error
         known[name] = tracker.identity
         trackers[name] = tracker
     if wanted:
         write_text(file, json.dumps(known, indent=1))
     return Trackers(trackers)
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-def _redirect_stdout() -> contextlib.redirect_stdout[Any]:
-    """Redirect standard output, which is for results: Trackio prints there."""
-    return contextlib.redirect_stdout(sys.stderr)
 
 
 def check_trackers(names: Iterable[str]) -> None:
@@ -247,13 +241,8 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
 
 def row_of(row: Iterable[object]) -> list[str | int | float | bool | None]:
     """Return cells that every service takes: numbers and text, None for non-finite numbers."""
-    return [_cell(value) for value in row]
-
-
-def _cell(value: object) -> str | int | float | bool | None:
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    return value if value is None or isinstance(value, int | str) else str(value)
+    finite = (None if isinstance(value, float) and not math.isfinite(value) else value for value in row)
+    return [value if value is None or isinstance(value, int | float | str) else str(value) for value in finite]
 
 
 def markdown(table: Table) -> str:

@@ -4,6 +4,8 @@ import base64
 import csv
 import io
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,15 +29,11 @@ from frugalvit.experiment.load_model import load_model
 from frugalvit.experiment.summary import relative_name, worst_mistakes
 from frugalvit.tasks.classification import task
 from frugalvit.tasks.classification import train as commands
+from frugalvit.tasks.classification.metrics import ClassificationScores
 from frugalvit.tasks.classification.predict import predict
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.classification.train import train
-from helpers.tiny_runs import TRAIN, differences, read_metrics, write_images
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_images(tmp_path_factory.mktemp("photos"))
+from helpers.tiny_runs import TRAIN, differences, interrupted_at, load_state, read_metrics, write_images
 
 
 def config(photos: Path, out: Path, **values: object) -> TrainConfig:
@@ -58,18 +56,18 @@ def test_recipe_and_evaluation_interval_are_recorded(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(config(photos, tmp_path / "run", evaluate_every="auto", steps=6))
-    said, written = capsys.readouterr().err, json.loads((tmp_path / "run" / "decisions.json").read_text())
-    assert "auto: recipe = scratch: from random weights" in said
-    assert "auto: evaluate_every = 3: 2 evaluations in 6 steps" in said
+    log, written = capsys.readouterr().err, json.loads((tmp_path / "run" / "decisions.json").read_text())
+    assert "auto: recipe = scratch: from random weights" in log
+    assert "auto: evaluate_every = 3: 2 evaluations in 6 steps" in log
     assert {"recipe": "scratch", "evaluate_every": 3}.items() <= {d["name"]: d["value"] for d in written}.items()
     assert TrainConfig.from_run(tmp_path / "run" / "config.yaml").evaluate_every == 3
-    train(config(photos, tmp_path / "asked", recipe="scratch", steps=1))
+    train(config(photos, tmp_path / "explicit", recipe="scratch", steps=1))
     assert "auto: recipe" not in capsys.readouterr().err
 
 
 def test_uncached_images_appear_in_the_report(tmp_path: Path) -> None:
-    """With the cache off there are no pictures at hand of the images that were taken for others: they are read."""
-    photos = write_images(tmp_path / "photos", classes=("cat", "dog", "cow", "hen"))  # more than can be told apart
+    """Without a cache the images of mistakes are decoded again."""
+    photos = write_images(tmp_path / "photos", classes=("cat", "dog", "cow", "hen"))
     for where in ("ram", "off"):
         train(config(photos, tmp_path / where, steps=2, cache={"where": where}, workers=0))
     mistakes, others = (json.loads((tmp_path / where / "mistakes.json").read_text()) for where in ("off", "ram"))
@@ -82,7 +80,7 @@ def test_uncached_images_appear_in_the_report(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("where", "shown"), [("photos", "val/cat/1.png"), ("photos/t.csv", "val/cat/1.png")])
 def test_file_names_are_relative_to_the_data(where: str, shown: str, tmp_path: Path) -> None:
-    """A report may go to others, whom the folders above the data are no concern of."""
+    """A report may go to others, who need not know the folders above the data."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "t.csv").write_text("")
     assert relative_name(str(tmp_path / where), str(tmp_path / "photos/val/cat/1.png")) == shown
@@ -93,13 +91,13 @@ def test_clean_images_need_a_second_forward(
     photos: Path, tmp_path: Path, prob: float, passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    judge = ClassificationTask.compute_losses
+    compute_losses = ClassificationTask.compute_losses
 
     def count(self: ClassificationTask, *inputs: Any) -> dict[str, torch.Tensor]:
         forward, calls = self.backbone.forward, []
         with monkeypatch.context() as patch:
             patch.setattr(self.backbone, "forward", lambda images: calls.append(1) or forward(images))
-            losses = judge(self, *inputs)
+            losses = compute_losses(self, *inputs)
         seen.append(len(calls))
         return losses
 
@@ -110,7 +108,7 @@ def test_clean_images_need_a_second_forward(
 
 
 class Brightness:
-    """Says "light" of an image, the surer the lighter it is."""
+    """A classifier that predicts "light", more confidently for lighter images."""
 
     def eval(self) -> None: ...
 
@@ -136,11 +134,11 @@ def test_worst_mistakes_are_sorted_by_confidence() -> None:
     assert [np.asarray(picture).mean() for picture in pictures] == pytest.approx([250, 20, 180], abs=3)
 
 
-@pytest.mark.parametrize(("weight", "error", "told"), [(0.5, 0.9, True), (0.5, 0.6, False), (0.0, 0.9, False)])
+@pytest.mark.parametrize(("weight", "error", "noted"), [(0.5, 0.9, True), (0.5, 0.6, False), (0.0, 0.9, False)])
 def test_a_hardly_learned_drloc_task_is_noted(
-    photos: Path, tmp_path: Path, weight: float, error: float, told: bool, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, weight: float, error: float, noted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against the error of a constant answer; a run without the loss has nothing to say."""
+    """Compared with the error of a constant answer; a run without the loss has no note."""
     measured = drloc_pairs.loss_at
     monkeypatch.setattr(
         task,
@@ -149,22 +147,15 @@ def test_a_hardly_learned_drloc_task_is_noted(
     )
     settings = {"localization": {"weight": weight}, "steps": 2}
     result = train(config(photos, tmp_path / "run", **settings))
-    assert any("hardly learned" in note for note in result.notes) == told
+    assert any("hardly learned" in note for note in result.notes) == noted
     assert ("constant_answer_error" in result.data) == (weight > 0)
 
 
 def test_summary_describes_last_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Train and test alone: test images are only watched, so the last weights are kept and there is no best step."""
-    watched = write_images(tmp_path / "watched")
-    (watched / "val").rename(watched / "test")
-    settings = TRAIN | {
-        "data": str(watched),
-        "split": "given",
-        "steps": 4,
-        "report": True,
-        "out": str(tmp_path / "run"),
-    }
-    data = train(TrainConfig.parse(settings)).data
+    """Without val the test images choose nothing: the last weights are exported."""
+    data = write_images(tmp_path / "photos")
+    (data / "val").rename(data / "test")
+    data = train(config(data, tmp_path / "run", split="given", steps=4, report=True)).data
     assert data["best_step"] is None and data["val_top1"] is None
     assert data["weights"] == "the last step: no validation images to choose the best by"
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
@@ -177,63 +168,41 @@ def test_summary_describes_last_weights(tmp_path: Path, capsys: pytest.CaptureFi
 def test_best_weights_are_scored_and_exported(
     ema: float, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a run that is best early on: those of that step, and not the last ones."""
+    """The run is best early: the weights of that step count, not the last ones."""
     monkeypatch.setattr(ClassificationTask, "evaluate", lambda self, step: {"top1": 100.0 / step})
     assert train(config(photos, tmp_path / "run", ema=ema)).data["best_step"] == 4
-    best, last = (
-        torch.load(tmp_path / f"run/checkpoints/{name}.pt", weights_only=True)["task"] for name in ("best", "last")
-    )
-    kept, whose = load_model(str(tmp_path / "run")).backbone.state_dict(), "average" if ema else "backbone"
-    assert all(torch.equal(value, best[f"{whose}.{name}"]) for name, value in kept.items())
-    assert not all(torch.equal(value, last[f"{whose}.{name}"]) for name, value in kept.items())
+    best, last = (load_state(tmp_path / "run", name)["task"] for name in ("best.pt", "last.pt"))
+    exported, network = load_model(str(tmp_path / "run")).backbone.state_dict(), "average" if ema else "backbone"
+    assert all(torch.equal(value, best[f"{network}.{name}"]) for name, value in exported.items())
+    assert not all(torch.equal(value, last[f"{network}.{name}"]) for name, value in exported.items())
 
 
-def test_summary_describes_best_weights(photos: Path, tmp_path: Path) -> None:
-    data = train(config(photos, tmp_path / "run", steps=4)).data
-    assert data["best_step"] == 4 and data["weights"] == "the best on val, step 4"
-
-
-def test_resume_with_moved_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_with_moved_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Scratch disks change from job to job: the run ends with the same bits."""
-    here = write_images(tmp_path / "here")
-    train(config(here, tmp_path / "whole", save_every=2))
-    with monkeypatch.context() as patch:
-        seen = ClassificationTask.after_step
-
-        def stop(self: ClassificationTask, step: int, skipped: torch.Tensor) -> None:
-            if step == 6:
-                raise KeyboardInterrupt
-            seen(self, step, skipped)
-
-        patch.setattr(ClassificationTask, "after_step", stop)
-        with pytest.raises(KeyboardInterrupt):
-            train(config(here, tmp_path / "moved", save_every=2))
-    here.rename(tmp_path / "there")
-    capsys.readouterr()
-    run, stored = tmp_path / "moved", (tmp_path / "moved/config.yaml").read_text()
+    data, run = write_images(tmp_path / "here"), tmp_path / "moved"
+    train(config(data, tmp_path / "complete", save_every=2))
+    with interrupted_at(6):
+        train(config(data, run, save_every=2))
+    moved, stored = data.rename(tmp_path / "there"), (run / "config.yaml").read_text()
     assert cli.main(["train", "--resume", str(run)]) == 2
-    said = capsys.readouterr().err
-    assert "No folder" in said
-    assert f"frugalvit train NEW_PATH --resume {run}" in said
-    assert cli.main(["train", str(tmp_path / "there"), "--resume", str(run)]) == 0
+    assert "has moved" in capsys.readouterr().err
+    assert cli.main(["train", str(moved), "--resume", str(run)]) == 0
     assert "have changed" not in capsys.readouterr().err
-    # The next resume, which need not name it, finds it too.
-    assert (run / "config.yaml").read_text() == stored.replace(f"data: {here}\n", f"data: {tmp_path / 'there'}\n", 1)
-    assert differences(tmp_path / "whole", tmp_path / "moved") == []
+    # The next resume need not name the new path.
+    assert (run / "config.yaml").read_text() == stored.replace(f"data: {data}\n", f"data: {moved}\n", 1)
+    assert differences(tmp_path / "complete", run) == []
 
 
 def test_predict_skips_unreadable_images(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """And its CSV is read back as it was, whatever a file is called."""
+    """File names with quotes and commas survive in the CSV."""
     train(config(photos, tmp_path / "run", steps=2, seed=99_999_999_999))
     (tmp_path / "in").mkdir()
     Image.new("RGB", (16, 16)).save(tmp_path / "in" / 'a "good", one.png')
     (tmp_path / "in" / "bad.png").write_bytes(b"no image")
     assert cli.main(["predict", str(tmp_path / "run"), str(tmp_path / "in"), "--format", "csv", "--device", "cpu"]) == 0
-    told = capsys.readouterr()
-    rows = list(csv.DictReader(told.out.splitlines()))
-    assert {row["image"] for row in rows} == {str(tmp_path / "in" / 'a "good", one.png')} and "bad.png" in told.err
+    captured = capsys.readouterr()
+    rows = list(csv.DictReader(captured.out.splitlines()))
+    assert {row["image"] for row in rows} == {str(tmp_path / "in" / 'a "good", one.png')} and "bad.png" in captured.err
 
 
 def test_timm_predicts_the_same(photos: Path, tmp_path: Path) -> None:
@@ -241,10 +210,10 @@ def test_timm_predicts_the_same(photos: Path, tmp_path: Path) -> None:
 
     train(config(photos, tmp_path / "run"))
     images = sorted(str(path) for path in (photos / "val").rglob("*.png"))[:3]
-    told = predict(PredictConfig(model=str(tmp_path / "run"), images=images, top=2)).data["predictions"]
+    predictions = predict(PredictConfig(model=str(tmp_path / "run"), images=images, top=2)).data["predictions"]
     ours = load_model(str(tmp_path / "run"))
     theirs = timm.create_model(f"local-dir:{tmp_path / 'run' / 'model'}", pretrained=True).eval()
-    for path, row in zip(images, told, strict=True):
+    for path, row in zip(images, predictions, strict=True):
         with torch.inference_mode():
             chances = theirs(ours.transform.image(Image.open(path)))[0].softmax(0)
         named = {ours.classes[i]: chance for i, chance in enumerate(chances.tolist())}  # type: ignore[index]
@@ -303,16 +272,16 @@ def test_own_pretraining_uses_the_scratch_recipe(where: str, tmp_path: Path) -> 
     (tmp_path / "run" / "config.yaml").write_text("matching: {}\n")
     (tmp_path / "exported").mkdir()
     (tmp_path / "exported" / "config.json").write_text('{"frugalvit": {"meta": {"task": "pretrain"}}}')
-    asked = {"data": "photos", "init": str(tmp_path / where)}
-    assert TrainConfig.parse(asked).recipe == "scratch"
-    (tmp_path / "run" / "config.yaml").write_text("mixing: {}\n")  # a classifier, though its folder may lie in another
+    options = {"data": "photos", "init": str(tmp_path / where)}
+    assert TrainConfig.parse(options).recipe == "scratch"
+    (tmp_path / "run" / "config.yaml").write_text("mixing: {}\n")  # a classifier
     (tmp_path / "config.yaml").write_text("matching: {}\n")
     (tmp_path / "exported" / "config.json").write_text('{"frugalvit": {"meta": {"task": "train"}}}')
-    assert TrainConfig.parse(asked).recipe == "finetune"
+    assert TrainConfig.parse(options).recipe == "finetune"
     assert TrainConfig.parse({"data": "photos", "pretrained": True}).recipe == "finetune"
-    (tmp_path / "run" / "config.yaml").write_text("a: !!python/tuple [1, 2]\n")  # somebody else's
+    (tmp_path / "run" / "config.yaml").write_text("a: !!python/tuple [1, 2]\n")  # of another program
     (tmp_path / "exported" / "config.json").write_text("{")
-    assert TrainConfig.parse(asked).recipe == "finetune"
+    assert TrainConfig.parse(options).recipe == "finetune"
 
 
 def test_frozen_batch_norms_keep_their_statistics(photos: Path, tmp_path: Path) -> None:
@@ -329,64 +298,73 @@ def test_a_batch_that_cannot_be_shared_is_reduced(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(config(photos, tmp_path / "run", steps=2, accumulate=3, lr="auto"))
-    said = capsys.readouterr().err
-    assert "batch = 6: 3 parts of a step cannot share 8 equally\n" in said and said.count("batch = ") == 1
-    assert "scaled with the square root to batch 6\n" in said
+    log = capsys.readouterr().err
+    assert "batch = 6: 1 processes and 3 parts of a step cannot share 8 equally" in log and log.count("batch = ") == 1
+    assert "scaled with the square root to batch 6\n" in log
     assert read_yaml(tmp_path / "run" / "config.yaml")["batch"] == 6
 
 
 def test_parts_of_a_step_draw_other_pairs(photos: Path, tmp_path: Path) -> None:
-    asked: list[torch.Tensor] = []
+    drawn: list[torch.Tensor] = []
 
-    class Listening(ClassificationTask):
+    class RecordingTask(ClassificationTask):
         def _pairs(self, batch: Batch) -> torch.Tensor | None:
             pairs = super()._pairs(batch)
             assert pairs is not None
-            asked.append(pairs)
+            drawn.append(pairs)
             return pairs
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(commands, "ClassificationTask", Listening)
+        patch.setattr(commands, "ClassificationTask", RecordingTask)
         train(config(photos, tmp_path / "run", steps=2, accumulate=2))
-    assert len(asked) == 4 and all(not torch.equal(a, b) for i, a in enumerate(asked) for b in asked[:i])
+    assert len(drawn) == 4 and all(not torch.equal(a, b) for i, a in enumerate(drawn) for b in drawn[:i])
 
 
-def make_bad(folder: Path, kind: str) -> list[str]:
-    photos = write_images(folder / "photos", train=3, val=2)
-    if kind == "empty class":
-        (photos / "train" / "bird").mkdir()
-        (photos / "val" / "bird").mkdir()
-    if kind == "one class":
-        for split in ("train", "val"):
-            (photos / split / "dog").rename(folder / f"away-{split}")
-    if kind == "unknown class":
-        (photos / "val" / "dog").rename(photos / "val" / "wolf")
-    flags = {
-        "image size": ["--img-size", "3"],
-        "negative weight": ["--localization.weight", "-0.1"],
-        "not writable": ["--out", "/proc/nothing/here"],
-    }
-    return [*flags.get(kind, []), str(photos)]
+def remove_a_class(photos: Path) -> None:
+    for split in ("train", "val"):
+        shutil.rmtree(photos / split / "dog")
+
+
+def empty_a_class(photos: Path) -> None:
+    for split in ("train", "val"):
+        (photos / split / "bird").mkdir()
+
+
+def rename_a_class(photos: Path) -> None:
+    (photos / "val" / "dog").rename(photos / "val" / "wolf")
+
+
+@pytest.mark.parametrize("change", [remove_a_class, empty_a_class, rename_a_class])
+def test_unusable_classes_are_one_line(
+    change: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = write_images(tmp_path / "photos", train=3, val=2)
+    change(photos)
+    words = ["train", str(photos), "--backbone", "swin_nano", "--steps", "1", "--out", str(tmp_path / "run")]
+    assert cli.main(words) == 2
+    log = capsys.readouterr().err
+    assert log.strip().splitlines()[-1].startswith("frugalvit: ") and "Traceback" not in log and "epoch" not in log
+
+
+@pytest.mark.parametrize("values", [{"img_size": 2}, {"localization": {"weight": -0.1}}])
+def test_impossible_options_are_refused(values: dict[str, Any], photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        train(config(photos, tmp_path / "run", **values))
 
 
 @pytest.mark.parametrize(
-    "kind", ["empty class", "one class", "unknown class", "image size", "negative weight", "not writable"]
+    ("tops", "count"), [((0.0, 50.0), 2), ((50.0, 0.0), 3)], ids=["last-is-best", "earlier-is-best"]
 )
-def test_bad_input_is_one_line_before_training(
-    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_run_scores_the_same_weights_once(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tops: tuple[float, ...], count: int
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = make_bad(tmp_path, kind)
-    status = cli.main(["train", "--backbone", "swin_nano", "--steps", "1", *words])
-    captured = capsys.readouterr()
-    last = captured.err.strip().splitlines()[-1]
-    assert status == 2 and last.startswith("frugalvit: "), captured.err
-    assert "Traceback" not in captured.err and "epoch" not in captured.err
-
-
-def test_a_used_folder_is_not_overwritten(photos: Path, tmp_path: Path) -> None:
-    train(config(photos, tmp_path / "run", steps=2))
-    with pytest.raises(UserError, match="--resume"):
-        train(config(photos, tmp_path / "run", steps=2))
-    again = train(TrainConfig.parse({"resume": str(tmp_path / "run")}))
-    assert again.data["run"] == str(tmp_path / "run")
+    scored: list[ClassificationScores] = []
+    scores, fed = ClassificationTask.scores, iter(tops)
+    monkeypatch.setattr(
+        ClassificationTask, "scores", lambda task, data: scored.append(scores(task, data)) or scored[-1]
+    )
+    evaluate = ClassificationTask.evaluate
+    monkeypatch.setattr(ClassificationTask, "evaluate", lambda task, step: evaluate(task, step) | {"top1": next(fed)})
+    summary = train(config(photos, tmp_path / "run", steps=4, evaluate_every=2)).data
+    assert len(scored) == count and summary["best_step"] == (4 if count == 2 else 2)
+    assert scored[-1].summary().items() <= summary.items()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from frugalvit.probing.knn import knn_accuracy
+from frugalvit.tasks.pretraining import collapse
 from frugalvit.tasks.pretraining.collapse import FeatureMonitor, Health, effective_rank, feature_deviation
 
 K = 1024
@@ -132,9 +133,8 @@ def test_moving_loss_is_not_stagnation(loss: Callable[[float], float], knn: floa
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("lines", [range(20, 21), range(20, 30), range(6, 24), range(50)], ids=len)
+@pytest.mark.parametrize("lines", [range(20, 21), range(6, 24), range(50)], ids=len)
 def test_nonfinite_values_are_ignored(bad: float, lines: range) -> None:
-    """One window, several, a third of the run, or all."""
     health = Health(K, steps=500, settled=50, stop=True)
     seen = [healthy(t / 50) for t in range(50)]
     for t in lines:
@@ -144,7 +144,7 @@ def test_nonfinite_values_are_ignored(bad: float, lines: range) -> None:
 
 def test_noisy_or_recovering_knn_is_not_worse() -> None:
     wavering = [healthy(t / 50) | {"knn": 10.0 - 2 * (t % 2)} for t in range(50)]
-    low = [healthy(t / 50) | {"knn": 4.0 if t < 10 else 1.5} for t in range(50)]  # a handful of images more or less
+    low = [healthy(t / 50) | {"knn": 4.0 if t < 10 else 1.5} for t in range(50)]  # a few images more or less
     dipping = [healthy(t / 50) | {"knn": 4.0 if t in (20, 21) else 10.0} for t in range(50)]
     for lines in (wavering, low, dipping):
         assert feed(Health(K, steps=500, settled=50), lines) == []
@@ -155,13 +155,6 @@ def test_short_run_is_not_stagnation(steps: int, expected: list[str]) -> None:
     health = Health(K, steps=steps, settled=4)
     lines = ((step, SIGNS["stagnation"](step / steps)) for step in range(1, steps + 1))
     assert [alarm.name for step, line in lines for alarm in health.check(step, line)] == expected
-
-
-def test_four_lines_are_too_few_to_diverge() -> None:
-    health = Health(K, steps=500, settled=0, patience=1)
-    lines = [healthy(0.0) | {"loss": loss} for loss in (6.5, 9.0, 12.0, 15.0)]
-    assert feed(health, lines) == []
-    assert [alarm.name for alarm in health.check(50, healthy(0.0) | {"loss": 15.0})] == ["divergence"]
 
 
 def test_start_of_a_run_is_not_a_collapse() -> None:
@@ -175,7 +168,9 @@ def test_effective_rank() -> None:
     assert effective_rank(constant) == pytest.approx(1.0, abs=1e-3)
     assert effective_rank(torch.zeros(64, 32)) == 1.0
     assert effective_rank(torch.eye(32)) == pytest.approx(32, rel=1e-4)
-    uneven = math.exp(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))  # the singular values' own shares, not squared
+    uneven = math.exp(
+        -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
+    )  # shares of the singular values, not of their squares
     assert effective_rank(torch.diag(torch.tensor([3.0, 1.0]))) == pytest.approx(uneven, rel=1e-6)
     flat = torch.randn(256, 4, generator=generator) @ torch.randn(4, 32, generator=generator)
     assert 3 < effective_rank(flat) < 4.01
@@ -187,26 +182,20 @@ def test_effective_rank() -> None:
 def test_small_sample_uses_few_prototypes(used: float, raised: bool) -> None:
     """With 65,536 prototypes a sharp teacher gives every crop its own."""
     health = Health(prototypes=65536, steps=100, settled=0)
-    alarms = [
-        alarm
-        for step in range(10)
-        for alarm in health.check(
-            step, {"teacher_entropy": 0.2, "prototypes_used": used, "loss": 5.0, "view_loss": 5.0}
-        )
-    ]
-    assert any(alarm.name.startswith("one-prototype collapse") for alarm in alarms) == raised
+    line = {"teacher_entropy": 0.2, "prototypes_used": used, "loss": 5.0, "view_loss": 5.0}
+    assert any(name.startswith("one-prototype collapse") for name in feed(health, [line] * 10)) == raised
 
 
 @pytest.mark.parametrize("queries", [True, False])
 def test_knn_uses_twenty_neighbours(queries: bool) -> None:
     generator = torch.Generator().manual_seed(0)
-    bank, asked = (
+    gallery, others = (
         (torch.randn(900, 64, generator=generator), torch.randint(4, (900,), generator=generator)) for _ in range(2)
     )
-    monitor: Any = FeatureMonitor(bank, asked if queries else None, 4, None)  # type: ignore[arg-type]
+    monitor: Any = FeatureMonitor(gallery, others if queries else None, 4, None)  # type: ignore[arg-type]
     monitor._embed = lambda backbone, images: images
-    others = asked if queries else (None, None)
-    shares = {k: scores["top1"] for k, scores in knn_accuracy(*bank, *others, ks=(1, 10, 20, 40)).items()}
+    targets = others if queries else (None, None)
+    shares = {k: scores["top1"] for k, scores in knn_accuracy(*gallery, *targets, ks=(1, 10, 20, 40)).items()}
     assert monitor.evaluate(None)["knn"] == shares.pop(20) not in shares.values()
 
 
@@ -216,3 +205,24 @@ def test_dead_features_lack_rank_and_deviation(rank: float, deviation: float, de
     line = {"effective_rank": rank, "feature_deviation": deviation}
     raised = feed(Health(K, 100, settled=0), [healthy(t / 10) | line for t in range(8)])
     assert ("dead features" in raised) == dead
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5, 0.1])
+def test_adding_a_loss_is_not_divergence(share: float) -> None:
+    """L_R starts late, within the steps of one line; both losses only fall."""
+    lines = []
+    for number in range(40):
+        line = {"loss": 3.4 - number / 20, "view_loss": 6.8 - number / 10}
+        if number >= 20:
+            part = share if number == 20 else 1.0
+            line |= {"region_loss": 6.9 - number / 40, "loss": line["loss"] + part * (3.45 - number / 80)}
+        lines.append(line)
+    assert feed(Health(K, steps=400, settled=40), lines) == []
+
+
+def test_health_of_long_runs_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, swing = [], collapse._swing
+    monkeypatch.setattr(collapse, "_swing", lambda losses: calls.append(len(losses)) or swing(losses))
+    health = Health(K, steps=40_000, settled=100)
+    feed(health, [{"loss": 6.9, "view_loss": 6.9, "knn": 20.0}] * 4000)
+    assert len(calls) < 400 and health.verdict() == "stagnation"

@@ -3,6 +3,7 @@
 import csv
 import io
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,9 @@ from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by
-from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.metrics import classification_scores, rank_classes, wilson_interval
 from frugalvit.probing.splits import make_extractor
 from frugalvit.runs import layout
-from frugalvit.runs.run_folder import read_data_facts
 from frugalvit.tasks.classification.predict import class_probabilities, load_classifier, nonfinite_message
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, utf8_safe, write_text
@@ -40,11 +39,11 @@ def evaluate(config: EvalConfig) -> CommandResult:
     started = time.monotonic()
     out = _check_output(config.out)
     model, names = load_classifier(config.model, config.device, config.img_size)
-    source, training_note = _open(config, names, str(model.meta.get("data")))
+    source, trained_on = _open(config)
     split, examples = _select_split(source, config.split)
     numbers = _match_classes(config.model, names, source, examples)
-    if training_note and split in ("train", "all"):
-        console.warning(f"{config.model} {training_note} these images ({split}): its scores on others will be lower")
+    if trained_on and split in ("train", "all"):
+        console.warning(f"{config.model} was trained on these images ({split}): its scores on others will be lower")
     extractor = make_extractor(model, config, "pooled")
     label = f"{source.name} {split}"
     features = extractor(examples, label)
@@ -64,7 +63,8 @@ def evaluate(config: EvalConfig) -> CommandResult:
         summary["without_mirror"] = _scores(rank_classes(plain), truth)
         shown = {"with mirror images": scores, "without": summary["without_mirror"]}
     per_class = _per_class(ranked[:, 0], truth, names)
-    mistakes = _mistakes(features, probabilities, ranked[:, 0], truth, names)
+    rows = _predictions(features.names, probabilities, ranked[:, 0], truth, names)
+    mistakes = sorted((row for row in rows if row["class"] != row["predicted"]), key=lambda row: -row["probability"])
     summary |= {
         "scored_on": split,
         "scored_images": len(truth),
@@ -75,7 +75,7 @@ def evaluate(config: EvalConfig) -> CommandResult:
     }
     notes = list(source.notes)
     if out is not None:
-        write_text(out, _csv(features, probabilities, ranked[:, 0], truth, names))
+        write_text(out, _csv(rows))
         notes.append(f"predictions of all images: {out}")
         summary["out"] = str(out)
     title = f"{config.model} on {source.name}, {split}: {pluralize(len(truth), 'image')}"
@@ -87,75 +87,30 @@ def _check_output(out: str | None) -> Path | None:
     if out is None:
         return None
     path = Path(out)
-    if path.suffix.lower() != ".csv":
-        raise UserError(f"{path} does not end with .csv. Predictions are written as CSV.")
     if path.exists():
         raise UserError(f"{path} already exists. Choose another name with -o.")
     make_folder(path.parent)
     return path
 
 
-def _open(config: EvalConfig, names: tuple[str, ...], learned: str) -> tuple[DatasetSplits, str]:
-    """Open the data; note if the model was trained on it. A run's own data is split as in training.
+def _open(config: EvalConfig) -> tuple[DatasetSplits, bool]:
+    """Open the data; return whether the model was trained on it. A run's own data is split as in training.
 
-    ``names`` are the model's classes, ``learned`` the name of its training data. A streamed run holds out complete
-    shards, which are not distinguished here.
+    A streamed run held out complete shards, which are not distinguished here.
     """
-    where = described_by(Path(config.model)) or Path(config.model)
-    run = where.parent if where.name == layout.MODEL else where
-    run_config = _read_run_config(run)
-    if run_config is not None:
-        same = same_value("data", config.data, run_config.data)
-        if should_stream(config.data, run_config.stream):
-            if same:
-                return _open_as_run(config, run_config, "given"), "was trained on"
-        elif same:
-            return _open_as_run(config, run_config, run_config.split), "was trained on"
-        elif (source := _open_same_content(config, run_config, run)) is not None:
-            return source, "was trained on"
-    source = open_data(config.data, split="given", root=config.root, classes=config.classes)
-    if source.classes is None:
-        source = _open_one_class(config, names) or source
-    alike = source.name == learned and source.classes == names
-    return source, f"was trained on data of this name ({learned}), possibly on" if alike else ""
-
-
-def _read_run_config(run: Path) -> TrainConfig | None:
-    """Read the config of a run; None for an exported folder, or for another program's config.yaml."""
-    try:
-        return TrainConfig.from_run(run / layout.CONFIG) if (run / layout.CONFIG).is_file() else None
-    except UserError:
-        return None
-
-
-def _open_as_run(config: EvalConfig, run_config: TrainConfig, split: str) -> DatasetSplits:
-    return open_data(
+    location = described_by(Path(config.model)) or Path(config.model)
+    file = (location.parent if location.name == layout.MODEL else location) / layout.CONFIG
+    run = TrainConfig.from_run(file) if file.is_file() else None
+    if run is None or not same_value("data", config.data, run.data):
+        return open_data(config.data, split="given", root=config.root, classes=config.classes), False
+    source = open_data(
         config.data,
-        split=split,
-        val_fraction=run_config.val_fraction,
-        root=config.root or run_config.root,
-        classes=config.classes or run_config.classes,
+        split="given" if should_stream(config.data, run.stream) else run.split,
+        val_fraction=run.val_fraction,
+        root=config.root or run.root,
+        classes=config.classes or run.classes,
     )
-
-
-def _open_same_content(config: EvalConfig, run_config: TrainConfig, run: Path) -> DatasetSplits | None:
-    """Open the data as the run did, if it is the run's own under another path, moved or copied."""
-    content = read_data_facts(run).get("content")
-    try:
-        source = _open_as_run(config, run_config, run_config.split)
-    except UserError:  # for example, it lacks the classes of the run
-        return None
-    train = source.splits.get("train")
-    return source if train is not None and train.fingerprint(times=False) == content else None
-
-
-def _open_one_class(config: EvalConfig, names: tuple[str, ...]) -> DatasetSplits | None:
-    """Open a single folder that has the name of a class of the model."""
-    try:
-        source = open_data(config.data, split="given", root=config.root, classes=config.classes, labels="folders")
-    except UserError:
-        return None
-    return source if source.classes and set(source.classes) <= set(names) else None
+    return source, True
 
 
 def _select_split(source: DatasetSplits, split: str) -> tuple[str, ImageDataset]:
@@ -218,21 +173,16 @@ def _per_class(predicted: Tensor, truth: Tensor, names: tuple[str, ...]) -> list
     return sorted(rows, key=lambda row: (row["right"] / row["images"], -row["images"]))
 
 
-def _mistakes(
-    features: FeatureSet, probabilities: Tensor, predicted: Tensor, truth: Tensor, names: tuple[str, ...]
+def _predictions(
+    images: Sequence[str], probabilities: Tensor, predicted: Tensor, truth: Tensor, names: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """List wrong predictions, the most confident first: errors of the model or of the labels."""
-    confidence = probabilities.gather(1, predicted[:, None])[:, 0]
-    wrong = (predicted != truth).nonzero()[:, 0]
-    order = wrong[confidence[wrong].argsort(descending=True, stable=True)]
+    """Return the class, the prediction and its probability of every image."""
+    confidence = probabilities.gather(1, predicted[:, None])[:, 0].tolist()
     return [
-        {
-            "image": utf8_safe(features.names[i]),
-            "class": names[int(truth[i])],
-            "predicted": names[int(predicted[i])],
-            "probability": float(confidence[i]),
-        }
-        for i in order.tolist()
+        {"image": utf8_safe(image), "class": names[label], "predicted": names[answer], "probability": probability}
+        for image, label, answer, probability in zip(
+            images, truth.tolist(), predicted.tolist(), confidence, strict=True
+        )
     ]
 
 
@@ -260,12 +210,10 @@ def _mistake_tables(per_class: list[dict[str, Any]], mistakes: list[dict[str, An
     ]
 
 
-def _csv(features: FeatureSet, probabilities: Tensor, predicted: Tensor, truth: Tensor, names: tuple[str, ...]) -> str:
+def _csv(rows: list[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["image", "class", "predicted", "probability", "right"])
-    confidence = probabilities.gather(1, predicted[:, None])[:, 0].tolist()
-    rows = zip(features.names, truth.tolist(), predicted.tolist(), confidence, strict=True)
-    for name, label, answer, probability in rows:
-        writer.writerow([utf8_safe(name), names[label], names[answer], f"{probability:.6f}", int(label == answer)])
+    for image, label, answer, probability in (row.values() for row in rows):
+        writer.writerow([image, label, answer, f"{probability:.6f}", int(label == answer)])
     return text.getvalue()

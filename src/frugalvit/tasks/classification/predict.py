@@ -61,7 +61,9 @@ def load_classifier(
         raise UserError(f"{where} is a bare weight file without class names. Use its run or an exported folder.")
     model = load_model(where, pick_device(device), img_size=img_size)
     if not model.backbone.num_classes:
-        raise UserError(f"{where} has no classifier: {_suggest_command(where, model.meta.get('task'))}.")
+        raise UserError(
+            f"{where} has no classifier. 'frugalvit train LABELLED_IMAGES/ --init {shell_quote(where)}' adds one."
+        )
     return model, model.classes or tuple(str(i) for i in range(model.backbone.num_classes))
 
 
@@ -76,13 +78,3 @@ def nonfinite_message(where: str | Path) -> str:
         f"The outputs of {where} are non-finite: its training diverged. Train it again with a lower --lr or "
         "--precision 32."
     )
-
-
-def _suggest_command(where: str, task: object) -> str:
-    """Suggest what to do with a model that is no classifier, by the task it was trained for."""
-    if not Path(where).exists():  # a name of 'frugalvit list models'
-        return f"it is an untrained network. 'frugalvit train LABELLED_IMAGES/ --backbone {where}' trains one"
-    if task in ("detect", "segment"):
-        return f"use 'frugalvit {task} predict {shell_quote(where)} IMAGE…'"
-    kind = "it was pre-trained without labels" if task == "pretrain" else "it gives features only"
-    return f"{kind}. 'frugalvit train LABELLED_IMAGES/ --init {shell_quote(where)}' adds one"

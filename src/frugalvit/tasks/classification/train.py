@@ -16,7 +16,7 @@ from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import TrainAugment
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.folder import are_layout_folders
-from frugalvit.data.splits import absent_classes, check_trainable, only_class, subsample_labels
+from frugalvit.data.splits import absent_classes, check_trainable, subsample_labels
 from frugalvit.engine.distributed import collective_timeout
 from frugalvit.engine.param_groups import freeze_first
 from frugalvit.engine.schedules import Constant, Cosine, Ramp, Schedule, warmup_steps
@@ -82,10 +82,6 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             len(self.images), len(self.classes), side, self.fabric.device.type, eval_images=len(self.evaluated)
         )
 
-    def resolve_input(self, options: TrainConfig, facts: Facts) -> TrainConfig:
-        options = super().resolve_input(options, facts)
-        return builders.resolve_readers(options, self.images, self.fabric, self.auto_values)
-
     def build_backbone(self, options: TrainConfig) -> Backbone:
         torch.manual_seed(options.seed)
         pretrained = options.pretrained and builders.needs_initial_weights(options)
@@ -98,17 +94,6 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
 
     def build_plan(self) -> TrainPlan:
         return make_plan(self.config, len(self.images), self.fabric.world_size)
-
-    def log_values(self) -> None:
-        super().log_values()
-        only = only_class(self.evaluated, self.classes) if self.eval_split == "val" else None
-        if only is not None:
-            note = (
-                f"val, which chooses the best weights, has one class only ('{only}'): the best weights predict it most "
-                "often. Add images of other classes, or make a new split with --split remake"
-            )
-            console.warning(note)
-            self.data = replace(self.data, notes=[*self.data.notes, note])
 
     def training_files(self) -> tuple[ImageDataset, Sequence[str], None]:
         return self.images, self.classes, None
@@ -173,7 +158,11 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return {"model": self.task.result.cpu().eval(), "examples": images}
 
     def result(self, summary: dict[str, Any]) -> CommandResult:
-        return describe_result(summary)
+        names = ["top1", "top5", "mean_per_class", "val_top1", "seconds"]
+        title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
+        table = Table(names, [[summary.get(name) for name in names]], title)
+        commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
+        return run_result(summary, table, commands, _note_localization(summary))
 
 
 def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan:
@@ -244,15 +233,6 @@ def _init_as_released(module: nn.Module) -> None:
         nn.init.zeros_(module.bias)
 
 
-def describe_result(summary: dict[str, Any]) -> CommandResult:
-    """Return what the command prints about a finished run."""
-    names = ["top1", "top5", "mean_per_class", "val_top1", "seconds"]
-    title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
-    table = Table(names, [[summary.get(name) for name in names]], title)
-    commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
-    return run_result(summary, table, commands, _note_localization(summary))
-
-
 def _note_localization(summary: dict[str, Any]) -> list[str]:
     """Return a note if Drloc's task was hardly learned."""
     error, constant = summary.get("localization_error"), summary.get("constant_answer_error")
@@ -299,11 +279,10 @@ def _choose_splits(
         return images, validation, "val", test
     if test is not None:
         return images, test, "test", None
-    if config.split in ("auto", "remake"):
-        raise UserError(
-            f"{source.location} has no images to score on, and too few images (or shards) to hold some out. Add more."
-        )
-    raise UserError("There are no images to score on: no val, no test. Use --split auto, which makes val from train.")
+    raise UserError(
+        f"{source.location} has no images to score on. Use --split auto, which makes val from train; it needs two "
+        "images of some class."
+    )
 
 
 def _check_grid(config: ResolvedTrainConfig, backbone: Backbone) -> None:

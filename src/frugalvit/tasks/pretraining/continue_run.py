@@ -24,23 +24,23 @@ from frugalvit.runs.layout import find_run, has_checkpoint
 from frugalvit.runs.run_folder import RunFolder, read_data_facts, read_summary
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.utils import console
+from frugalvit.utils.text import short_message
 
-_LEVELS = {"views": "view level", "regions": "region level"}
 _NEVER_INHERITED = (
-    *("data", "out", "init", "resume", "continue_from", "steps", "epochs", "backbone_args"),
     *(
+        "data",
+        "out",
+        "init",
+        "resume",
+        "continue_from",
+        "steps",
+        "epochs",
+        "backbone_args",
         "device",
         "devices",
         "nodes",
-        "peer_timeout",
-        "precision",
-        "compile",
-        "workers",
-        "stream",
-        "track",
-        "report",
-        "plugin",
     ),
+    *("peer_timeout", "precision", "compile", "workers", "stream", "track", "report", "plugin"),
 )
 """Start, length and machine belong to each run."""
 
@@ -99,12 +99,8 @@ class ContinuedRun:
         return [name for name in flat_fields(PretrainConfig) if name not in excluded and not name.startswith("cache.")]
 
     def _planned_steps(self) -> int:
-        source, images = self.config, self.facts.get("images", 0)
-        if source.steps is not None:
-            return source.steps
-        if not images or source.epochs == "auto" or source.batch == "auto":
-            raise UserError(f"{self.folder} does not store its length: set --steps or --epochs.")
-        return total_steps(None, source.epochs, images, source.batch)
+        source: Any = self.config  # resolved, because it is stored
+        return source.steps or total_steps(None, source.epochs, self.facts["images"], source.batch)
 
 
 def import_checkpoint(path: str, task: PretrainingTask, steps: int) -> dict[str, Any]:
@@ -150,71 +146,35 @@ def start_from_heads(task: PretrainingTask, path: str) -> None:
     """Load heads and centers from --init, if it has them: released EsViT and DINO files, and runs."""
     source = Path(path)
     if source.is_file():
-        _load_file_heads(task, source)
-        return
-    state = RunFolder(source, writer=False).load_checkpoint() if has_checkpoint(source) else None
-    if state is None:
-        console.info(f"{source} has no checkpoint with projection heads: they start from scratch")
+        loaded = _load_file_heads(task, source)
     else:
-        _load_run_heads(task, state, source)
+        state = RunFolder(source, writer=False).load_checkpoint() if has_checkpoint(source) else None
+        theirs, ours = {} if state is None else state["task"], task.state_dict()
+        names = [name for name in theirs if name.startswith(("views.", "regions.")) and name in ours]
+        fitting = {name: theirs[name] for name in names if theirs[name].shape == ours[name].shape}
+        task.load_state_dict(fitting, strict=False)
+        loaded = f"{len(fitting)} of {len(names)} tensors" if fitting else ""
+    console.info(f"heads of {source}: {loaded + ' loaded' if loaded else 'none fit, they start from scratch'}")
 
 
-def _load_run_heads(task: PretrainingTask, state: dict[str, Any], run: Path) -> None:
-    theirs = {name: value for name, value in state["task"].items() if name.startswith(("views.", "regions."))}
-    ours = task.state_dict()
-    fitting = {name: value for name, value in theirs.items() if name in ours and ours[name].shape == value.shape}
-    task.load_state_dict(fitting, strict=False)
-    others = sum(name in ours and name not in fitting for name in theirs)
-    levels = [text for name, text in _LEVELS.items() if any(tensor.startswith(f"{name}.") for tensor in fitting)]
-    note = f"{run} has no heads for this run: they start from scratch"
-    if fitting:
-        note = (
-            f"{len(fitting)} tensors of heads and centers loaded from {run}, step {state['step']} ({', '.join(levels)})"
-        )
-    console.info(note + (f"; {others} have another size and start from scratch" if others else ""))
-
-
-def _load_file_heads(task: PretrainingTask, path: Path) -> None:
-    heads = read_heads(path)
-    loaded = []
+def _load_file_heads(task: PretrainingTask, path: Path) -> str:
+    """Load the heads of a released file; return the names of the levels."""
+    heads, loaded = read_heads(path), []
     for name, level, tensors, center in (
-        ("views", task.views, heads.view, heads.view_center),
-        ("regions", task.regions, heads.region, heads.region_center),
+        ("view level", task.views, heads.view, heads.view_center),
+        ("region level", task.regions, heads.region, heads.region_center),
     ):
         if level is None or not tensors:
             continue
-        _check_head(path, level.student.state_dict(), tensors)
-        if center is not None and center.numel() != level.center.numel():
+        try:
+            level.student.load_state_dict(tensors)
+            level.teacher.load_state_dict(tensors)
+            if center is not None:
+                level.center.copy_(center.view_as(level.center))
+        except RuntimeError as error:
             raise UserError(
-                f"{path} has a center of {center.numel():,} numbers and heads of {level.center.numel():,} prototypes: "
-                "the file is damaged. Download it again."
-            )
-        level.student.load_state_dict(tensors)
-        level.teacher.load_state_dict(tensors)
-        if center is not None:
-            level.center.copy_(center.view_as(level.center))
-        loaded.append(f"{_LEVELS[name]}{'' if center is None else ' with its center'}")
-    if loaded:
-        console.info(f"heads loaded from {path}: {', '.join(loaded)}")
-    else:
-        console.info(f"{path} has no projection heads for this run: they start from scratch")
-
-
-def _check_head(path: Path, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Raise for a head of another kind, and for one of another size with the options that match it."""
-    shapes = {name: tuple(value.shape) for name, value in theirs.items()}
-    if shapes == {name: tuple(value.shape) for name, value in ours.items()}:
-        return
-    other = sorted(ours.keys() ^ shapes.keys()) + [
-        name for name in ours if len(shapes.get(name, ())) != ours[name].ndim
-    ]
-    if other:
-        raise UserError(
-            f"{path} has projection heads of another kind ({other[0]} differs). To use only its backbone, export that "
-            f"first: 'frugalvit export {console.shell_quote(path)} --backbone NAME'."
-        )
-    prototypes, bottleneck = shapes["last_layer.weight_v"]
-    raise UserError(
-        f"{path} has heads of another size: set --matching.prototypes {prototypes} --matching.bottleneck "
-        f"{bottleneck} --matching.hidden {shapes['mlp.0.weight'][0]}, and its backbone."
-    )
+                f"{path} has other projection heads. Set its --matching.prototypes, --matching.bottleneck and "
+                f"--matching.hidden, or export its backbone with 'frugalvit export' ({short_message(error)})."
+            ) from None
+        loaded.append(name)
+    return ", ".join(loaded)

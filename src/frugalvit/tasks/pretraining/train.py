@@ -62,21 +62,15 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
 
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
         options = self.options
-        source = builders.open_source(
-            options, fabric, labels=options.labels, loose=True, keep_all=options.images != "train"
-        )
+        keep_all = options.images != "train"
+        source = builders.open_source(options, fabric, labels=options.labels, loose=True, keep_all=keep_all)
         self.images = _choose_images(source, options.images)
         builders.check_enough_images(options, self.images)
-        source.notes += _note_biased_knn(source, options.images)
         return source
 
     def facts(self) -> Facts:
         side = builders.median_side(self.images.sample_images())
         return Facts(len(self.images), len(self.data.classes or ()), side, self.fabric.device.type)
-
-    def resolve_input(self, options: PretrainConfig, facts: Facts) -> PretrainConfig:
-        options = super().resolve_input(options, facts)
-        return builders.resolve_readers(options, self.images, self.fabric, self.auto_values)
 
     def build_backbone(self, options: PretrainConfig) -> Backbone:
         torch.manual_seed(options.seed)
@@ -272,16 +266,6 @@ def _query_split(source: DatasetSplits) -> str | None:
     return others[0] if others and source.classes else None
 
 
-def _note_biased_knn(source: DatasetSplits, images: str) -> list[str]:
-    """Return a note if the k-NN queries are also trained on, so that k-NN is biased."""
-    queries, gallery = _query_split(source), _first_split(source)
-    has_knn = len(source.classes or ()) > 1 and source.splits[gallery].sample_images().labels is not None
-    if not has_knn or (queries or gallery) not in _TRAINED[images]:
-        return []
-    which = "training images" if queries is None else f"{queries}, which --images {images} trains on"
-    return [f"k-NN is measured on {which}: it is biased, its split is called {SAMPLE}, and it chooses no best.pt."]
-
-
 def _first_split(source: DatasetSplits) -> str:
     """Return train, or the first split if there is no train."""
     return "train" if "train" in source.splits else next(iter(source.splits))
@@ -297,7 +281,8 @@ def _check_crops(backbone: Backbone, augment: MultiCrop, config: PretrainConfig)
     """Raise if the grid of the global crops has no regions to match."""
     # Before anything is compiled: a compiled network cannot compute the padding of a new size.
     height, width = backbone.grid_size(augment.out_size)
-    local_grid = backbone.grid_size(augment.local_size) if augment.config.local_crops else None
+    if augment.config.local_crops:
+        backbone.grid_size(augment.local_size)
     if config.matching.region_weight == 0 and config.localization.weight == 0:
         return  # the view level uses no grid
     if height * width < 2:
@@ -305,9 +290,6 @@ def _check_crops(backbone: Backbone, augment: MultiCrop, config: PretrainConfig)
             f"{backbone.name} ends in a {height}×{width} grid at {augment.out_size[0]}×{augment.out_size[1]} px: "
             "there are no regions to match. Use a larger --img-size, or --matching.region-weight 0."
         )
-    local = augment.local_size
-    if local_grid == (1, 1):
-        console.info(f"local crops of {local[0]}×{local[1]} px have one region each; --crops.local-size gives more")
 
 
 def _last_values(lines: list[dict[str, Any]]) -> dict[str, float | None]:

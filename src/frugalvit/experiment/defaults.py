@@ -1,0 +1,205 @@
+"""The defaults: learning rate, batch size, length, Drloc, augmentation, teacher. One pure function per value.
+
+Each function returns the value and its reason. ``auto_values.py`` calls them for options that are "auto".
+``dense_auto_values.py``: detection and segmentation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from frugalvit.backbones import Backbone
+from frugalvit.config.data import SMALL_INPUT
+from frugalvit.objectives import LOCALIZATION_WEIGHTS
+
+SMALL_NETWORK = 2_000_000  # parameters; smaller networks learn faster than those of the papers
+LARGE_NETWORK = 10_000_000  # parameters; larger Swins gain from the classification form of Drloc
+LONG_RUN = 180  # epochs; strong augmentation lowered accuracy after 100 and 167 epochs, not after 200 and 320
+FEW_STEPS = 5_000  # RandAugment lowered accuracy in runs of 1,500 and 3,100 steps
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules depend on."""
+
+    images: int  # training images
+    classes: int  # 0 without labels
+    side: int  # median short side of the images, in pixels
+    device: str  # "cpu", "cuda" or "mps"
+    family: str = ""  # of the backbone
+    parameters: int = 0  # of the backbone; 0 if unknown
+    dim: int = 768  # channels of the backbone's grid
+    eval_images: int = 0  # images of an evaluation while training
+
+    def with_backbone(self, backbone: Backbone) -> Facts:
+        """Return the facts with those of the backbone."""
+        count = sum(parameter.numel() for parameter in backbone.parameters())
+        return replace(self, family=backbone.family, parameters=count, dim=backbone.dim)
+
+
+def default_backbone(device: str) -> tuple[str, str]:
+    """Return the papers' Swin on a GPU, the smallest one on a CPU."""
+    if device == "cpu":
+        return "swin_nano", "no GPU here: a small model that two cores can train"
+    return "swin_tiny_w7", "the papers' 28 M parameter Swin"
+
+
+# -- supervised training
+
+
+def supervised_lr(batch: int, parameters: int = 0, *, finetune: bool = False) -> tuple[float, str]:
+    """Return the paper's 1e-3 at batch 1,024, scaled with the square root of the batch (AdamW).
+
+    The paper's networks have 20 million parameters or more. ``swin_nano`` on 510 images, from scratch, learned most
+    with four to eight times that rate (docs/RESULTS.md). Fine-tuning takes half.
+    """
+    small = 0 < parameters < SMALL_NETWORK
+    anchor = (5e-4 if finetune else 1e-3) * (4 if small else 1)
+    source = "four times the paper's, for a small network" if small else "the paper's"
+    lr = float(f"{anchor * math.sqrt(batch / 1024):.2g}")
+    return lr, f"{anchor:g} at batch 1,024 ({source}), scaled with the square root to batch {batch}"
+
+
+def supervised_batch(facts: Facts) -> tuple[int, str]:
+    """Return a power of two with at least sixteen steps per epoch.
+
+    The paper's batch of 1,024 makes one step per epoch of 2,040 images, and 100 steps teach nothing.
+    """
+    most = 64 if facts.device == "cpu" else 256
+    batch = max(8, min(most, 2 ** int(math.log2(max(8, facts.images / 16)))))
+    return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps per epoch"
+
+
+def supervised_epochs(facts: Facts, batch: int) -> tuple[int, str]:
+    """Return the papers' 100 epochs, more if an epoch has few steps; fewer on a CPU.
+
+    With 2,040 images, 320 epochs gave 11 points more than 100 from scratch (25 with every step mixed), and 14 more from
+    pre-trained weights.
+    """
+    per_epoch = max(1, facts.images // batch)
+    if facts.device == "cpu":
+        epochs = max(5, min(100, 3_000 // per_epoch))
+        return epochs, f"about {epochs * per_epoch:,} steps: what a CPU does in reasonable time"
+    epochs = max(100, min(500, 10_000 // per_epoch))
+    reason = "about 10,000 steps, at most 500 epochs, at least the paper's 100"
+    return epochs, f"{per_epoch} steps per epoch: {reason}"
+
+
+def ema_rate(steps: int) -> tuple[float, str]:
+    """Return the EMA rate of the evaluated weights: an average over a twentieth of the run."""
+    rate = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)
+    return rate, f"averages about the last twentieth of {steps} steps"
+
+
+def mixing_probability(epochs: float, changed: Sequence[str] = ()) -> tuple[float, str]:
+    """Return the share of steps whose images are mixed (mixup, cutmix); the papers mix every step.
+
+    changed: options of mixup and cutmix that the user set, who therefore wants some of it
+
+    Swin-T, 2,040 images: after 100 epochs 41.2 with every step mixed, 49.3 with every other, 55.7 with none; after 320
+    there is no difference. ``swin_mini`` on CIFAR-100: after 60 epochs 52.4, 58.9, 63.4 (docs/RESULTS.md).
+    """
+    if epochs < LONG_RUN and changed:
+        return 0.5, f"mixup and cutmix on every other step, because {changed[0]} is set"
+    if epochs < LONG_RUN:
+        return 0.0, f"mixup and cutmix slow down runs below {LONG_RUN} epochs"
+    return 0.5, f"mixup and cutmix on every other step: {epochs:.0f} epochs show each image often enough"
+
+
+def augment_operations(epochs: float, steps: int, parameters: int, *, from_scratch: bool) -> tuple[int, str]:
+    """Return RandAugment's operations per image: the papers' two, or none for short runs.
+
+    ``swin_nano`` on 510 images, 100 epochs, nothing mixed: 19.0 with two, 23.1 with none. Swin-T on 2,040, the same
+    with Drloc: 61.4 and 64.7 (docs/RESULTS.md).
+    """
+    if 0 < parameters < SMALL_NETWORK and epochs < LONG_RUN:
+        return 0, f"RandAugment slows down a small network in a run below {LONG_RUN} epochs"
+    if from_scratch and epochs < LONG_RUN and steps < FEW_STEPS:
+        return 0, f"RandAugment slows down a run from scratch below {FEW_STEPS:,} steps and {LONG_RUN} epochs"
+    return 2, "RandAugment as in the papers"
+
+
+def localization_weight(family: str) -> tuple[float, str]:
+    """Return the paper's λ for a family of networks, or the lower of its two common values."""
+    if family in LOCALIZATION_WEIGHTS:
+        return LOCALIZATION_WEIGHTS[family], f"the paper's λ for {family}"
+    return 0.1, f"the paper has no λ for {family or 'this family'}: the lower of its two common values"
+
+
+def localization_variant(family: str, parameters: int, *, from_scratch: bool) -> tuple[str, str]:
+    """Return the form of Drloc's loss: "ce" (Eq. 5) for a large Swin from scratch, else the paper's "l1" (Eq. 2).
+
+    Swin-T from scratch hardly learns Eq. 2, which gives 0.9 points. It learns Eq. 5 completely and gains 6.6. After
+    pre-training, and on a small network, Eq. 5 loses points (docs/RESULTS.md).
+    """
+    if from_scratch and family == "swin" and parameters >= LARGE_NETWORK:
+        size = f"a Swin of {parameters / 1e6:.0f} M parameters from random weights"
+        return "ce", f"{size} learns Drloc's task as a classification (Eq. 5)"
+    return "l1", "the paper's choice (Eq. 2)"
+
+
+def evaluation_interval(steps: int, per_epoch: int, batch: int, eval_images: int) -> int:
+    """Return the steps between evaluations: an epoch, at most 50 evaluations and a quarter of the run's time.
+
+    Evaluating an image costs a third of training on it (no backward pass). At least four evaluations are allowed.
+    """
+    affordable = int(0.75 * steps * batch / max(1, eval_images))
+    count = max(4, min(50, affordable))
+    return max(per_epoch, -(-steps // count))
+
+
+# -- pre-training
+
+
+def pretraining_lr(batch: int) -> tuple[float, str]:
+    """Return the paper's 5e-4 at batch 256, linear in the batch; a batch below 64 counts as 64."""
+    lr = float(f"{5e-4 * max(batch, 64) / 256:.2g}")
+    return lr, f"the paper's 5e-4 at batch 256, linear in the batch ({batch}, counted as at least 64)"
+
+
+def pretraining_batch(facts: Facts) -> tuple[int, str]:
+    """Return a power of two with about 32 steps per epoch, from 8 to 256 (32 on a CPU)."""
+    most = 32 if facts.device == "cpu" else 256
+    batch = max(8, min(most, 2 ** int(math.log2(max(8, facts.images / 32)))))
+    return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps per epoch"
+
+
+def pretraining_epochs(facts: Facts, side: int | None = None) -> tuple[int, str]:
+    """Return 100 to 800 epochs, so that a GPU sees about two million images; a CPU sees 40,000.
+
+    side: input size in pixels; up to 32 px an image is cheap and a GPU sees four times as many. CIFAR-100: k-NN on
+          validation images is 34 after 100 epochs, 43 after 60 more and 50 after 300 more (docs/RESULTS.md).
+    """
+    if facts.device == "cpu":
+        epochs = max(2, min(100, 40_000 // facts.images))
+        return epochs, f"a CPU sees about {epochs * facts.images:,} images in reasonable time"
+    seen = 8_000_000 if (side or facts.side) <= SMALL_INPUT else 2_000_000
+    epochs = max(100, min(800, seen // facts.images))
+    return epochs, f"{facts.images:,} images: the run sees about {epochs * facts.images:,}"
+
+
+def prototype_count(images: int) -> tuple[int, str]:
+    """Return one prototype per 16 images, as a power of two from 256 to the paper's 65,536."""
+    count = 2 ** round(math.log2(min(65536, max(256, images / 16))))
+    return count, f"one per 16 images ({images:,}), from 256 to the paper's 65,536: on small data more stay unused"
+
+
+def teacher_momentum(steps: int, side: int) -> tuple[float, str]:
+    """Return the EMA rate of the teacher.
+
+    A fast teacher forgets at 32 px: k-NN after 52 epochs of CIFAR-100 is 13 with 0.9904 and 29 with 0.996
+    (docs/RESULTS.md); 2,610 steps were enough for the latter.
+    """
+    rate = round(min(0.996, max(0.98, 1 - (10 if side <= SMALL_INPUT else 50) / steps)), 4)
+    return rate, f"the teacher must move within {steps:,} steps (the paper's 0.996 has 750,000)"
+
+
+def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
+    """Return the teacher's temperature after warm-up. At 32 px it was measured with milder views (docs/RESULTS.md)."""
+    if side <= SMALL_INPUT:
+        return 0.04, f"a sharp teacher for inputs up to {SMALL_INPUT} px"
+    if epochs >= 50:
+        return 0.07, "the paper's, for runs of 50 epochs or more"
+    return 0.04, "no warm-up in a short run: a sharp teacher starts faster"
