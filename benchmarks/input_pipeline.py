@@ -19,8 +19,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
-from frugalvit.data.augment.mixup import Mixing
-from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
+from frugalvit.data.augmentation.mixup import Mixing
+from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batches
 from torchvision_input import InMemoryDataset, TorchvisionCrops, make_loader, repeat_forever, supervised_transform

@@ -20,8 +20,8 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data import open_data
-from frugalvit.data.augment.mixup import Mixing
-from frugalvit.data.augment.transforms import MultiCrop
+from frugalvit.data.augmentation.mixup import Mixing
+from frugalvit.data.augmentation.transforms import MultiCrop
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batches
 from frugalvit.engine.schedules import Constant

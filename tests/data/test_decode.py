@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps, features
 
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.decode import decode, read_header
-from frugalvit.data.unreadable import UnreadableImage
 
 random = np.random.default_rng(0)
 COLOUR = random.integers(0, 256, (12, 20, 3), dtype=np.uint8)

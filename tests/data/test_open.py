@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from frugalvit.data import check_trainable, image_size, open_data
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.image_size import median_side
-from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 from helpers.data_layouts import fill, picture, sizes
 

@@ -17,8 +17,8 @@ import yaml
 from PIL import Image
 
 from frugalvit.backbones import create_backbone
+from frugalvit.cli import flags as parser
 from frugalvit.cli import main as cli
-from frugalvit.cli import parser
 from helpers.dense_samples import make_coco, make_scenes
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from frugalvit.config.dense import DetectConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
-from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
+from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
 from frugalvit.engine.step import TrainPlan
 from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_pretraining, resolve_training
 from frugalvit.experiment.dense_auto_values import resolve_detection

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from frugalvit.data.augment.transforms import EvalTransform
+from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.data.loader import Batches
 from helpers.tiny_runs import TRAIN, run_tiny
 

@@ -10,9 +10,9 @@ import torch
 import frugalvit
 from frugalvit.config.data import AugmentConfig, CropsConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.data.augment import affine
-from frugalvit.data.augment.mixup import Mixing
-from frugalvit.data.augment.transforms import EvalTransform, MultiCrop, TrainAugment
+from frugalvit.data.augmentation import affine
+from frugalvit.data.augmentation.mixup import Mixing
+from frugalvit.data.augmentation.transforms import EvalTransform, MultiCrop, TrainAugment
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.engine.hardware import numbered_device, pick_device, precision_name
 from frugalvit.errors import UserError

@@ -8,7 +8,7 @@ from typing import Any
 from PIL import Image
 
 from frugalvit.config.data import AugmentConfig
-from frugalvit.data.augment.transforms import TrainAugment
+from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.data.webdataset.streaming_loader import StreamingBatches
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from frugalvit.data import open_data
-from frugalvit.data.augment.transforms import EvalTransform
+from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.data.decode import decode
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from frugalvit.data.unreadable import UnreadableImage
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.report import page
 from frugalvit.report.run_record import read_run
 from frugalvit.utils import console

@@ -24,15 +24,15 @@ from PIL import Image, features
 from safetensors.torch import save_file
 
 from frugalvit.backbones.weights.load import read_checkpoint
+from frugalvit.cli.flags import parse
 from frugalvit.cli.main import format_line
-from frugalvit.cli.parser import parse
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data import open_data
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.cache import file_format
 from frugalvit.data.decode import decode
-from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.errors import UserError
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frugalvit.data.unreadable import UnreadableImage
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.visualization import model_views
 from helpers.fake_backbones import PaddedPositions, PatchFeatures

@@ -17,8 +17,8 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.tools import AdviseConfig
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.data import open_data
-from frugalvit.data.augment.mixup import Mixing
-from frugalvit.data.augment.transforms import MultiCrop, TrainAugment
+from frugalvit.data.augmentation.mixup import Mixing
+from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.inspect import inspect
 from frugalvit.data.loader import Batches

@@ -93,7 +93,7 @@ def _run(words: list[str]) -> int:
         return 0
     if not command.distributed and not _continue_alone(command):
         return 0
-    from frugalvit.cli import parser
+    from frugalvit.cli import flags as parser
 
     options = words[len(command.name.split()) :]
     try:

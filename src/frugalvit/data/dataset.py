@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.decode import Header, decode, read_header
-from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import pluralize
 

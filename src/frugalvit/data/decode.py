@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from frugalvit.data.unreadable import UnreadableImage
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.errors import UserError
 
 MAX_MEGAPIXELS = 200.0

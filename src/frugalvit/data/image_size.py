@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.errors import UserError
 
 _MORE = 1000  # headers to read if the sample has no readable image

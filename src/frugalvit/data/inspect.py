@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from frugalvit.config.data import DataConfig
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import Header, describe_darkness
 from frugalvit.data.open import open_data
 from frugalvit.data.splits import absent_classes_note
-from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
 from frugalvit.utils.tables import CommandResult, Table

@@ -18,8 +18,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from frugalvit.data.augment.mixup import Mixing
-from frugalvit.data.augment.transforms import Augment, EvalTransform
+from frugalvit.data.augmentation.mixup import Mixing
+from frugalvit.data.augmentation.transforms import Augment, EvalTransform
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.errors import UserError

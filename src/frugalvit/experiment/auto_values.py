@@ -16,7 +16,7 @@ from frugalvit.config.resolved import ResolvedPretrainConfig, ResolvedTrainConfi
 from frugalvit.config.run import RunConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.config.types import Auto
-from frugalvit.data.augment.transforms import as_pair, default_crop
+from frugalvit.data.augmentation.transforms import as_pair, default_crop
 from frugalvit.data.image_size import input_size, largest_input
 from frugalvit.engine.step import equal_parts, in_equal_parts, steps_per_epoch, total_steps
 from frugalvit.errors import UserError

@@ -17,8 +17,8 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedRunConfig
 from frugalvit.config.run import RunConfig
 from frugalvit.data import open_data
-from frugalvit.data.augment.mixup import Mixing
-from frugalvit.data.augment.transforms import Augment, EvalTransform
+from frugalvit.data.augmentation.mixup import Mixing
+from frugalvit.data.augmentation.transforms import Augment, EvalTransform
 from frugalvit.data.cache.build import CACHE_LOCATIONS, Location, build_store
 from frugalvit.data.cache.store import ImageStore, SharedStores
 from frugalvit.data.dataset import DatasetSplits, ImageDataset

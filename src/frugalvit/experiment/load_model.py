@@ -12,7 +12,7 @@ from frugalvit.backbones.weights.model_config import WEIGHT_FILES, find_model_fo
 from frugalvit.backbones.weights.model_folder import load_model_folder
 from frugalvit.backbones.weights.released_checkpoints import classifier_part
 from frugalvit.config.run import RunConfig
-from frugalvit.data.augment.transforms import EvalTransform
+from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.errors import UserError
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.resume import command_of

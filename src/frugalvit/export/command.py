@@ -17,10 +17,10 @@ from frugalvit.backbones.weights.model_config import saved_size
 from frugalvit.config.tools import EXPORTS, ExportConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data import open_data
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.decode import decode
 from frugalvit.data.formats.registry import find_format
 from frugalvit.data.paths import local
-from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.engine.hardware import configure_cpu
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by, without_scores

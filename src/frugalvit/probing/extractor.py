@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from frugalvit.config.data import AugmentConfig
-from frugalvit.data.augment.transforms import TrainAugment
+from frugalvit.data.augmentation.transforms import TrainAugment
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import resize_to
 from frugalvit.data.image_size import cached_size_alone, probe_images
 from frugalvit.data.paths import cache_root
 from frugalvit.data.rng import generator_for
-from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.engine.hardware import precision_name
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model

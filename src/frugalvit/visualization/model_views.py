@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
-from frugalvit.data.augment.transforms import EvalTransform
-from frugalvit.data.unreadable import UnreadableImage
+from frugalvit.data.augmentation.transforms import EvalTransform
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.visualization.grid import Regions

@@ -12,7 +12,7 @@ from frugalvit import create_backbone
 from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, class_names, crop_share, timm_architecture
 from frugalvit.backbones.weights.model_folder import load_model_folder, save_model_folder
-from frugalvit.data.augment.transforms import EvalTransform
+from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.errors import UserError
 
 TINY = {"embed_dim": 24, "depths": (1, 1, 2, 1), "num_heads": (2, 4, 8, 16)}

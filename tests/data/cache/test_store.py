@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from frugalvit.config.data import AugmentConfig
-from frugalvit.data.augment.transforms import EvalTransform, TrainAugment
+from frugalvit.data.augmentation.transforms import EvalTransform, TrainAugment
+from frugalvit.data.bad_images import substitute_rows, substitutes
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.store import CachedStore, SharedStores
 from frugalvit.data.dataset import FileExamples
 from frugalvit.data.loader import Batches, eval_batches
-from frugalvit.data.unreadable import substitute_rows, substitutes
 
 LOCATIONS = ("ram", "disk", "device", "off")
 LABELS = [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]

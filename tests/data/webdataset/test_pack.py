@@ -11,10 +11,10 @@ import pytest
 
 from frugalvit.cli import main as cli
 from frugalvit.data import open_data
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.cache import build
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.store import CachedStore
-from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.shards import ShardExamples
 from frugalvit.errors import UserError

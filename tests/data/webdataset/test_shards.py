@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from frugalvit.data import open_data
-from frugalvit.data.unreadable import UnreadableImage
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.shards import expand, list_shards
 from frugalvit.data.webdataset.stream import ShardStream

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from frugalvit.config.data import AugmentConfig, MixingConfig
-from frugalvit.data.augment.mixup import Mixing
+from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.webdataset.streaming_loader import StreamingBatches
 from frugalvit.errors import UserError
 from helpers.shards import streaming_batches as batches

@@ -19,7 +19,7 @@ from frugalvit.backbones import create_backbone
 from frugalvit.cli import main as cli
 from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.config.yaml import read_yaml
-from frugalvit.data.augment.transforms import EvalTransform
+from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batch
 from frugalvit.errors import UserError

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import frugalvit as fv
 from frugalvit import create_backbone
-from frugalvit.data.augment.transforms import Normalize
+from frugalvit.data.augmentation.transforms import Normalize
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection.dataset import stack_images
 from frugalvit.tasks.segmentation.task import SegmentationTask

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frugalvit.data.bad_images import UnreadableImage, check_unreadable
 from frugalvit.data.cache.file_format import CachedImages, CacheWriteError, open_file, write_file
 from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import CachedStore, ImageStore
@@ -25,7 +26,6 @@ from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import describe_darkness, resize_to
 from frugalvit.data.image_size import min_cached_size, probe_images
 from frugalvit.data.paths import cache_root, local
-from frugalvit.data.unreadable import UnreadableImage, check_unreadable
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.files import CannotLock, FolderLock, remove_parts

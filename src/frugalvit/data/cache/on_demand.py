@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frugalvit.data.bad_images import UnreadableImage, check_unreadable, substitutes
 from frugalvit.data.cache.store import Fetched, Fetcher, ImageStore, Order
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import resize_to
-from frugalvit.data.unreadable import UnreadableImage, check_unreadable, substitutes
 from frugalvit.data.worker_pool import WorkerPool, may_start_processes
 from frugalvit.errors import UserError
 from frugalvit.utils import console

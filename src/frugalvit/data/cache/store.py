@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frugalvit.data.bad_images import substitute_rows
 from frugalvit.data.rng import to_device_packed
-from frugalvit.data.unreadable import substitute_rows
 
 Order = Callable[[int], Tensor]
 """Step -> indices (B,) of the images that the step needs."""

@@ -17,11 +17,11 @@ from typing import Any, Literal
 import numpy as np
 
 from frugalvit.config.data import PackConfig
+from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.image_size import best_device, input_size, median_side, min_cached_size, probe_images
 from frugalvit.data.open import open_data
 from frugalvit.data.paths import is_inside, local
-from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.data.webdataset.index import FORMAT, INDEX, parse_index
 from frugalvit.data.webdataset.shards import open_shards
 from frugalvit.errors import UserError

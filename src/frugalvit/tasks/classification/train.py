@@ -12,8 +12,8 @@ from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.data.augment.mixup import Mixing
-from frugalvit.data.augment.transforms import TrainAugment
+from frugalvit.data.augmentation.mixup import Mixing
+from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.folder import are_layout_folders
 from frugalvit.data.splits import absent_classes, check_trainable, subsample_labels

@@ -12,7 +12,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_folder import load_model_folder, save_model_folder
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedPretrainConfig
-from frugalvit.data.augment.transforms import MultiCrop
+from frugalvit.data.augmentation.transforms import MultiCrop
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
 from frugalvit.engine.schedules import Cosine, Linear, warmup_steps
 from frugalvit.engine.trainer import TrainPlan

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frugalvit.config.dense import TestConfig
-from frugalvit.data.augment import color
+from frugalvit.data.augmentation import color
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader, share, to_device_flat
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask

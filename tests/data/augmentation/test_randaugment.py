@@ -11,8 +11,8 @@ from timm.data import auto_augment
 from timm.data.random_erasing import RandomErasing
 from torchvision.transforms.v2 import functional
 
-from frugalvit.data.augment import affine
-from frugalvit.data.augment.randaugment import ColorJitter, RandAugment, Step, run_steps
+from frugalvit.data.augmentation import affine
+from frugalvit.data.augmentation.randaugment import ColorJitter, RandAugment, Step, run_steps
 from frugalvit.data.rng import uniform
 from helpers.augment_images import DEVICES, pictures
 

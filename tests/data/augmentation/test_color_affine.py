@@ -13,8 +13,8 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from frugalvit.config.data import AugmentConfig
-from frugalvit.data.augment import affine, color
-from frugalvit.data.augment.transforms import TrainAugment
+from frugalvit.data.augmentation import affine, color
+from frugalvit.data.augmentation.transforms import TrainAugment
 from helpers.augment_images import DEVICES, LEVEL, pictures
 
 GRADED: dict[str, tuple[Callable, Callable, list[float]]] = {

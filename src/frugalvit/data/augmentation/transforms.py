@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from frugalvit.config.data import SMALL_INPUT, AugmentConfig, CropsConfig
-from frugalvit.data.augment import affine
-from frugalvit.data.augment.color import luma
-from frugalvit.data.augment.crop_resize import (
+from frugalvit.data.augmentation import affine
+from frugalvit.data.augmentation.color import luma
+from frugalvit.data.augmentation.crop_resize import (
     RANDOM_BOX_COLUMNS,
     Interpolation,
     boxes_from_uniform,
@@ -24,7 +24,14 @@ from frugalvit.data.augment.crop_resize import (
     crop_resize,
     pad_crop,
 )
-from frugalvit.data.augment.randaugment import ColorJitter, RandAugment, blur_kernel_size, blur_step, chosen, run_steps
+from frugalvit.data.augmentation.randaugment import (
+    ColorJitter,
+    RandAugment,
+    blur_kernel_size,
+    blur_step,
+    chosen,
+    run_steps,
+)
 from frugalvit.data.decode import as_pixels, resize_to
 from frugalvit.data.image_size import cached_size_alone, min_cached_size
 from frugalvit.data.rng import to_device_packed, uniform

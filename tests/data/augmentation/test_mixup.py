@@ -7,7 +7,7 @@ from scipy.stats import ks_2samp
 from timm.data.mixup import Mixup, cutmix_bbox_and_lam, mixup_target
 
 from frugalvit.config.data import MixingConfig
-from frugalvit.data.augment.mixup import Blend, Mixing, soft_targets
+from frugalvit.data.augmentation.mixup import Blend, Mixing, soft_targets
 
 
 def batch(count: int, size: int = 8, classes: int = 5) -> tuple[torch.Tensor, torch.Tensor]:

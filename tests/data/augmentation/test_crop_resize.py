@@ -12,8 +12,8 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
-from frugalvit.data.augment import crop_resize as crops
-from frugalvit.data.augment.crop_resize import (
+from frugalvit.data.augmentation import crop_resize as crops
+from frugalvit.data.augmentation.crop_resize import (
     RANDOM_BOX_COLUMNS,
     boxes_from_uniform,
     center_boxes,

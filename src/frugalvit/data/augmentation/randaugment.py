@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from frugalvit.data.augment import affine, color
+from frugalvit.data.augmentation import affine, color
 from frugalvit.data.rng import to_device_packed
 
 
