@@ -1,6 +1,7 @@
 """Errors for the user: what is wrong, the value, what to do."""
 
 import difflib
+import operator
 from collections.abc import Iterable
 
 
@@ -28,3 +29,14 @@ def did_you_mean(word: str, options: Iterable[str], count: int = 1) -> str:
     """Return `` Did you mean 'x'?`` for the closest options, or an empty string."""
     close = difflib.get_close_matches(word, list(dict.fromkeys(options)), n=count, cutoff=0.6)
     return f" Did you mean {' or '.join(repr(option) for option in close)}?" if close else ""
+
+
+def to_count(name: str, value: object, least: int = 1) -> int:
+    """Return ``value`` as int if it is an integer (numpy's too) of at least ``least``."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if number < least:
+        raise UserError(f"{name}={value!r}: use an integer of at least {least}.")
+    return number

@@ -1,28 +1,19 @@
 """create_backbone for the families of timm and our networks: shapes, gradients, sizes, errors, timm's loader."""
 
 import json
-import logging
-import socket
-import subprocess
-import sys
-import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import timm
 import torch
 from PIL import Image
 from timm.layers import DropPath
 from torch._dynamo.testing import CompileCounter
 
-from frugalvit.backbones import create_backbone, factory
-from frugalvit.backbones.factory import build_meta, from_spec
+from frugalvit.backbones import create_backbone
+from frugalvit.backbones.factory import from_spec
 from frugalvit.backbones.registry import MODEL_NAMES
-from frugalvit.backbones.small_images import final_grid
-from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.errors import UserError
 from frugalvit.tasks.pretraining.task import make_teacher
 
@@ -65,7 +56,7 @@ LARGE = [
     pytest.param(name, {}, 0, marks=pytest.mark.slow)
     for name in (
         *("focalnet_tiny_srf", "nextvit_small", "mixer_s32_224", "mvitv2_tiny", "densenet121", "poolformer_s12"),
-        *("edgenext_xx_small", "mobilevitv2_050", "levit_128s", "gmlp_ti16_224", "pit_ti_224"),
+        *("edgenext_xx_small", "mobilevitv2_050", "levit_128s", "gmlp_ti16_224"),
     )
 ]
 
@@ -124,12 +115,12 @@ def test_blocks_end_in_the_final_grid(name: str) -> None:
 def test_attention_is_the_softmax_of_the_last_block() -> None:
     backbone = create_backbone("vit_tiny_patch16_224", img_size=64, **VIT).eval()
     images = torch.randn(2, 3, 64, 64)
-    caught: list[torch.Tensor] = []
+    normed: list[torch.Tensor] = []
     block = backbone.model.blocks[-1]
-    hook = block.norm1.register_forward_hook(lambda _module, _input, output: caught.append(output))
+    hook = block.norm1.register_forward_hook(lambda _module, _input, output: normed.append(output))
     with torch.no_grad():
         weights = backbone.attention(images)
-        query, key, _ = block.attn.qkv(caught[-1]).view(2, 65, 3, 2, 12).permute(2, 0, 3, 1, 4)
+        query, key, _ = block.attn.qkv(normed[-1]).view(2, 65, 3, 2, 12).permute(2, 0, 3, 1, 4)
     hook.remove()
     torch.testing.assert_close(weights, (query @ key.mT * 12**-0.5).softmax(-1))
     assert block.attn.fused_attn  # the fused kernel is on again
@@ -179,13 +170,6 @@ def test_last_four_blocks_of_swin_tiny_have_2304_channels() -> None:
         assert create_backbone("swin_tiny_w7", img_size=64).last_blocks(torch.zeros(1, 3, 64, 64)).shape == (1, 2304)
 
 
-def test_exported_swin_needs_only_timm(tmp_path: Path) -> None:
-    folder = save_model_folder(create_backbone("swin_nano", img_size=32, num_classes=3), tmp_path)
-    load = f"import sys, timm; timm.create_model('local-dir:{folder}', pretrained=True)"
-    code = f"{load}; assert 'frugalvit' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
-
-
 def test_default_mean_and_std_are_those_of_imagenet() -> None:
     assert create_backbone("test_vit", img_size=64).mean == (0.485, 0.456, 0.406)
     assert create_backbone("test_vit", img_size=64, in_chans=5).std == (0.25,) * 5
@@ -198,45 +182,28 @@ def test_default_mean_and_std_are_those_of_imagenet() -> None:
     [
         ({"name": "swin_tiny_w8"}, "'swin_tiny_w7'"),
         ({"name": "no/such"}, "no/such"),
+        ({"name": None}, "not NoneType"),
         ({"name": "coat_tiny", "img_size": 64}, "no single grid"),
+        ({"name": "pit_ti_224", "img_size": 64}, "pit_ti_224"),
         ({"name": "volo_d1_224", "img_size": 64, "num_classes": 3}, "volo_d1_224"),
         ({"name": "swin_nano", "embed_dm": 24}, "'embed_dm'"),
-        ({"name": "swin_tiny_patch4_window7_224", "embed_dm": 24}, "'embed_dim'"),
         ({"name": "poolformer_s12", "depths": (1, 1, 1, 1)}, "'depths'"),
-        ({"name": "poolformer_s12", "pool_sise": 3}, "poolformer_s12 has no keyword 'pool_sise'"),
         ({"name": "test_vit", "img_size": 0}, "img_size=0"),
         ({"name": "test_vit", "img_size": (64, 64, 64)}, "not a size"),
+        ({"name": "test_vit", "img_size": True}, "img_size=True"),
         ({"name": "test_vit", "mean": (0.5,), "img_size": 64}, "mean has 1 numbers"),
-        ({"name": "vgg11", "drop_path": 0.1}, "no stochastic depth"),
         ({"name": "swin_nano", "pretrained": True}, "pretrained weights of swin_nano"),
         ({"name": "swin_nano", "num_classes": -1}, "num_classes=-1"),
-        ({"name": "swin_nano", "num_classes": None}, "num_classes=None"),
         ({"name": "swin_nano", "in_chans": 0}, "in_chans=0"),
-        ({"name": "swin_nano", "drop_path": 2.0}, "drop_path=2.0"),
         ({"name": "swin_nano", "drop_path": float("nan")}, "drop_path=nan"),
         ({"name": "swin_nano", "drop_path_rate": 2.0}, "drop_path=2.0"),
         ({"name": "vgg11", "drop_path_rate": 0.1}, "no stochastic depth"),
-        ({"name": "hrnet_w18_small", "drop_path_rate": 0.1}, "no stochastic depth"),
-        (
-            {"name": "swin_nano", "drop_path": 0.0, "drop_path_rate": 0.5},
-            "drop_path and drop_path_rate",
-        ),
-        ({"name": "swin_nano", "img_size": "32"}, "img_size='32'"),
-        ({"name": "swin_nano", "img_size": True}, "img_size=True"),
-        ({"name": "swin_nano", "img_size": (True, 32)}, "not a size"),
-        ({"name": 3}, "not int"),
-        ({"name": None}, "not NoneType"),
+        ({"name": "hrnet_w18_small", "drop_path": 0.1}, "no stochastic depth"),
     ],
 )
 def test_wrong_arguments_raise_user_error(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         create_backbone(**arguments)
-
-
-@pytest.mark.parametrize("name", ["poolformer_s12", "hrnet_w18_small", "naflexvit_base_patch16_gap"])
-def test_optional_keywords_are_dropped(name: str) -> None:
-    """These networks list all unknown keywords in one error; img_size and the like are optional."""
-    assert final_grid(build_meta(name, 64, 3, 3), (64, 64)) == ((4, 4) if name.startswith("naflex") else (2, 2))
 
 
 @pytest.mark.parametrize("name", ["swin_nano", "test_vit"])
@@ -245,11 +212,10 @@ def test_drop_path_rate_equals_drop_path(name: str) -> None:
     backbone = create_backbone(name, img_size=32, drop_path_rate=0.5)
     assert backbone.keywords["drop_path"] == 0.5 and "drop_path_rate" not in backbone.keywords
     assert max(part.drop_prob for part in backbone.modules() if isinstance(part, DropPath)) == pytest.approx(0.5)
-    same = create_backbone(name, img_size=32, drop_path=0.5, drop_path_rate=0.5)
-    assert same.spec() == backbone.spec() == create_backbone(name, img_size=32, drop_path=0.5).spec()
-    twin = make_teacher(backbone).train()
+    assert backbone.spec() == create_backbone(name, img_size=np.int64(32), drop_path=0.5).spec()
+    teacher = make_teacher(backbone).train()
     images = torch.randn(8, 3, 32, 32)
-    assert torch.equal(twin(images).grid, twin(images).grid)
+    assert torch.equal(teacher(images).grid, teacher(images).grid)
     assert not torch.equal(backbone.train()(images).grid, backbone(images).grid)
 
 
@@ -266,18 +232,8 @@ def test_wrong_images_raise_user_error() -> None:
     with pytest.raises(UserError, match="not Image"):
         backbone(Image.new("RGB", (32, 32)))
     fixed = create_backbone("cait_xxs24_224", img_size=64, **VIT)
-    with pytest.raises(UserError, match="img_size=96"):
+    with pytest.raises(UserError, match="does not accept 64x96"):
         fixed(torch.zeros(1, 3, 64, 96))
-
-
-def test_numpy_integers_are_accepted() -> None:
-    backbone = create_backbone("swin_nano", img_size=np.int64(32), num_classes=np.int64(3))  # type: ignore[arg-type]
-    assert backbone.img_size == (32, 32) and json.dumps(backbone.spec())
-
-
-def test_repr() -> None:
-    second = repr(create_backbone("swin_nano", img_size=32, num_classes=3)).splitlines()[1]
-    assert second.strip() == "name='swin_nano', img_size=(32, 32), dim=128, num_classes=3"
 
 
 def test_compiled_network_pads_like_the_original() -> None:
@@ -289,15 +245,6 @@ def test_compiled_network_pads_like_the_original() -> None:
         images = torch.randn(1, 3, *size)
         torch.testing.assert_close(compiled(images).grid, backbone(images).grid)
     assert counter.frame_count == 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["swin_nano", "test_vit", "test_resnet"])
-def test_compiles_in_one_graph(name: str) -> None:
-    backbone = create_backbone(name, img_size=64).eval()
-    compiled = torch.compile(backbone, fullgraph=True, dynamic=False, backend="aot_eager")
-    images = torch.randn(2, 3, 64, 64)
-    torch.testing.assert_close(compiled(images).grid, backbone(images).grid, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -321,53 +268,3 @@ def test_class_tokens_of_the_last_blocks(name: str, has_token: bool) -> None:
             expected.append(model.norm(tokens)[:, 0])
         torch.testing.assert_close(features, torch.cat(expected[-3:], 1))
         torch.testing.assert_close(features[:, -backbone.dim :], backbone(images).pooled)
-
-
-# Pretrained weights
-
-
-def test_without_network_pretrained_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", fail)
-    started = time.monotonic()
-    with (
-        caplog.at_level(logging.WARNING),
-        pytest.raises(UserError, match=r"test_vit .*timm/test_vit.*Name or service not known.*--init") as caught,
-    ):
-        create_backbone("test_vit", img_size=64, pretrained=True, cache_dir=str(tmp_path))
-    assert time.monotonic() - started < 10 and "\n" not in str(caught.value) and caplog.messages == []
-
-
-def test_error_of_the_hub_names_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hub's client raises "an error happened" from the actual error."""
-
-    def create(name: str, pretrained: bool = False, **keywords: Any) -> Any:
-        if pretrained:
-            raise RuntimeError("An error happened") from OSError("503 of the hub\nmore of it")
-        return original(name, **keywords)
-
-    original = timm.create_model
-    monkeypatch.setattr(factory, "get_hf_file_metadata", lambda url: None)
-    monkeypatch.setattr(timm, "create_model", create)
-    with pytest.raises(UserError, match=r"\(503 of the hub\);"):
-        create_backbone("test_vit", img_size=64, pretrained=True)
-
-
-def test_cached_weights_do_not_ask_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests: list[str] = []
-    monkeypatch.setattr(factory, "get_hf_file_metadata", requests.append)
-    configuration = {"hf_hub_id": "timm/some.tag"}
-    factory._check_hub("some", configuration, str(tmp_path))
-    assert len(requests) == 1
-    snapshot = tmp_path / "models--timm--some.tag" / "snapshots" / "0123"
-    snapshot.mkdir(parents=True)
-    (snapshot / "model.safetensors").touch()
-    (snapshot.parents[1] / "refs").mkdir()
-    (snapshot.parents[1] / "refs" / "main").write_text("0123")
-    factory._check_hub("some", configuration, str(tmp_path))
-    factory._check_hub("some", configuration | {"file": "weights.pth"}, None)
-    assert len(requests) == 1

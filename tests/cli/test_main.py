@@ -39,7 +39,7 @@ def test_help_imports_nothing_heavy(words: list[str], modules: set[str]) -> None
 def test_training_does_not_import_slow_modules() -> None:
     """Both take seconds: Fabric would import the first, a mark for CUDA graphs the second."""
     code = (
-        "import sys, frugalvit.tasks.dense.experiment, frugalvit.engine.step\n"
+        "import sys, frugalvit.tasks.dense.commands, frugalvit.engine.step\n"
         "assert not {'torchmetrics', 'torch._inductor.cudagraph_trees'} & set(sys.modules)\n"
         "from importlib.util import find_spec; assert find_spec('torchmetrics'), 'the test needs it installed'"
     )

@@ -205,10 +205,13 @@ def erased_share(value: tuple[float, float]) -> float:
 
 
 def longest_side(value: float) -> int:
+    from frugalvit.tasks.detection.coco import CocoData
+    from frugalvit.tasks.detection.commands import make_task
+
     sizes = {"masks": False, "detector": {"channels": 8, "hidden": 8, "anchors": 8, "octaves": 1}}
     config = resolve(made(DetectConfig, "longest", value, sizes))
     backbone = create_backbone("swin_nano", img_size=SIDE)
-    task = detect_commands.make_task(config, 1, (), backbone)
+    task = make_task(config, CocoData("", ("a",), (1,), {}), backbone)
     return max(task.view.fit(100, 1000, SIDE))
 
 

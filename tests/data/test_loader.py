@@ -1,6 +1,7 @@
 """Batches as a pure function of seed and step: order, ranks, resume, balance, repeats."""
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import EvalTransform, MultiCrop, TrainAugment
-from frugalvit.data.cache.store import CachedStore, PrefetchingFetcher
+from frugalvit.data.cache.store import CachedFetcher, CachedStore, Fetched
 from frugalvit.data.loader import Batches, balanced_order, eval_batches, steps_per_augment_call
 from frugalvit.errors import UserError
 
@@ -196,12 +197,18 @@ def test_evaluation_covers_each_image_once(batch: int) -> None:
 
 
 @pytest.mark.parametrize(("batch", "world"), [(1, 2), (4, 3), (7, 2), (30, 2), (64, 4)])
-def test_evaluating_processes_fetch_only_their_batches(batch: int, world: int) -> None:
+def test_evaluating_processes_fetch_only_their_batches(batch: int, world: int, monkeypatch: pytest.MonkeyPatch) -> None:
     store, transform = a_store(), EvalTransform(40)
     alone = [index.tolist() for _, _, index in eval_batches(store, transform, batch)]
     fetched: list[list[int]] = []
-    fetch = store.fetch
-    store.fetch = lambda index: fetched.append(index.tolist()) or fetch(index)  # type: ignore[method-assign]
+    fetch = CachedFetcher.at
+
+    def record(self: CachedFetcher, step: int) -> Fetched:
+        result = fetch(self, step)
+        fetched.append(result.index.tolist())
+        return result
+
+    monkeypatch.setattr(CachedFetcher, "at", record)
     for rank in range(world):
         fetched.clear()
         seen = [index.tolist() for _, _, index in eval_batches(store, transform, batch, rank=rank, world=world)]
@@ -215,7 +222,8 @@ def test_prefetching_returns_the_same() -> None:
     def order(step: int) -> Tensor:
         return orders[step] if step < 5 else orders[0, :0]
 
-    ahead, plain = PrefetchingFetcher(store, order), store.fetcher(order)
+    ahead, plain = CachedFetcher(store, order), store.fetcher(order)
+    ahead.pool = ThreadPoolExecutor(1)  # as on a GPU
     for step in (0, 1, 3, 4, 2):
         for mine, other in zip(ahead.at(step), plain.at(step), strict=True):
             assert torch.equal(mine, other)

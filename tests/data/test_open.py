@@ -11,8 +11,6 @@ import pytest
 from frugalvit.data import check_trainable, image_size, open_data
 from frugalvit.data.image_size import median_side
 from frugalvit.data.unreadable import UnreadableImage
-from frugalvit.data.webdataset.pack import pack
-from frugalvit.data.webdataset.streaming_dataset import open_stream
 from frugalvit.errors import UserError
 from helpers.data_layouts import fill, picture, sizes
 
@@ -213,13 +211,6 @@ def test_select_classes_by_a_file(tmp_path: Path) -> None:
             open_data(where, classes=["brown bear", "polar"])
     with pytest.raises(UserError, match=r"nolist\.txt"):
         open_data(tmp_path / "in", classes=tmp_path / "nolist.txt")
-
-
-def test_select_classes_of_streamed_shards(tmp_path: Path) -> None:
-    fill(tmp_path / "in", {"train/polar bear": 2, "train/polar": 2, "train/n01": 2})
-    pack(open_data(tmp_path / "in", split="given"), tmp_path / "shards")
-    source = open_stream(str(tmp_path / "shards"), labelled=True, split="given", classes=["polar bear", "n01"])
-    assert source.classes == ("n01", "polar bear")
 
 
 def test_domainnet(tmp_path: Path) -> None:

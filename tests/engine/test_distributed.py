@@ -23,7 +23,7 @@ from frugalvit.experiment import builders, resume
 from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification import train
-from frugalvit.tasks.dense import experiment as running
+from frugalvit.tasks.dense import commands as running
 from frugalvit.tasks.dense import loader
 from frugalvit.tasks.detection.commands import DetectExperiment
 from frugalvit.utils import system
@@ -168,12 +168,12 @@ def test_stopped_comparison(
 def test_ranks_of_a_node_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frugalvit.data.cache.build.available_memory", lambda: 10_000)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    assert loader.ImageReader([], [(10, 20)]).keeps
+    assert loader.ImageReader([], [(10, 20)]).is_cached
     fabric: Any = SimpleNamespace(launch=lambda: None, world_size=1, global_rank=0, strategy=None)
     distributed.launch(fabric, 8)
-    assert not loader.ImageReader([], [(10, 20)]).keeps
+    assert not loader.ImageReader([], [(10, 20)]).is_cached
     distributed.launch(fabric, 1)
-    assert loader.ImageReader([], [(10, 20)]).keeps, "the next run of this process is alone"
+    assert loader.ImageReader([], [(10, 20)]).is_cached, "the next run of this process is alone"
 
 
 def test_same_number_of_readers_on_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,8 @@ def test_same_number_of_readers_on_every_node(monkeypatch: pytest.MonkeyPatch) -
     def decide(fabric: Any) -> Any:
         cores.here = 16 if fabric.global_rank < 2 else 8
         config = TrainConfig()
-        shards = StreamingDataset([f"{i}.tar" for i in range(100)], ShardSurvey(None, 9, None, []), None, None, sample)
+        survey = ShardSurvey([1] * 100, 100, None, [])
+        shards = StreamingDataset([f"{i}.tar" for i in range(100)], survey, None, sample)
         return builders.resolve_readers(config, shards, fabric, AutoValues()).workers
 
     assert run_ranks(4, decide) == [4, 4, 4, 4]

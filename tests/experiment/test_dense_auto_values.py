@@ -4,9 +4,7 @@ from typing import Any
 
 import pytest
 
-from frugalvit.cli.parser import make_parser
-from frugalvit.config.dense import DetectConfig, SegmentConfig, TransferConfig
-from frugalvit.errors import UserError
+from frugalvit.config.dense import DetectConfig, SegmentConfig
 from frugalvit.experiment.auto_values import AutoValues, Facts
 from frugalvit.experiment.dense_auto_values import (
     dense_epochs,
@@ -83,23 +81,6 @@ def test_user_values_stay() -> None:
     config = detector(DetectConfig.parse(values), Facts(5, 2, 100, "cuda"), auto)
     assert (config.img_size, config.lr, config.epochs, config.batch) == (320, 3e-4, "auto", 5)
     assert ("batch", "there are no more training images than that") in [(value.name, value.reason) for value in auto]
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        (DetectConfig, "detect takes one number: the short side"),
-        (SegmentConfig, "segment takes one number: the side of"),
-    ],
-)
-def test_dense_img_size_is_one_number(kind: type[TransferConfig], words: str) -> None:
-    for pair in ((480, 640), "480,640"):
-        with pytest.raises(UserError, match=rf"^img_size = .*480.*640.*: {words}"):
-            kind.parse({"data": "x", "img_size": pair})
-    sizes = ("auto", 480, "480", (480, 480), "480,480")
-    assert [kind.parse({"data": "x", "img_size": size}).img_size for size in sizes] == ["auto", 480, 480, 480, 480]
-    shown = " ".join(make_parser(kind, "x", "y").format_help().split())
-    assert f"--img-size N|auto {words.partition(': the ')[2]}" in shown
 
 
 def test_epochs_on_a_cpu() -> None:

@@ -67,7 +67,6 @@ def test_resume_keeps_the_statistics_of_pretrained_weights(
     """A resumed run downloads no weights; its images are normalized as before."""
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **more: create(name, **more))
-    monkeypatch.setattr(factory, "_check_hub", lambda *_: None)
     values = {"backbone": "test_vit.r160_in1k", "backbone_args": {}, "pretrained": True, "img_size": 32}
     run_tiny("train", data=photos, out=tmp_path / "complete", **values)
     with interrupted_at(7):

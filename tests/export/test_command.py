@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
-from frugalvit.backbones import Backbone, create_backbone
+import frugalvit as fv
 from frugalvit.cli.main import main
 from frugalvit.config.tools import EXPORTS
 from frugalvit.errors import UserError
@@ -62,7 +63,7 @@ def test_exports_that_cannot_be_moved(
 
     monkeypatch.setattr(exporting, "largest_difference", write_other_file)
     assert main(["export", str(folder), "--out", str(out)]) == 2
-    assert "Cannot move the export" in capsys.readouterr().err
+    assert "cannot be moved" in capsys.readouterr().err
     assert (out / "config.json").read_text() == "another's"
 
 
@@ -104,16 +105,30 @@ def test_every_registered_format_has_the_interface(name: str):
     assert isinstance(exporting._make_format(name), ExportFormat)
 
 
-@pytest.mark.parametrize(("module", "to"), [("mine", "timm"), ("mine", "hf"), ("mine", "onnx"), ("timm", "timm")])
-def test_advice_on_a_difference(module: str, to: str):
-    """A user's own network must load timm's weights; any other difference is a bug."""
-    backbone = made_of(module)
-    advice = exporting.advise_on_difference(backbone, to)
-    assert ("pretrained" in advice) == (module == "mine" and to != "onnx") != ("report" in advice)
+@pytest.mark.parametrize("data", ["http://127.0.0.1:9/index.json", "hf:cifar10", "cifar100", "nowhere/at-all"])
+def test_data_that_is_not_local_is_not_opened(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, _ = made(tmp_path / "run", "resnet")
+    (folder.parent / "config.yaml").write_text(yaml.safe_dump({"data": data}))
+    monkeypatch.setattr(exporting, "read_images", None)
+    assert run_export(model=str(folder.parent), out=str(tmp_path / "out"))["checked_on"] == "5 images of noise"
 
 
-def made_of(module: str) -> Backbone:
-    backbone = create_backbone("resnet10t", img_size=64)
-    if module == "mine":
-        backbone.model.__class__ = type("Mine", (type(backbone.model),), {"__module__": "mine"})
-    return backbone
+def test_local_data_of_the_run_is_used(tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]):
+    ready = fv.load(made(tmp_path, "resnet")[0])
+    images, description = exporting.check_images(ready, None, str(photos))
+    assert len(images) == 5 and description == f"5 images of {photos}"
+    (tmp_path / "empty").mkdir()
+    assert exporting.check_images(ready, None, str(tmp_path / "empty"))[1] == "5 images of noise"
+    assert "checking the export on noise" in capsys.readouterr().err
+    with pytest.raises(UserError, match="empty"):
+        exporting.check_images(ready, str(tmp_path / "empty"), None)
+
+
+@pytest.mark.parametrize("name", ["list.csv", "list.JSONL", "one.JPG"])
+def test_images_may_be_any_kind_of_data(name: str, photos: Path):
+    path = photos / name
+    if name.endswith("JPG"):
+        path.write_bytes((photos / "0.jpg").read_bytes())
+    else:
+        path.write_text({".csv": "path\n0.jpg\n", ".JSONL": '{"path": "0.jpg"}'}[path.suffix])
+    assert len(exporting.read_images(str(path))) == 1

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import timm
 import torch
 
 import frugalvit as fv
-from helpers.exported_models import MODELS, made, run_export, train_briefly
+from helpers.exported_models import MODELS, run_export, train_briefly
 
 # Runs in a new process in which frugalvit cannot be imported.
 SCRIPT = """
@@ -70,15 +69,3 @@ def test_folders_load_without_frugalvit(names: tuple[str, ...], tmp_path: Path, 
     largest = json.loads(done.stdout.splitlines()[-1])
     others = len(names) if importlib.util.find_spec("transformers") else 0
     assert len(largest) == len(folders) + others and max(largest.values()) < 1e-4, largest
-
-
-@pytest.mark.parametrize("to", ["timm", "hf"])
-def test_folders_load_with_timm(to: str, tmp_path: Path, photos: Path):
-    folder, backbone = made(tmp_path, "resnet")
-    result = run_export(model=str(folder), to=to, out=str(tmp_path / "out"), images=str(photos))
-    assert result["files"] == (["README.md"] if to == "hf" else []) + ["config.json", "model.safetensors"]
-    assert result["max_difference"] < 1e-4
-    model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
-    images = torch.rand(2, 3, *backbone.img_size)
-    with torch.inference_mode():
-        torch.testing.assert_close(model(images), backbone.model(images))

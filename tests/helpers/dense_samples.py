@@ -1,6 +1,7 @@
 """Make small datasets: bright rectangles and discs on noise, with COCO annotations or masks."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,4 +117,36 @@ def make_scenes(root: Path, train: int = 8, val: int = 4, side: int = 48, seed: 
             labels[:2] = labels[-2:] = border
             Image.fromarray(pixels).save(root / "images" / split / f"{number}.png")
             Image.fromarray(labels).save(root / "masks" / split / f"{number}.png")
+    return root
+
+
+def as_official_coco(root: Path) -> Path:
+    """Rename the files of ``make_coco`` to COCO's own layout: train2017/, val2017/, annotations/."""
+    (root / "annotations").mkdir()
+    for split in ("train", "val"):
+        (root / f"{split}2017").mkdir()
+        for path in [*(root / "images").glob(f"{split}_*")]:
+            path.rename(root / f"{split}2017" / path.name)
+        (root / f"instances_{split}.json").rename(root / "annotations" / f"instances_{split}2017.json")
+    (root / "images").rmdir()
+    return root
+
+
+def as_voc(root: Path) -> Path:
+    """Move the files of ``make_scenes`` to the layout of Pascal VOC, with palette masks."""
+    for name in ("JPEGImages", "SegmentationClass", "ImageSets/Segmentation"):
+        (root / name).mkdir(parents=True)
+    for split in ("train", "val"):
+        names = sorted(path.stem for path in (root / "images" / split).iterdir())
+        for name in names:
+            with Image.open(root / "images" / split / f"{name}.png") as picture:
+                picture.save(root / "JPEGImages" / f"{split}{name}.jpg")
+            with Image.open(root / "masks" / split / f"{name}.png") as mask:
+                palette = mask.convert("P")
+                palette.putdata(list(np.asarray(mask).ravel()))
+            palette.save(root / "SegmentationClass" / f"{split}{name}.png")
+        listing = root / "ImageSets" / "Segmentation" / f"{split}.txt"
+        listing.write_text("\n".join(f"{split}{name}" for name in names), encoding="utf-8-sig")
+    shutil.rmtree(root / "images")
+    shutil.rmtree(root / "masks")
     return root

@@ -79,6 +79,6 @@ def streaming_batches(
     paths: list[str], batch: int = 4, config: AugmentConfig = STILL, counts: list[int] | None = None, **keywords: Any
 ) -> StreamingBatches:
     keywords = {"workers": 0, "classes": CLASSES, "seed": 0, "steps_per_epoch": 6, "cached_size": (16, 20)} | keywords
-    stream = ShardStream(paths, seed=0, buffer=5, counts=counts, warn=None)
+    stream = ShardStream(paths, counts or [6] * len(paths), seed=0, buffer=5)
     augment = TrainAugment(config, 16, mean=(0, 0, 0), std=(1, 1, 1))
     return StreamingBatches(stream, batch, augment=augment, **keywords)

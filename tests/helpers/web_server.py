@@ -13,7 +13,6 @@ class Handler(SimpleHTTPRequestHandler):
     """Serves a folder; the first ``breaks`` responses with a shard end in the middle."""
 
     breaks = 0
-    ranges = True
     requests: list[tuple[str, str | None]]  # path and range
 
     def log_message(self, *_: Any) -> None:
@@ -28,7 +27,7 @@ class Handler(SimpleHTTPRequestHandler):
             self.send_error(404)
             return
         content = path.read_bytes()
-        start = int(bytes_range.removeprefix("bytes=").rstrip("-")) if bytes_range and self.ranges else 0
+        start = int(bytes_range.removeprefix("bytes=").rstrip("-")) if bytes_range else 0
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
@@ -40,9 +39,9 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 @contextmanager
-def serving(folder: Path, breaks: int = 0, ranges: bool = True) -> Iterator[tuple[str, type[Handler]]]:
+def serving(folder: Path, breaks: int = 0) -> Iterator[tuple[str, type[Handler]]]:
     """Serve ``folder``; yields the address, and the class that records the requests."""
-    handler = type("RecordingHandler", (Handler,), {"breaks": breaks, "ranges": ranges, "requests": []})
+    handler = type("RecordingHandler", (Handler,), {"breaks": breaks, "requests": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -151,27 +151,6 @@ def test_no_gradients_for_frozen_parameters() -> None:
     assert matching.student.last_layer.weight_v.grad is None and matching.student.mlp[0].weight.grad is not None
 
 
-@pytest.mark.parametrize("shifted", [False, True])
-def test_softmax_returns_its_normalizer(shifted: bool) -> None:
-    torch.manual_seed(0)
-    logits = 30 * torch.randn(5, 40)
-    shift = torch.randn(40) if shifted else None
-    moved = logits if shift is None else logits - shift
-    expected = moved.logsumexp(-1), moved.softmax(-1)
-    for got, want in zip(chunked_module._softmax(logits.clone(), shift, torch.float32), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
-
-
-def test_backward_scales_the_stored_gradients() -> None:
-    crops = features_of([torch.randn(2, 6, 2, 2, dtype=torch.float64)] * 2)
-    matching = matching_of(RegionMatching)
-    matching.chunked = True
-    loss = matching(crops, crops, 0.05)
-    first = torch.autograd.grad(loss, matching.student.mlp[0].weight, retain_graph=True)[0]
-    second = torch.autograd.grad(3 * loss, matching.student.mlp[0].weight)[0]
-    torch.testing.assert_close(second, 3 * first)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_bf16_products_stay_close_on_a_gpu(kind: Any) -> None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 
-from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, ViewMatching, match_regions, region_loss, update_center, view_loss
 from helpers.matching_oracles import best_match, crop_sets, features_of, golden_crops, region_oracle
@@ -135,17 +134,6 @@ def test_released_number_of_global_crops_alone(golden: Any) -> None:
     assert (0.5 * views + 0.5 * regions).item() == pytest.approx(float(arrays["ddino_2crop.loss_epoch0"]), abs=1e-5)
 
 
-def test_fp32_inside_autocast() -> None:
-    torch.manual_seed(0)
-    grids = [torch.randn(2, 6, 3, 3) for _ in range(2)]
-    logits = [torch.randn(2, 9, 7).bfloat16() for _ in range(2)]
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = region_loss(logits, logits, grids, grids, center=torch.zeros(7))
-    assert loss.dtype == torch.float32
-    single = [part.float() for part in logits]
-    torch.testing.assert_close(loss, region_loss(single, single, grids, grids, center=torch.zeros(7)))
-
-
 def test_match_entropy_of_health() -> None:
     torch.manual_seed(0)
     matching = RegionMatching(9, prototypes=4, hidden=8, bottleneck=3)
@@ -161,9 +149,3 @@ def test_match_entropy_of_health() -> None:
     assert few["match_entropy"].item() == pytest.approx(1, abs=1e-5)
     single = features_of([torch.randn(2, 9, 1, 1)] * 2)
     assert "match_entropy" not in matching.health(single, single, 0.04)
-
-
-def test_one_crop_raises_user_error() -> None:
-    crops = features_of([torch.randn(2, 6, 3, 3)])
-    with pytest.raises(UserError, match="at least two crops"):
-        RegionMatching(6, prototypes=4, hidden=8, bottleneck=3)(crops, crops, 0.04)

@@ -97,15 +97,6 @@ def test_teacher_starts_as_the_student_and_is_an_ema(kind: Any) -> None:
     torch.testing.assert_close(difference, torch.full_like(difference, 0.75))
 
 
-def test_drop_last_layer_grads_includes_lengths() -> None:
-    matching = ViewMatching(6, 11, hidden=8, bottleneck=5, norm_last=False)
-    matching(*two_and_two(), 0.04).backward()
-    last = dict(matching.student.last_layer.named_parameters())
-    assert last.keys() == {"weight_g", "weight_v"} and all(parameter.grad is not None for parameter in last.values())
-    matching.drop_last_layer_grads()
-    assert all(parameter.grad is None for parameter in last.values())
-
-
 @pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
 def test_center_is_updated_after_the_loss(kind: Any) -> None:
     matching = small(kind)
@@ -172,12 +163,6 @@ def test_two_processes_share_one_center(tmp_path: Any) -> None:
         torch.testing.assert_close(torch.load(tmp_path / f"{rank}.pt", weights_only=True), full.center)
 
 
-def test_temperature_may_be_a_tensor() -> None:
-    matching = small().eval()
-    crops = two_and_two()
-    torch.testing.assert_close(matching(*crops, torch.tensor(0.05)), matching(*crops, 0.05))
-
-
 def health_of(weights: Tensor, vectors: Tensor, teacher_temp: float = 0.04) -> dict[str, float]:
     prototypes, dim = weights.shape
     matching: Any = ViewMatching(dim, prototypes=prototypes, hidden=4, bottleneck=dim)
@@ -215,39 +200,19 @@ def test_health_by_hand() -> None:
     assert health == pytest.approx(expected | {"teacher_kl": math.log(11)}, abs=1e-4)
 
 
-def test_health_uses_a_sample_and_changes_nothing() -> None:
-    matching = small(prototypes=2**16, chunked=True)
-    crops = two_and_two(batch=3)
-    numbers = matching.health(*crops, 0.04)
-    assert set(numbers) == {"teacher_entropy", "teacher_kl", "prototypes_used", "dominant", "agreement"}
-    assert all(value.ndim == 0 and not value.requires_grad for value in numbers.values())
-    assert not matching.center.any()
-
-
-def test_one_crop_raises_user_error() -> None:
-    logits = [torch.randn(2, 5)]
-    with pytest.raises(UserError, match="at least two crops"):
-        view_loss(logits, logits, center=torch.zeros(5))
-    with pytest.raises(UserError, match="student_temp"):
-        ViewMatching(6, prototypes=5, student_temp=0.0)
-
-
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
 def test_wrong_crops_raise_user_error(kind: Any, chunked: bool) -> None:
     matching = small(kind, chunked=chunked)
     student, teacher = two_and_two(batch=4)
-    for wrong in (two_and_two(batch=1)[1], two_and_two(batch=2)[1]):
+    for call in (matching, matching.health):
         with pytest.raises(UserError, match=r"crop 0: shape .* the same images"):
-            matching(student, wrong)
-        with pytest.raises(UserError, match="the same images"):
-            matching.health(student, wrong)
+            call(student, two_and_two(batch=1)[1])
     narrow = [Features(crop.grid[:, :-1], crop.pooled[:, :-1]) for crop in student]
     with pytest.raises(UserError, match="a width of"):
         matching(narrow, teacher)
-    for wrong in (student[0], student[0].grid, [crop.grid for crop in student]):
-        with pytest.raises(UserError, match="list of Features"):
-            matching(wrong, teacher)
+    with pytest.raises(UserError, match="list of Features"):
+        matching([crop.grid for crop in student], teacher)
     empty = [Features(crop.grid[:0], crop.pooled[:0]) for crop in student]
     with pytest.raises(UserError, match="at least 1"):
         matching(empty, empty)
@@ -256,16 +221,8 @@ def test_wrong_crops_raise_user_error(kind: Any, chunked: bool) -> None:
 def test_wrong_logits_raise_user_error() -> None:
     logits, grids = [torch.randn(2, 4, 8)] * 2, [torch.randn(2, 6, 2, 2)] * 2
     fewer, center = [part[:1] for part in logits], torch.zeros(8)
-    for wrong in (torch.zeros(1), torch.zeros(7)):
-        with pytest.raises(UserError, match="8 prototypes"):
-            view_loss(logits, logits, center=wrong)
-        with pytest.raises(UserError, match="8 prototypes"):
-            region_loss(logits, logits, grids, grids, center=wrong)
-        vectors, weight = torch.randn(2, 3, 4), torch.randn(8, 4)
-        with pytest.raises(UserError, match="8 prototypes"):
-            assigned_cross_entropy(
-                vectors, weight, vectors, weight, torch.ones(2, 3, 3), center=wrong, student_temp=1, teacher_temp=1
-            )
+    with pytest.raises(UserError, match="8 prototypes"):
+        view_loss(logits, logits, center=torch.zeros(1))
     with pytest.raises(UserError, match="teacher_logits, crop 0"):
         view_loss(logits, fewer, center=center)
     with pytest.raises(UserError, match="student_logits, crop 0"):
@@ -279,11 +236,14 @@ def test_wrong_logits_raise_user_error() -> None:
 
 
 def test_wrong_options_raise_user_error() -> None:
+    with pytest.raises(UserError, match="at least two crops"):
+        view_loss([torch.randn(2, 5)], [torch.randn(2, 5)], center=torch.zeros(5))
+    with pytest.raises(UserError, match="student_temp"):
+        small(student_temp=0.0)
     with pytest.raises(UserError, match="chunked='yes'"):
         small(chunked="yes")
-    for momentum in (9, -0.1, math.nan):
-        with pytest.raises(UserError, match="from 0 to 1"):
-            small().update_teacher(momentum)
+    with pytest.raises(UserError, match="from 0 to 1"):
+        small().update_teacher(math.nan)
 
 
 @pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
@@ -293,8 +253,8 @@ def test_compiles_in_one_graph(kind: Any) -> None:
     torch.testing.assert_close(compiled(*crops), matching(*crops))
 
 
-@pytest.mark.parametrize("wrong", [{"student_temp": 0.0}, {"teacher_temp": 0.0}, {"teacher_temp": -0.04}], ids=str)
-def test_temperatures_without_a_meaning_are_refused(wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize("wrong", [{"student_temp": 0.0}, {"teacher_temp": -0.04}], ids=str)
+def test_temperatures_below_zero_are_refused(wrong: dict[str, float]) -> None:
     logits, grids = [torch.randn(2, 4, 5)] * 2, [torch.randn(2, 6, 2, 2)] * 2
     temperatures: dict[str, Any] = {"student_temp": 0.1, "teacher_temp": 0.04} | wrong
     (name,) = wrong
@@ -307,22 +267,3 @@ def test_temperatures_without_a_meaning_are_refused(wrong: dict[str, float]) -> 
         assigned_cross_entropy(
             vectors, weight, vectors, weight, torch.ones(2, 3, 3), center=torch.zeros(5), **temperatures
         )
-
-
-def test_a_temperature_in_a_tensor_is_not_looked_at() -> None:
-    """Looking would stall a GPU at every step, so what is wrong there shows in the loss."""
-    logits = [torch.randn(2, 5)] * 2
-    assert view_loss(logits, logits, center=torch.zeros(5), teacher_temp=torch.tensor(0.0)).isnan()
-
-
-@pytest.mark.parametrize("kind", [ViewMatching, RegionMatching])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_features_of_another_precision_than_the_heads(kind: Any, dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    matching = kind(8, prototypes=16)
-    grids = [torch.randn(4, 8, 2, 2, dtype=dtype, requires_grad=True) for _ in range(2)]
-    loss = matching(features_of(grids), features_of([grid.detach() for grid in grids]))
-    loss.backward()
-    gradient = grids[0].grad
-    assert gradient is not None and gradient.dtype == dtype and bool(gradient.abs().sum() > 0)
-    assert loss.dtype == torch.float32

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from frugalvit.tasks.detection import commands
-from frugalvit.tasks.segmentation import commands as segment_commands
-from helpers.dense_runs import detect_config, segment_config
+from helpers.dense_runs import Kind
 from helpers.dense_samples import make_coco, make_scenes
 
 
@@ -23,12 +21,29 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def detector(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "detector"
-    commands.train(detect_config(shapes, out, head="cascade"))
+    Kind("detect").train(shapes, out, head="cascade")
     return out
 
 
 @pytest.fixture(scope="session")
 def segmenter(scenes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "segmenter"
-    segment_commands.train(segment_config(scenes, out))
+    Kind("segment").train(scenes, out)
     return out
+
+
+@pytest.fixture(params=["detect", "segment"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return Kind(request.param)
+
+
+@pytest.fixture
+def model(kind: Kind, request: pytest.FixtureRequest) -> Path:
+    """The trained model of the kind."""
+    return request.getfixturevalue(kind.model_fixture)
+
+
+@pytest.fixture
+def data(kind: Kind, request: pytest.FixtureRequest) -> Path:
+    """The data of the kind."""
+    return request.getfixturevalue(kind.data_fixture)

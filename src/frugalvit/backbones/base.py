@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from frugalvit.backbones import timm_features
-from frugalvit.backbones.timm_features import SeveralGrids, Size, cell_sides, cells_in_image, is_exporting, to_grid
+from frugalvit.backbones.timm_features import Size, cell_sides, cells_in_image, is_exporting, to_grid
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 
@@ -109,10 +109,10 @@ class Backbone(nn.Module):
         self.is_grid_model = isinstance(model, GridModel)
         self._padded_sizes: dict[Size, Size] = {}  # image size -> the size that the network accepts
         self._grid_sizes: dict[Size, Size] = {}
-        self._use_intermediates = False
+        # forward_features returns tokens after the final norm.
+        self._use_intermediates = not grid_norm and timm_features.final_norm(model) is not None
         self.dim = self.pooled_dim = int(model.num_features)  # type: ignore[arg-type]
         if not self.is_grid_model:
-            self._choose_forward()
             features = self._run_zeros(img_size)
             self.dim, self.pooled_dim = features.grid.shape[1], features.pooled.shape[1]
             self._check_classifier(features.pooled)
@@ -268,20 +268,6 @@ class Backbone(nn.Module):
         output = self.model.forward_features(images)  # type: ignore[operator]
         return output, to_grid(output, self.model, size, self.model.num_features)  # type: ignore[arg-type]
 
-    def _choose_forward(self) -> None:
-        """Use ``forward_intermediates`` for a grid before the final norm, and if ``forward_features`` has no grid."""
-        if not self.grid_norm and timm_features.final_norm(self.model) is not None:
-            self._use_intermediates = True
-            return
-        try:
-            self._run_zeros(self.img_size)
-        except SeveralGrids:
-            raise
-        except UserError:
-            if not hasattr(self.model, "forward_intermediates"):
-                raise
-            self._use_intermediates = True
-
     def _check_classifier(self, pooled: Tensor) -> None:
         """Refuse a classifier that reads more than ``pooled`` (VOLO's auxiliary head): training would be wrong."""
         if self.num_classes == 0 or self._padded_size(self.img_size) != self.img_size:
@@ -354,26 +340,19 @@ class Backbone(nn.Module):
     def _find_padded_size(self, size: Size) -> Size:
         if size in self._padded_sizes:
             return self._padded_sizes[size]
-        reason, no_grid = "", None
+        reason = ""
         for padded in timm_features.padded_sizes(self.model, size, self.img_size):
             try:
                 with timm_features.eval_no_grad(self.model):
                     self._forward_timm(self._zeros(padded))
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, UserError):
                 raise
-            except UserError as error:  # the network accepts the size, but its output has no grid
-                no_grid = error
-                continue
             except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
                 reason = reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
                 continue
             self._padded_sizes[size] = padded
             return padded
-        if no_grid is not None:
-            raise no_grid
-        if size == self.img_size:
-            raise UserError(f"{self.name} cannot run at {size[0]}x{size[1]} pixels: {reason}; choose another size")
         raise UserError(
             f"{self.name}, created for {self.img_size[0]}x{self.img_size[1]} pixels, does not accept "
-            f"{size[0]}x{size[1]}; create it with img_size={max(size)} or choose another network ({reason})"
+            f"{size[0]}x{size[1]} ({reason}); create it with another img_size, or choose another network"
         )

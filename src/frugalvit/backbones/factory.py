@@ -1,24 +1,19 @@
 """``create_backbone``: a name to a Backbone, for our networks and every timm network with a final grid."""
 
-import inspect
-import operator
 import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import timm
 import torch
-from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from huggingface_hub.utils import HfHubHTTPError
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
 from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
 from frugalvit.backbones.registry import get_architecture, get_family
-from frugalvit.backbones.small_images import Build, adapt, note_small_grid, set_stem_stride
+from frugalvit.backbones.small_images import adapt, format_keywords, note_small_grid, set_stem_stride
 from frugalvit.backbones.timm_features import Size, build_on_meta
-from frugalvit.errors import UserError, did_you_mean
+from frugalvit.errors import UserError, to_count
 
 # Offered to every network, and dropped for those without the keyword: with them one object takes every image size.
 _FLEXIBLE = {"dynamic_img_size": True, "strict_img_size": False}
@@ -51,12 +46,10 @@ def create_backbone(
                 stride of the stem of a convolutional network
     """
     size = to_size(img_size)
-    num_classes, in_chans = _to_count("num_classes", num_classes, 0), _to_count("in_chans", in_chans, 1)
+    num_classes, in_chans = to_count("num_classes", num_classes, 0), to_count("in_chans", in_chans)
     keywords = {key: value for key, value in keywords.items() if value is not None}
     # drop_path_rate is timm's name. Left in the keywords, it would override drop_path of a teacher.
     rate = keywords.pop("drop_path_rate", None)
-    if rate is not None and drop_path not in (None, rate):
-        raise UserError("drop_path and drop_path_rate have the same meaning; set only drop_path")
     drop_path = rate if drop_path is None else drop_path
     if drop_path is not None and not (isinstance(drop_path, int | float) and 0 <= drop_path < 1):
         raise UserError(f"drop_path={drop_path!r} is not a rate; use a number from 0 to below 1, or None")
@@ -75,15 +68,11 @@ def create_backbone(
             return make()
 
     with torch.random.fork_rng(devices=[]):  # trial builds may draw weights: the final ones depend on the seed alone
-        if keywords or rate is not None:
-            _check_keywords(name, keywords if rate is None else {**keywords, "drop_path_rate": rate}, build)
         extra, notes = adapt(name, size, keywords, build)
         resolved = {**keywords, **extra}
         if keep_patch_size and extra:
             resolved = {**keywords, "keep_patch_size": True}
             extra, notes = {}, note_small_grid(name, size, build)
-    if pretrained:
-        _check_hub(name, getattr(build(extra), "pretrained_cfg", None) or {}, keywords.get("cache_dir"))
     model = build(extra, device="cpu", weights=pretrained)
     pixel_mean, pixel_std = _resolve_statistics(model, in_chans, pretrained, mean, std)
     if (pixel_mean, pixel_std) != _default_statistics(in_chans):
@@ -143,15 +132,15 @@ def build_timm(
                 optional = {key: value for key, value in optional.items() if key not in unknown}
                 continue
             if wrong := [keyword for keyword in keywords if keyword in unknown]:
-                raise UserError(_unknown_keyword(name, wrong[0], _known_keywords(architecture, str(error)))) from error
-            if twice := re.search(r"multiple values for keyword argument '(\w+)'", str(error)):
-                raise UserError(f"timm sets {twice[1]!r} of {name} itself; leave it out") from error
-            raise UserError(f"{name} cannot be built with {_format(keywords)}: {_first_line(error)}") from error
+                raise UserError(_unknown_keyword(name, wrong[0])) from error
+            raise UserError(f"{name} cannot be built with {format_keywords(keywords)}: {_first_line(error)}") from error
         except Exception as error:
             if pretrained:
-                cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-                raise UserError(_no_weights(name, _first_line(cause))) from error
-            options = _format({**keywords, "img_size": img_size})
+                raise UserError(
+                    f"pretrained weights of {name} cannot be downloaded ({_first_line(error)}); "
+                    "check the connection, or use a weights file (--init, load_weights)"
+                ) from error
+            options = format_keywords({**keywords, "img_size": img_size})
             raise UserError(f"{name} cannot be built with {options}: {_first_line(error)}") from error
     if stem_stride is not None:
         set_stem_stride(model, int(stem_stride))
@@ -162,44 +151,10 @@ def to_size(img_size: int | Sequence[int]) -> Size:
     """Return (height, width) from a number of pixels or a pair."""
     try:
         pair: Any = img_size if hasattr(img_size, "__len__") else (img_size, img_size)
-        height, width = (_to_count("img_size", side, 1) for side in pair)
+        height, width = (to_count("img_size", side) for side in pair)
     except (TypeError, ValueError, UserError):
         raise UserError(f"img_size={img_size!r} is not a size; use pixels, or (height, width)") from None
     return height, width
-
-
-def _check_hub(name: str, configuration: Mapping[str, Any], cache: str | None) -> None:
-    """Ask the hub once for weights that are not cached: its client alone repeats each request for 45 seconds."""
-    repository, _, revision = (configuration.get("hf_hub_id") or "").partition("@")
-    file = configuration.get("hf_hub_filename") or "model.safetensors"
-    if not repository or configuration.get("file") or configuration.get("state_dict"):
-        return
-    if isinstance(try_to_load_from_cache(repository, file, cache_dir=cache, revision=revision or None), str):
-        return
-    try:
-        get_hf_file_metadata(hf_hub_url(repository, file, revision=revision or None))
-    except HfHubHTTPError:  # the hub answers; timm reports what is wrong
-        return
-    except Exception as error:  # of whichever HTTP library the hub's client uses
-        raise UserError(_no_weights(name, f"{repository}: {_first_line(error)}")) from None
-
-
-def _no_weights(name: str, reason: str) -> str:
-    return (
-        f"pretrained weights of {name} cannot be downloaded ({reason}); "
-        "check the connection, or use a weights file (--init, load_weights)"
-    )
-
-
-def _to_count(name: str, value: Any, least: int) -> int:
-    """Return ``value`` as int if it is an integer (numpy's too) of at least ``least``."""
-    try:
-        number = -1 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = -1
-    if number < least:
-        raise UserError(f"{name}={value!r}: use an integer of at least {least}")
-    return number
 
 
 def _default_statistics(in_chans: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -226,39 +181,16 @@ def _resolve_statistics(
     return result
 
 
-def _check_keywords(name: str, keywords: dict[str, Any], build: Build) -> None:
-    """Raise UserError for an unknown keyword, also for networks that ignore unknown keywords silently."""
-    try:
-        model = build({"keyword_that_does_not_exist": 1})
-    except UserError:
-        return  # this network checks its keywords itself
-    known = {"stem_stride", "global_pool", "drop_rate"}
-    for kind in type(model).__mro__:
-        if "__init__" in vars(kind):
-            known |= set(inspect.signature(kind.__init__).parameters)
-    known -= {"self", "args", "kwargs", "keywords"}
-    for keyword in keywords:
-        if keyword not in known:
-            raise UserError(_unknown_keyword(name, keyword, known))
-
-
 def _unexpected_keywords(message: str) -> list[str]:
     """Keywords that a TypeError names: Python names one, some of timm's checks name a list."""
     named = re.search(r"unexpected keyword argument(?:\(s\): \[(.*)\]| ('\w+'))", message)
     return re.findall(r"'(\w+)'", named[1] or named[2]) if named else []
 
 
-def _known_keywords(architecture: str, message: str) -> set[str]:
-    """Keywords of the class that raised the TypeError (``SwinTransformer.__init__() got an unexpected …``)."""
-    module = sys.modules[timm.models.model_entrypoint(architecture.partition(".")[0]).__module__]
-    kind = getattr(module, message.partition(".__init__()")[0], None)
-    return set(inspect.signature(kind).parameters) if inspect.isclass(kind) else set()
-
-
-def _unknown_keyword(name: str, keyword: str, known: set[str]) -> str:
+def _unknown_keyword(name: str, keyword: str) -> str:
     if keyword == "drop_path_rate":
         return f"{name} has no stochastic depth; leave drop_path out"
-    return f"{name} has no keyword {keyword!r}.{did_you_mean(keyword, known)}"
+    return f"{name} has no keyword {keyword!r}; see its class in timm or frugalvit.backbones.architectures"
 
 
 def _first_line(error: Exception) -> str:
@@ -267,7 +199,3 @@ def _first_line(error: Exception) -> str:
 
 def _to_json(value: Any) -> Any:
     return [_to_json(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def _format(keywords: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in keywords.items()) or "its defaults"

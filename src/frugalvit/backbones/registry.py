@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import timm
-from timm.models import is_model, load_pretrained, register_model
+from timm.models import is_model, register_model
 from torch import nn
 
 from frugalvit.backbones.architectures import cvt, cvt_windowed, swin, t2t, vil  # noqa: F401  registers them with timm
@@ -64,7 +64,7 @@ def list_models(pattern: str = "") -> list[ModelInfo]:
     wildcard = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
     names = [name for name in MODEL_NAMES if fnmatch.fnmatch(name, wildcard)]
     if pattern:
-        ours = set(MODEL_NAMES) | {"frugalvit_small_stem", "frugalvit_raw_weights"}
+        ours = {*MODEL_NAMES, "frugalvit_small_stem"}
         names += [name for name in timm.list_models(wildcard) if name not in ours]
     return [describe_model(name) for name in names]
 
@@ -126,13 +126,4 @@ def frugalvit_small_stem(
     """A timm network with a smaller stem stride; exported folders name it, so that timm can build it again."""
     model = timm.create_model(architecture, pretrained=pretrained, **keywords)
     set_stem_stride(model, stem_stride)
-    return model
-
-
-@register_model
-def frugalvit_raw_weights(pretrained: bool = False, architecture: str = "resnet50", **keywords: Any) -> nn.Module:
-    """A timm network that loads its weights unchanged: timm resamples the tables of non-square windows."""
-    model: Any = timm.create_model(architecture, **keywords)
-    if pretrained:
-        load_pretrained(model, model.pretrained_cfg, num_classes=model.num_classes, in_chans=keywords["in_chans"])
     return model

@@ -49,7 +49,9 @@ def adapt(name: str, img_size: Size, explicit: dict[str, Any], build: Build) -> 
             model = build(chosen)
             before = published if min(published) else padded_grid(build({}), img_size)
             ends = f"would end in {before[0]}x{before[1]} tokens" if min(before) else "does not accept this size"
-            reasons.append(f"{_format(chosen)} (the published shape {ends}, this one ends in {grid[0]}x{grid[1]})")
+            reasons.append(
+                f"{format_keywords(chosen)} (the published shape {ends}, this one ends in {grid[0]}x{grid[1]})"
+            )
         elif not min(grid):
             grid = padded_grid(model, img_size)
         if 0 < min(grid) < SMALLEST_GRID:
@@ -253,5 +255,5 @@ def accepts(model: nn.Module, keyword: str) -> bool:
     )
 
 
-def _format(keywords: dict[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in keywords.items())
+def format_keywords(keywords: dict[str, Any]) -> str:
+    return ", ".join(f"{key}={value!r}" for key, value in keywords.items())

@@ -5,6 +5,7 @@ A network that does not fit raises UserError.
 """
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,18 +24,13 @@ Size = tuple[int, int]
 # Grids
 
 
-class SeveralGrids(UserError):
-    """The network ends in several maps (CoaT, CrossViT); one of them alone would miss part of its features."""
-
-
 def to_grid(output: object, model: nn.Module, image: Size, channels: int | None = None) -> Tensor:
     """Return ``output`` of ``forward_features`` (or of a block) as (B, C, h, w); UserError if it is not a grid.
 
     channels: the width of the output, if known; distinguishes (B, C, h, w) from (B, h, w, C).
     """
     if not isinstance(output, Tensor) or output.dim() not in (3, 4):
-        kind = SeveralGrids if isinstance(output, list) else UserError
-        raise kind(f"{_name(model)} gives no single grid of tokens; choose a network that ends in one feature map")
+        raise UserError(f"{_name(model)} gives no single grid of tokens; choose a network that ends in one feature map")
     if output.dim() == 4:
         return output.permute(0, 3, 1, 2) if _is_channels_last(output, model, channels) else output
     if channels is not None and output.shape[2] != channels and output.shape[1] == channels:
@@ -54,13 +50,6 @@ def _prefix_and_size(count: int, model: nn.Module, image: Size) -> tuple[int, Si
     """Prefix tokens and (h, w), such that prefix + h * w = count and h : w is close to the image's shape."""
     stated = prefix_tokens(model)
     prefixes = [0, 1, 2] if stated is None else [stated, 0]
-    step = reduction(model)
-    if step:
-        expected = {(image[0] // step, image[1] // step), (-(-image[0] // step), -(-image[1] // step))}
-        for prefix in prefixes:
-            for size in expected:
-                if size[0] * size[1] == count - prefix > 0:
-                    return prefix, size
     for prefix in prefixes:
         size = _closest_shape(count - prefix, image)
         if size is not None:
@@ -118,8 +107,7 @@ def cells_in_image(grid: Size, image: Size, padded: Size) -> Size:
 
 def padded_sizes(model: nn.Module, size: Size, img_size: Size) -> list[Size]:
     """Sizes to pad images of ``size`` to until the network, built for ``img_size``, accepts them; smallest first."""
-    info = list(getattr(model, "feature_info", None) or [])
-    step = (info[-1].get("reduction") if info else 0) or 32
+    step = reduction(model) or 32
     published = (getattr(model, "pretrained_cfg", None) or {}).get("input_size") or (3, *img_size)
     units = [(1, 1), (step, step), (32, 32), (64, 64), img_size, tuple(published[1:])]
     sizes = [(-(-size[0] // unit[0]) * unit[0], -(-size[1] // unit[1]) * unit[1]) for unit in units]
@@ -136,26 +124,6 @@ def stage_maps(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
     return model.forward_intermediates(images, norm=False, intermediates_only=True)  # type: ignore[operator]
 
 
-def select_stages(
-    model: Any, grids: list[Tensor], indices: int | Sequence[int] | None, norm: bool, output_fmt: str
-) -> list[Tensor]:
-    """Select from all blocks' grids what ``forward_intermediates`` of our networks returns.
-
-    indices: the last n stages, the stages with these numbers, or None for all
-    norm:    apply the final norm to the last stage
-    """
-    if output_fmt != "NCHW":
-        raise UserError(f"{_name(model)} returns its stages as NCHW only; use output_fmt='NCHW'.")
-    stages = [grids[end] for end in model.stage_ends]
-    if norm:
-        stages[-1] = model.final_norm(stages[-1])
-    count = len(stages)
-    numbers = (
-        range(count) if indices is None else range(count - indices, count) if isinstance(indices, int) else indices
-    )
-    return [stages[number] for number in numbers]
-
-
 def stage_blocks(model: nn.Module, name: str) -> list[list[nn.Module]]:
     """The blocks of every stage, fine to coarse. A plain ViT is one stage."""
     info = [entry for entry in (getattr(model, "feature_info", None) or []) if entry.get("module")]
@@ -169,7 +137,7 @@ def stage_blocks(model: nn.Module, name: str) -> list[list[nn.Module]]:
     else:
         stages = [blocks for stage in _stage_modules(model, info) if (blocks := _blocks_of(stage))]
     if not stages:
-        raise UserError(f"the blocks of {name} cannot be told apart; choose another network, or pooled features")
+        raise UserError(f"{name} has no list of blocks; choose another network, or pooled features")
     return stages
 
 
@@ -309,23 +277,22 @@ def _covers_all_tokens(weights: Tensor, batch: int, cells: int, model: nn.Module
 
 
 def _last_attention_module(model: nn.Module, name: str) -> nn.Module:
-    try:
-        block = stage_blocks(model, name)[-1][-1]
-    except UserError:
-        block = None
-    for attribute in ("attn", "mixer", "token_mixer"):
-        attention = getattr(block, attribute, None)
-        over_channels = type(attention).__name__ == "XCA"  # XCiT attends between channels, not tokens
-        if (
-            isinstance(attention, nn.Module)
-            and not over_channels
-            and isinstance(getattr(attention, "attn_drop", None), nn.Module)
-        ):
-            return attention
-    raise UserError(f"the last block of {name} has no attention over tokens; use a ViT, a DeiT or one of our Swins")
+    attentions = [module for module in model.modules() if isinstance(getattr(module, "attn_drop", None), nn.Module)]
+    if not attentions:
+        raise UserError(f"{name} has no attention over tokens; use a ViT, a DeiT or one of our Swins")
+    return attentions[-1]
 
 
-# Trial runs
+# Contexts
+
+
+@contextmanager
+def quiet_tables() -> Iterator[None]:
+    """Suppress the warnings of timm's resizing of bias tables about its indexing, which users cannot fix."""
+    with warnings.catch_warnings():
+        for message in ("Using a non-tuple sequence", r"torch.searchsorted\(\): input value tensor is non-contiguous"):
+            warnings.filterwarnings("ignore", message, UserWarning, module=r"timm\.layers\.interpolate")
+        yield
 
 
 @contextmanager

@@ -53,9 +53,7 @@ REASONS = {
     "some labels": "or, with some images sorted into class folders, train a classifier",
     "dense": "from random weights, the shortest way to a first score",
     "dense published": "with a network connection: published weights",
-    "dense pretrain": "without published weights: pre-train on the training images first, not on those that are scored",
-    "other images": "without published weights: pre-train on other images of the kind, or on a folder of the training "
-    "images alone (here they share a folder with those that are scored)",
+    "dense pretrain": "without published weights: pre-train on images of this kind first, not on those that are scored",
 }
 
 
@@ -84,7 +82,7 @@ def advise(config: AdviseConfig) -> CommandResult:
     annotations = find_annotation_kind(source.location, source.classes)
     if annotations is not None:
         facts = replace(facts, images=annotations.splits.get("train", facts.images), classes=0)
-        inspected |= {"splits": {}, "notes": [annotations.masks] if annotations.masks else []}
+        inspected |= {"splits": {}, "notes": []}
         proposals = _propose_for_annotations(config, annotations, facts)
     else:
         propose = _propose_for_labels if source.classes else _propose_without_labels
@@ -139,17 +137,11 @@ def _propose_without_labels(config: AdviseConfig, source: DatasetSplits, facts: 
 def _propose_for_annotations(config: AdviseConfig, annotations: AnnotationInfo, facts: Facts) -> list[Proposal]:
     """Propose detection or segmentation; pre-training must not use images that are scored."""
     command = f"frugalvit {annotations.verb} train {shlex.quote(config.data)}"
-    if annotations.folder is not None:
-        on_training_images = config.model_copy(update={"data": str(annotations.folder)})
-        images = open_data(on_training_images.data, split="given", labels="ignore")
-        features = _plan_pretraining(on_training_images, images, facts, "dense pretrain")
-    else:
-        features = Proposal("frugalvit pretrain MORE_IMAGES/", REASONS["other images"])
     published = f"{command} --backbone {_published_backbone(facts)} --pretrained"
     return [
         Proposal(command, f"there are {annotations.text}: {REASONS['dense']}"),
         Proposal(published, REASONS["dense published"]),
-        features,
+        Proposal("frugalvit pretrain MORE_IMAGES/", REASONS["dense pretrain"]),
         Proposal(f"{command} --init RUN", REASONS["init"]),
     ]
 

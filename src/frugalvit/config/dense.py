@@ -22,12 +22,10 @@ from frugalvit.config.types import (
     Share,
     Span,
     Whole,
-    split_commas,
 )
-from frugalvit.errors import UserError
 
 DETECTOR_HEADS: dict[str, str | type[Any]] = {
-    "mask-rcnn": "frugalvit.tasks.detection.mask_rcnn:MaskRCNNHead",
+    "mask-rcnn": "frugalvit.tasks.detection.heads:MaskRCNNHead",
     "cascade": "frugalvit.tasks.detection.cascade:CascadeHead",
 }
 """Detector heads by name (``--head``): "module:class", or the class. docs/extending.md shows how to add one."""
@@ -97,18 +95,6 @@ class TransferConfig(RunConfig):
 
     def weight_sources(self) -> dict[str, object]:
         return super().weight_sources() | {"--pretrained": self.pretrained}
-
-    @pydantic.field_validator("img_size", mode="before")
-    @classmethod
-    def _height_and_width(cls, value: Any) -> Any:
-        """Accept two equal sides; images keep their shape here, so different sides are an error."""
-        sides = split_commas(value) if isinstance(value, str) and "," in value else value
-        if not isinstance(sides, list | tuple):
-            return value
-        if len(sides) != 2 or str(sides[0]) != str(sides[1]):
-            meaning = str(cls.model_fields["img_size"].description).partition(",")[0]
-            raise ValueError(f"{cls.recipe_task()} takes one number: the {meaning}")
-        return sides[0]
 
     @pydantic.model_validator(mode="after")
     def _check_unused(self) -> Self:
@@ -182,14 +168,6 @@ class TestConfig(Config):
     )
     flip: bool = option(True, "also mirror each (with --multi-scale)")
     window: Whole | Auto = option("auto", "side of a sliding window; auto: img-size with --multi-scale; 0: full images")
-
-    def check_typed(self) -> None:
-        """Reject multi-scale options without --multi-scale. Not called for stored values."""
-        default = type(self).model_fields["scales"].default
-        changed = {"--test.scales": self.scales != list(default), "--no-test.flip": not self.flip}
-        flags = [flag for flag, is_changed in changed.items() if is_changed]
-        if flags and not self.multi_scale:
-            raise UserError(f"{' and '.join(flags)} has no effect without --multi-scale. Add it.")
 
 
 class SegmentConfig(TransferConfig):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -19,21 +19,24 @@ from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import pluralize
 
-if TYPE_CHECKING:
-    from frugalvit.data.webdataset.index import PackedImages
-
 
 @dataclass(frozen=True)
 class StreamedShards:
-    """The shards of a streamed dataset; ``counts``, ``keep`` and labels as ``ShardStream`` takes them.
+    """The shards of a streamed dataset, and the number of examples in each.
 
     raw_labels: the labels in the order of the classes; None without labels
     """
 
     paths: list[str]
-    counts: list[int] | None
-    keep: frozenset[str] | None
+    counts: list[int]
     raw_labels: list[str] | None
+
+
+class PackedImages(NamedTuple):
+    """The decoded images of a packed split: files ``PREFIX-256x256.decoded`` with its fingerprint."""
+
+    prefix: str
+    fingerprint: str
 
 
 class ImageDataset:
@@ -48,7 +51,6 @@ class ImageDataset:
 
     streaming: StreamedShards | None = None  # None if the images can be read one by one
     decoded: PackedImages | None = None  # decoded images stored with a packed dataset
-    split_rows: np.ndarray | None = None  # row of each image in the full split; None for the full split
 
     def __init__(self, names: Sequence[str], labels: np.ndarray | None, keys: Sequence[str] | None = None) -> None:
         self.names = list(names)

@@ -25,7 +25,7 @@ from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.image_size import median_side as median_side
 from frugalvit.data.image_size import probe_images
 from frugalvit.data.loader import Batches, BatchSource
-from frugalvit.data.open import read_class_names, without_labels
+from frugalvit.data.open import without_labels
 from frugalvit.data.paths import is_inside
 from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, open_stream, should_stream
@@ -167,14 +167,12 @@ def open_source(
     config: RunConfig,
     fabric: Fabric | None,
     *,
-    labelled: bool = False,
     labels: str = "auto",
     loose: bool = False,
     keep_all: bool = False,
 ) -> DatasetSplits:
     """Open the data of a configuration; remote shards are streamed.
 
-    labelled:         labels are required
     labels and loose: as in ``open_data``
     keep_all:         do not hold out shards of a stream for validation
     fabric:           None before the launch
@@ -183,14 +181,13 @@ def open_source(
     splitting: dict[str, Any] = {"split": config.split, "val_fraction": config.val_fraction}
     if not should_stream(path, config.stream):
         return open_data(path, classes=config.classes, root=config.root, labels=labels, loose=loose, **splitting)
+    if config.classes is not None:
+        raise UserError("--classes needs access to single images, which a stream does not have: use --stream false.")
     before = read_data_facts(config.resume).get("survey") if config.resume else None
-    readers = (1 if fabric is None else fabric.world_size) * (config.workers if isinstance(config.workers, int) else 1)
     source = open_stream(
         path,
-        labelled=labelled,
         hold_out=not keep_all and labels != "ignore",
-        readers=max(1, readers),
-        classes=read_class_names(config.classes),
+        max_bad=config.cache.max_bad,
         known=None if before is None else ShardSurvey(**before),
         agree=lambda survey: survey() if fabric is None else distributed.run_on_rank_zero(fabric, survey),
         **splitting,
@@ -298,7 +295,7 @@ def make_batches(
     if balance or augment.repeats > 1:
         raise UserError("--balance and --augment.repeats need access by index: use --stream false.")
     return StreamingBatches(
-        ShardStream(stream.paths, seed=config.seed, counts=stream.counts, keep=stream.keep, warn=None),
+        ShardStream(stream.paths, stream.counts, seed=config.seed),
         batch,
         cached_size=probe_images(examples.sample_images(), img_size, config.cache.size)[0],
         steps_per_epoch=plan.steps_per_epoch * plan.accumulate,

@@ -15,14 +15,8 @@ _STEPS_ON_CPU = 200
 
 
 def resolve_dense_input(config: D, facts: Facts, auto: AutoValues) -> D:
-    """Resolve backbone and input size."""
+    """Resolve backbone and input size: the short side (detection), or the side of a crop (segmentation)."""
     auto.choose("backbone", config.backbone, *default_backbone(facts.device))
-    _choose_side(config, facts, auto)
-    return auto.apply(config, type(config))
-
-
-def _choose_side(config: TransferConfig, facts: Facts, auto: AutoValues) -> int:
-    """Resolve the input size: the short side (detection), or the side of a crop (segmentation)."""
     on_cpu = facts.device == "cpu"
     if isinstance(config, DetectConfig):
         limit, wanted, rule = (128 if on_cpu else 800), 5 / 3 * facts.side, "the papers enlarge 480 px to 800"
@@ -30,7 +24,8 @@ def _choose_side(config: TransferConfig, facts: Facts, auto: AutoValues) -> int:
         limit, wanted, rule = (128 if on_cpu else 512), float(facts.side), "crops as high as the images"
     size = max(32, min(limit, round(wanted / 32) * 32))
     reason = f"short sides are about {facts.side} px, {rule}; at most {limit} px here"
-    return auto.choose("img_size", config.img_size, size, reason)
+    auto.choose("img_size", config.img_size, size, reason)
+    return auto.apply(config, type(config))
 
 
 def resolve_detection(
@@ -41,20 +36,18 @@ def resolve_detection(
     strides: of all levels of the pyramid, the top level included
     masks:   whether to predict masks, and the reason
     """
-    side = _choose_side(config, facts, auto)
     batch, length = _resolve_length(config, facts, auto, detecting=True)
     auto.choose("masks", config.masks, *masks)
     options, reason = config.detector, f"a third of the backbone's {facts.dim}, at most 256"
     channels = auto.choose("detector.channels", options.channels, min(256, max(32, facts.dim // 3 // 32 * 32)), reason)
     auto.choose("detector.hidden", options.hidden, 4 * channels, "four times the pyramid's channels (1,024 at 256)")
-    _resolve_anchors(config, side, strides, auto)
+    _resolve_anchors(config, int(config.img_size), strides, auto)
     _resolve_interval(config, facts, batch, length, auto)
     return auto.apply(config, ResolvedDetectConfig)
 
 
 def resolve_segmentation(config: SegmentConfig, facts: Facts, auto: AutoValues) -> ResolvedSegmentConfig:
     """Resolve what a segmenter needs: length, learning rate, decoder, evaluation."""
-    _choose_side(config, facts, auto)
     batch, length = _resolve_length(config, facts, auto, detecting=False)
     channels = min(512, max(64, 2 * facts.dim // 3 // 32 * 32))
     reason = f"two thirds of the backbone's {facts.dim}, at most 512"

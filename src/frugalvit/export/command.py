@@ -13,17 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_config import saved_size
 from frugalvit.config.tools import EXPORTS, ExportConfig
 from frugalvit.config.yaml import read_yaml
+from frugalvit.data import open_data
+from frugalvit.data.decode import decode
+from frugalvit.data.formats.registry import find_format
+from frugalvit.data.paths import local
+from frugalvit.data.unreadable import UnreadableImage
 from frugalvit.engine.hardware import configure_cpu
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by, without_scores
 from frugalvit.export.format import ExportFormat, ExportJob, Run
 from frugalvit.export.inference_model import ReadyModel, load
-from frugalvit.export.model_card import in_pixels
-from frugalvit.export.verify import check_images
 from frugalvit.runs import layout
 from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.utils import console
@@ -32,6 +34,7 @@ from frugalvit.utils.tables import CommandResult, Table
 
 TOLERANCE = 1e-3
 """The largest absolute difference from torch that an exported model may have."""
+CHECKED = 5  # images
 
 
 def export(config: ExportConfig) -> CommandResult:
@@ -42,23 +45,24 @@ def export(config: ExportConfig) -> CommandResult:
     configure_cpu()  # for the backbone too, which ONNX and torch.export call without the model
     model = load(config.model, img_size=config.img_size, backbone=config.backbone)
     out = Path(config.out or f"{model.name}-{config.to}")
-    if out.exists() and (not out.is_dir() or any(out.iterdir()) or out.resolve() == Path.cwd()):
+    if out.exists():
         raise UserError(f"{out} already exists: choose another folder with --out.")
-    settings, meta, scored_at = _read_settings(config.model), model.meta, _scored_size(config, model)
-    if scored_at is not None:
-        meta = without_scores(meta)  # they are the scores of another input size
-    images, source = check_images(model, config.images, settings)
+    settings, size = _read_settings(config.model), saved_size(config.model)
+    resized = config.img_size is not None and size not in (None, model.backbone.img_size)
+    meta = without_scores(model.meta) if resized else model.meta
+    images, source = check_images(model, config.images, settings.get("data"))
     with torch.inference_mode():
         if not bool(model(images).isfinite().all()):
             raise UserError(nonfinite_message(config.model))
     console.info(f"writing {model.backbone.name} for {config.to}, then checking it on {source}")
     with _staged(out) as folder:
-        network, run = export_format.write(ExportJob(config, model, folder, meta, settings, scored_at))
+        network, run = export_format.write(ExportJob(config, model, folder, meta, settings, resized))
         difference = largest_difference(network, run, images)
         if not difference <= TOLERANCE:
             raise UserError(
                 f"The {config.to} export differs from torch by {difference:.2g} (allowed: {TOLERANCE:g}) on "
-                f"{source} and was deleted. {advise_on_difference(model.backbone, config.to)}"
+                f"{source} and was deleted. A network of your own must load timm's weights (docs/extending.md). "
+                f"Otherwise please report this model: {model.backbone.name}."
             )
     files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     data = {
@@ -72,8 +76,8 @@ def export(config: ExportConfig) -> CommandResult:
     }
     rows: list[list[object]] = [[name, round(size / 1e6, 3)] for name, size in files.items()]
     notes = [f"equals torch within {difference:.1e} on {source}"]
-    if scored_at is not None and meta != model.meta:
-        notes.append(f"config.json has no scores: they were measured at {in_pixels(scored_at)}")
+    if meta != model.meta:
+        notes.append("config.json has no scores: they were measured at another image size")
     if (Path(config.model) / layout.DENSE_FACTS).exists():
         notes.append("this is the backbone alone: use detectors and segmenters with 'frugalvit detect|segment predict'")
     if not Path(config.model).exists():
@@ -84,6 +88,44 @@ def export(config: ExportConfig) -> CommandResult:
 def _make_format(name: str) -> ExportFormat:
     module, _, attribute = EXPORTS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)()
+
+
+def check_images(model: ReadyModel, images: str | None, run_data: str | None) -> tuple[Tensor, str]:
+    """Return a batch of preprocessed images and a description of them.
+
+    images:   the user's choice, which may be remote
+    run_data: the data of the model's run; used if it is a local path, never downloaded
+    """
+    backbone = model.backbone
+    data = images or run_data
+    if data and backbone.in_chans == 3 and (images or local(data).exists()):
+        try:
+            pixels = read_images(data)
+        except UserError as error:
+            if images:
+                raise
+            console.warning(f"cannot read the run's data ({error}); checking the export on noise")
+        else:
+            return model.transform(pixels), f"{len(pixels)} images of {data}"
+    noise = torch.randn(CHECKED, backbone.in_chans, *backbone.img_size, generator=torch.Generator().manual_seed(0))
+    return noise, f"{CHECKED} images of noise"
+
+
+def read_images(data: str) -> list[Any]:
+    """Read the first readable images of a file, a folder or a dataset."""
+    if Path(data).is_file() and find_format(data) is None:
+        return [decode(data)]
+    splits = open_data(data, split="given").splits
+    examples: Any = next((splits[name] for name in ("test", "val", "train") if len(splits.get(name, ()))), [])
+    pixels: list[Any] = []
+    for index in range(len(examples)):
+        with contextlib.suppress(UnreadableImage):
+            pixels.append(examples.read(index))
+        if len(pixels) == CHECKED:
+            break
+    if not pixels:
+        raise UserError(f"{data} has no readable image.")
+    return pixels
 
 
 def largest_difference(network: nn.Module, run: Run, images: Tensor) -> float:
@@ -99,24 +141,10 @@ def largest_difference(network: nn.Module, run: Run, images: Tensor) -> float:
     return largest
 
 
-def advise_on_difference(backbone: Backbone, to: str) -> str:
-    """Say what to do about an export that computes something else."""
-    is_users = type(backbone.model).__module__.partition(".")[0] not in ("frugalvit", "timm")
-    if is_users and to in ("timm", "hf"):
-        return f"The function that makes {backbone.name} must load timm's pretrained weights (docs/extending.md)."
-    return f"Please report this model: {backbone.name}."
-
-
 def _read_settings(model: str) -> dict[str, Any]:
     """Read config.yaml of a run; empty if the model is not a run."""
     config = (described_by(Path(model)) or Path(model)) / layout.CONFIG
     return read_yaml(config) if config.is_file() else {}
-
-
-def _scored_size(config: ExportConfig, model: ReadyModel) -> tuple[int, int] | None:
-    """Return the input size of the model's scores if the export has another."""
-    size = None if config.img_size is None else saved_size(config.model)
-    return None if size == model.backbone.img_size else size
 
 
 @contextlib.contextmanager
@@ -129,5 +157,5 @@ def _staged(out: Path) -> Iterator[Path]:
             folder.rename(out)
         except OSError as error:
             raise UserError(
-                f"Cannot move the export to {out} ({error.strerror}): choose another folder with --out."
+                f"The export cannot be moved to {out} ({error.strerror}): choose another folder with --out."
             ) from None

@@ -20,10 +20,10 @@ Run = Callable[[Tensor], Sequence[Tensor]]
 class ExportJob:
     """What is exported, and where to.
 
-    folder:    empty, for the files
-    meta:      what config.json records of the training
-    settings:  config.yaml of the run; empty if the model is not a run
-    scored_at: the input size of the model's scores, if the export has another
+    folder:   empty, for the files
+    meta:     what config.json records of the training
+    settings: config.yaml of the run; empty if the model is not a run
+    resized:  the model's scores were measured at another image size
     """
 
     config: ExportConfig
@@ -31,7 +31,7 @@ class ExportJob:
     folder: Path
     meta: dict[str, Any]
     settings: dict[str, Any]
-    scored_at: tuple[int, int] | None
+    resized: bool
 
 
 class ExportFormat(abc.ABC):

@@ -1,7 +1,5 @@
 """Load a trained model with its preprocessing and class names: fv.load."""
 
-import contextlib
-import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +12,9 @@ from frugalvit.backbones.factory import to_size
 from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.data.image_inputs import as_list
 from frugalvit.engine import hardware
-from frugalvit.engine.hardware import cpu_settings
-from frugalvit.errors import UserError
-from frugalvit.experiment.load_model import Model
+from frugalvit.engine.hardware import cpu_settings, numbered_device
+from frugalvit.errors import UserError, to_count
+from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.features import Features
 from frugalvit.tasks.classification.predict import nonfinite_message
 
@@ -62,7 +60,7 @@ class ReadyModel(nn.Module):
         """
         if not self.backbone.num_classes:
             raise UserError(f"{self.name} has no classifier; use features() instead.")
-        top, batch = _as_count("top", top), _as_count("batch", batch)
+        top, batch = to_count("top", top), to_count("batch", batch)
         inputs = as_list(pictures)
         names = self.classes or tuple(str(index) for index in range(self.backbone.num_classes))
         predictions: list[list[tuple[str, float]]] = []
@@ -95,19 +93,8 @@ def load(
 
     torch's random state and settings do not change.
     """
-    from frugalvit.engine.hardware import numbered_device
-    from frugalvit.experiment.load_model import load_model
-
     size = None if img_size is None else to_size(img_size)
     with hardware.preserve_onednn(), torch.random.fork_rng(devices=[]):
         kind, number = numbered_device(device)
         target = f"{kind}:{number}" if number else kind
         return ReadyModel(load_model(str(model), target, img_size=size, architecture=backbone)).eval()
-
-
-def _as_count(name: str, number: Any) -> int:
-    """Convert an integer of any type; an error if it is below 1."""
-    with contextlib.suppress(TypeError):
-        if not isinstance(number, bool) and operator.index(number) >= 1:
-            return operator.index(number)
-    raise UserError(f"{name}={number!r} must be an integer of at least 1.")

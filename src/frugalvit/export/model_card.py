@@ -1,56 +1,40 @@
 """The model card (README.md) of an exported folder: architecture, data, recipe, scores, use."""
 
-from __future__ import annotations
+from typing import Any
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
+import timm
 import yaml
 
 from frugalvit import __version__
-from frugalvit.backbones.weights.timm_config import timm_config
+from frugalvit.backbones.weights.model_config import timm_architecture
 from frugalvit.experiment.load_model import without_scores
+from frugalvit.export.format import ExportJob
+from frugalvit.export.inference_model import ReadyModel
 from frugalvit.utils.files import write_text
 from frugalvit.utils.tables import as_markdown, markdown_text
-
-if TYPE_CHECKING:
-    from frugalvit.export.inference_model import ReadyModel
 
 _SCORES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "mean accuracy per class"}
 _RECIPE = ("recipe", "init", "epochs", "steps", "batch", "lr", "seed", "precision")
 
 
-def write_card(
-    folder: Path,
-    model: ReadyModel,
-    licence: str,
-    summary: dict[str, Any],
-    settings: dict[str, Any],
-    scored_at: tuple[int, int] | None = None,
-) -> None:
-    """Write README.md with the front matter that the hub reads.
-
-    summary, settings: of the run; empty if there is none
-    scored_at:         the input size of the scores, if the model now has another
-    """
+def write_card(job: ExportJob, summary: dict[str, Any]) -> None:
+    """Write README.md with the front matter that the hub reads. ``summary`` is the run's; empty if there is none."""
+    model, settings = job.model, job.settings
     known = {**model.meta, **summary}
-    certain = known if scored_at is None else without_scores(known)  # the front matter has no room for the size
-    front = yaml.safe_dump(_front_matter(model, licence, certain), sort_keys=False, allow_unicode=True)
+    if job.resized:
+        known = without_scores(known)
+    front = yaml.safe_dump(_front_matter(model, job.config.license, known), sort_keys=False, allow_unicode=True)
     sections = [
         f"---\n{front}---",
         f"# {markdown_text(model.name)}",
         _architecture(model),
         "## Data\n\n" + _data(model, known, settings),
         "## Recipe\n\n" + _recipe(settings, known),
-        "## Scores\n\n" + _scores(known, model, scored_at),
+        "## Scores\n\n" + _scores(known, model),
         "## Use\n\n" + _use(model),
-        "## Licence\n\n" + _licence(licence),
+        "## Licence\n\n" + _licence(job.config.license),
     ]
-    write_text(folder / "README.md", "\n\n".join(sections) + "\n")
-
-
-def in_pixels(size: tuple[int, int]) -> str:
-    return f"{size[0]} × {size[1]} pixels"
+    write_text(job.folder / "README.md", "\n\n".join(sections) + "\n")
 
 
 def _front_matter(model: ReadyModel, licence: str, known: dict[str, Any]) -> dict[str, Any]:
@@ -74,11 +58,12 @@ def _front_matter(model: ReadyModel, licence: str, known: dict[str, Any]) -> dic
 
 def _architecture(model: ReadyModel) -> str:
     backbone = model.backbone
+    height, width = backbone.img_size
     size = sum(parameter.numel() for parameter in backbone.parameters()) / 1e6
     grid = " × ".join(map(str, backbone.grid_size(backbone.img_size)))
     purpose = f"a classifier of {backbone.num_classes} classes" if backbone.num_classes else "a feature extractor"
     return (
-        f"`{backbone.name}` with {size:.2f} M parameters, {purpose}, for images of {in_pixels(backbone.img_size)}. "
+        f"`{backbone.name}` with {size:.2f} M parameters, {purpose}, for images of {height} × {width} pixels. "
         f"Its output is {backbone.dim} features and a final grid of {grid}. Made with frugalvit {__version__}."
     )
 
@@ -112,20 +97,18 @@ def known_scores(known: dict[str, Any], classes: int) -> dict[str, float]:
     return {label: value for label, value in scores.items() if classes > 5 or label != _SCORES["top5"]}
 
 
-def _scores(known: dict[str, Any], model: ReadyModel, scored_at: tuple[int, int] | None) -> str:
+def _scores(known: dict[str, Any], model: ReadyModel) -> str:
     rows = [(label, f"{value:.2f} %") for label, value in known_scores(known, model.backbone.num_classes).items()]
     if not rows:
         return "Not scored."
     split = f" on {known['scored_on']}" if known.get("scored_on") else ""
     count = f", {known['scored_images']:,} images" if isinstance(known.get("scored_images"), int) else ""
-    if scored_at is None:
-        return as_markdown([f"score{split}{count}", ""], rows).rstrip()
-    table = as_markdown([f"score{split}{count}, at {in_pixels(scored_at)}", ""], rows).rstrip()
-    return f"The model was not scored at {in_pixels(model.backbone.img_size)}, its input size here.\n\n{table}"
+    return as_markdown([f"score{split}{count}", ""], rows).rstrip()
 
 
 def _use(model: ReadyModel) -> str:
-    is_timms = _is_timms(timm_config(model.backbone)["architecture"])
+    architecture, _ = timm_architecture(model.backbone)
+    is_timms = timm.models.model_entrypoint(architecture).__module__.startswith("timm.")
     ours = "" if is_timms else "import frugalvit  # adds this architecture to timm\n"
     # Without a classifier the tensors have names that only timm's loader understands; transformers does not use it.
     theirs = (
@@ -147,12 +130,6 @@ def _use(model: ReadyModel) -> str:
         'features = model.features(model.transform("photo.jpg"))\n'
         "```"
     )
-
-
-def _is_timms(architecture: str) -> bool:
-    import timm
-
-    return timm.models.model_entrypoint(architecture).__module__.startswith("timm.")
 
 
 def _licence(licence: str) -> str:

@@ -156,17 +156,8 @@ def _plain_attention() -> Iterator[None]:
     fused = functional.scaled_dot_product_attention
 
     def plain(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, scale: float | None = None, **_: Any
     ) -> Tensor:
-        if is_causal or enable_gqa:
-            return fused(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
         if attn_mask is not None:
             is_boolean = attn_mask.dtype == torch.bool

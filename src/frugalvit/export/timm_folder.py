@@ -28,8 +28,7 @@ class HubFolder(TimmFolder):
 
     def write(self, job: ExportJob) -> tuple[nn.Module, Run]:
         written = super().write(job)
-        summary = read_summary(Path(job.config.model)) or {}
-        write_card(job.folder, job.model, job.config.license, summary, job.settings, job.scored_at)
+        write_card(job, read_summary(Path(job.config.model)) or {})
         return written
 
 

@@ -1,23 +1,10 @@
 """Checks of arguments. Tensors are checked by shape only: reading their values would wait for the device."""
 
-import operator
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from frugalvit.errors import UserError
-
-
-def to_count(name: str, value: Any) -> int:
-    """Return ``value`` as int if it is an integer (numpy's too) of at least 1."""
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise UserError(f"{name}={value!r}: use an integer of at least 1.")
-    return number
 
 
 def check_temperature(name: str, value: float | Tensor) -> None:

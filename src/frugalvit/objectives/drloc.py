@@ -19,9 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from frugalvit.errors import UserError, did_you_mean
+from frugalvit.errors import UserError, did_you_mean, to_count
 from frugalvit.features import Features
-from frugalvit.objectives.checks import to_count
 from frugalvit.objectives.registry import Objective, ObjectiveContext, register_objective
 
 Variant = Literal["l1", "signed", "ce", "reg"]

@@ -6,8 +6,8 @@ EsViT (Li et al., 2022) section 2.2 and Algorithm 1. For a pair of crops with re
     L_R = 1/|P| Σ_{(s,t) in P} M_R(s, t)
 
 Regions are matched on backbone features, before the head and without gradient. p_j is centered and sharpened as in
-views.py, with a separate head and center. Algorithm 1 matches by plain dot products; Eq. 2, the released code and this
-module use the cosine.
+view_matching.py, with a separate head and center. Algorithm 1 matches by plain dot products; Eq. 2, the released code
+and this module use the cosine.
 """
 
 import math

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from frugalvit.report import svg_charts
-from frugalvit.report.run_record import Curve, RunRecord, as_finite, to_data_uri
+from frugalvit.report.run_record import RunRecord, to_data_uri
 from frugalvit.report.sections import table
 from frugalvit.runs import layout
 from frugalvit.utils.files import read_json
@@ -21,19 +21,14 @@ def read_results(record: RunRecord) -> dict[str, Any]:
     return read_json(record.folder / layout.DENSE_REPORT, dict) or {}
 
 
-def _precision_curve(precisions: list[float | None]) -> Curve:
-    """Pair precisions with their recalls; a missing one leaves a gap."""
-    last = max(1, len(precisions) - 1)
-    numbers = ((index / last, as_finite(value)) for index, value in enumerate(precisions))
-    return [(recall, precision) for recall, precision in numbers if precision is not None]
-
-
 def precision_recall(record: RunRecord) -> str:
     """Draw precision over recall, the mean over classes: one chart for boxes and one for masks."""
     charts = legend = ""
     for kind, curves in read_results(record).get("curves", {}).items():
-        lines = {name: _precision_curve(values) for name, values in curves.items()}
-        series = [svg_charts.Series(name, style, curve) for style, (name, curve) in enumerate(lines.items()) if curve]
+        series = [
+            svg_charts.Series(name, style, [(index / 100, value) for index, value in enumerate(values)])
+            for style, (name, values) in enumerate(curves.items())
+        ]
         if series:
             charts += svg_charts.chart(svg_charts.Panel(kind, "precision", "recall", series, by_split=False))
             names = "".join(

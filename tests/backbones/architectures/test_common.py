@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from timm.models import group_parameters
 from torch import nn
 
-import frugalvit.backbones.architectures.cvt
-import frugalvit.backbones.architectures.cvt_windowed
-import frugalvit.backbones.architectures.t2t
-import frugalvit.backbones.architectures.vil  # noqa: F401
-from frugalvit.backbones import create_backbone
 from frugalvit.backbones.base import GridModel
-from frugalvit.backbones.weights.load import load_weights
 from frugalvit.engine.compile import prepare_compiler
 from frugalvit.errors import UserError
 
@@ -49,14 +43,6 @@ def images(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@every_model
-def test_is_a_grid_model(name):
-    model = tiny(name)
-    assert isinstance(model, GridModel)
-    assert model.family in ("cvt", "swin", "t2t", "vil")
-    assert model.num_features == model.feature_info[-1]["num_chs"]
-
-
 @pytest.mark.parametrize(
     ("name", "keywords", "millions"),
     [
@@ -77,9 +63,10 @@ def test_parameters_as_published(name, keywords, millions):
 
 
 @every_model
-@pytest.mark.parametrize("size", [(28, 28), (32, 32), (64, 64), (96, 96), (128, 128), (200, 312), (33, 71)])
+@pytest.mark.parametrize("size", [(28, 28), (96, 96), (200, 312), (33, 71)])
 def test_any_size(name, size):
     model = tiny(name)
+    assert isinstance(model, GridModel)
     batch = images(2, 3, *size)
     with torch.no_grad():
         grid, pooled = model.forward_grid(batch)
@@ -134,19 +121,6 @@ def test_every_weight_has_a_gradient(name):
 
 
 @every_model
-def test_evaluation_and_seeded_training_are_reproducible(name):
-    model = tiny(name, drop_path_rate=0.3)
-    batch = images(2, 3, 64, 64)
-    torch.testing.assert_close(model(batch), model(batch), rtol=0, atol=0)
-    model.train()
-    results = []
-    for _ in range(2):
-        torch.manual_seed(7)
-        results.append(model(batch))
-    torch.testing.assert_close(*results, rtol=0, atol=0)
-
-
-@every_model
 def test_compiles_in_one_graph(name):
     model = tiny(name, **MICRO[name])
     batch = images(2, 3, 40, 64)
@@ -185,8 +159,8 @@ def test_double_network_computes_in_double(name):
     """The grid is linear in a tiny step; rounding to single precision anywhere would hide the step."""
     model, batch = tiny(name).double(), images(2, 3, 64, 64).double()
     with torch.no_grad():
-        before, half, whole = (model.forward_grid(batch + step * batch.sin())[0] for step in (0, 5e-8, 1e-7))
-    moved = whole - before
+        before, half, full = (model.forward_grid(batch + step * batch.sin())[0] for step in (0, 5e-8, 1e-7))
+    moved = full - before
     assert (2 * (half - before) - moved).abs().max() < 1e-3 * moved.abs().max()
 
 
@@ -243,31 +217,14 @@ def test_classifier_and_channels(name):
 
 
 @every_model
-def test_smaller_patches_give_a_larger_grid(name):
-    model = tiny(name, img_size=32, patch_size=2)
-    assert model.forward_grid(images(1, 3, 32, 32))[0].shape[2] == 2 * 32 // STRIDE[name]
-    same_weights = tiny(name).state_dict()
-    other = [key for key, value in model.state_dict().items() if value.shape != same_weights[key].shape]
-    # T2T's positions, the first patch of ViL and Swin; Swin's windows are smaller on smaller maps.
-    assert len([key for key in other if not key.endswith("relative_position_bias_table")]) <= 1
-
-
-@every_model
-def test_stages_through_timm(name):
-    model = timm.create_model(name, features_only=True, **TINY[name])
-    stages = model(images(1, 3, 64, 64))
-    assert [64 // stage.shape[2] for stage in stages] == model.feature_info.reduction()
-
-
-@every_model
 def test_forward_intermediates_selects_stages(name):
     model = tiny(name)
     pixels = images(1, 3, 64, 64)
     every = model.forward_intermediates(pixels, intermediates_only=True)
-    assert len(every) == len(model.stage_ends)
+    features_only = timm.create_model(name, features_only=True, **TINY[name])
+    assert [64 // stage.shape[2] for stage in every] == features_only.feature_info.reduction()
     for indices, expected in ((1, every[-1:]), (0, []), ([0, -1], [every[0], every[-1]])):
-        found = model.forward_intermediates(pixels, indices, intermediates_only=True)
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(model.forward_intermediates(pixels, indices, intermediates_only=True), expected)
     features, normed = model.forward_intermediates(pixels, norm=True)
     torch.testing.assert_close(features, model.forward_features(pixels))
     torch.testing.assert_close(normed[-1], model.final_norm(every[-1]))
@@ -275,14 +232,14 @@ def test_forward_intermediates_selects_stages(name):
         model.forward_intermediates(pixels, output_fmt="NLC")
 
 
-@pytest.mark.parametrize("name", sorted(TINY.keys() - {"swin_nano"}))
+@every_model
 def test_groups_for_layer_wise_learning_rates(name):
     model = tiny(name)
     groups = group_parameters(model, model.group_matcher(), reverse=True)
     assert groups.keys() == dict(model.named_parameters()).keys()
     blocks = model.stage_ends[-1] + 1
     assert len(set(groups.values())) == 1 + blocks + 1  # the first embedding, every block, the head
-    assert groups["head.weight"] == max(groups.values())
+    assert next(group for key, group in groups.items() if key.startswith("head.")) == max(groups.values())
 
 
 @every_model
@@ -293,20 +250,6 @@ def test_impossible_shapes_raise_user_error(name):
 
 
 @pytest.mark.parametrize("name", ["t2t_vit_14", "cvt_tiny_w7"])
-@pytest.mark.parametrize("size", [(1, 1), (40, 2)])
-def test_images_smaller_than_a_kernel_raise_user_error(name, size):
-    with pytest.raises(UserError, match=f"{size[0]}x{size[1]} pixels"):
-        tiny(name)(images(1, 3, *size))
-
-
-@every_model
-def test_dropout_before_the_classifier(name):
-    model = tiny(name, drop_rate=0.5)
-    pooled = model.train().forward_grid(images(2, 3, 64, 64))[1]
-    assert 0.2 < (pooled == 0).float().mean() < 0.8
-    assert not (model.eval().forward_grid(images(2, 3, 64, 64))[1] == 0).any()
-
-
-def test_tables_of_other_windows_are_resampled():
-    first, second = (create_backbone("cvt_tiny_w7", 64, window_size=window, **TINY["cvt_tiny_w7"]) for window in (7, 4))
-    assert not load_weights(second, first.model.state_dict()).missing
+def test_images_smaller_than_a_kernel_raise_user_error(name):
+    with pytest.raises(UserError, match="40x2 pixels"):
+        tiny(name)(images(1, 3, 40, 2))

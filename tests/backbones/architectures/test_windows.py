@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from frugalvit.backbones import create_backbone
-from frugalvit.backbones.architectures.windows import WindowPlan, offsets, pairs_of_rows, plan_windows, relative_bias
+from frugalvit.backbones.architectures.windows import WindowPlan, offsets, plan_windows, relative_bias
 
 SIZES = [((14, 14), (7, 7)), ((6, 9), (7, 7)), ((3, 5), (7, 7)), ((8, 8), (4, 2)), ((1, 1), (7, 7))]
 
@@ -25,20 +25,6 @@ def test_relative_bias_equals_indexing(plan: WindowPlan) -> None:
     torch.testing.assert_close(*gradients)
     with torch.no_grad():
         assert torch.equal(relative_bias(table, plan), theirs)
-
-
-def test_offsets_are_cached() -> None:
-    plan, table = plans()[0], torch.nn.Parameter(torch.zeros(169, 3))
-    assert offsets(plan, table) is offsets(plan, table) is offsets(plan, table.detach())
-
-
-@pytest.mark.parametrize("plan", plans(), ids=str)
-def test_every_pair_reads_one_row(plan: WindowPlan) -> None:
-    index = offsets(plan, torch.zeros(1)).flatten()
-    pairs = pairs_of_rows(plan, torch.zeros(1))
-    for row, found in enumerate(pairs):
-        there = found[found < len(index)]
-        assert sorted(there.tolist()) == (index == row).nonzero()[:, 0].tolist()
 
 
 @pytest.mark.slow

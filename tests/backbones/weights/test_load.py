@@ -1,20 +1,15 @@
 """Every released format, made from small random models, loads exactly."""
 
-import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 import timm
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
 
-from frugalvit import create_backbone
-from frugalvit.backbones.weights.load import load_weights, read_heads, read_localization
+from frugalvit.backbones.weights.load import load_weights, read_heads
 from frugalvit.errors import UserError
 from helpers.released_checkpoints import (
-    SWIN,
     drloc,
     drloc_resnet,
     esvit,
@@ -99,14 +94,13 @@ def test_esvit_checkpoints(prefix: str, wrapper: str, tmp_path: Path):
     assert len(report.unexpected) == 16
     assert any("heads" in note for note in report.notes)
 
-    for network, shift in (("teacher", 0), ("student", 1)):
-        heads = read_heads(path, network)
-        for level, seed in ((heads.view, 1), (heads.region, 2)):
-            expected = projection_head(192, seed)
-            assert level.keys() == expected.keys()
-            assert all(torch.equal(level[name], expected[name] + shift) for name in expected)
-        assert heads.view_center is not None and heads.view_center.unique().tolist() == [0.5]
-        assert heads.region_center is not None and heads.region_center.unique().tolist() == [0.25]
+    heads = read_heads(path)
+    for level, seed in ((heads.view, 1), (heads.region, 2)):
+        expected = projection_head(192, seed)
+        assert level.keys() == expected.keys()
+        assert all(torch.equal(level[name], expected[name]) for name in expected)
+    assert heads.view_center is not None and heads.view_center.unique().tolist() == [0.5]
+    assert heads.region_center is not None and heads.region_center.unique().tolist() == [0.25]
 
     del checkpoint["teacher"]
     load_weights(target, checkpoint)
@@ -137,8 +131,6 @@ def test_vit_of_drloc_gives_the_same_features():
     assert report.kind == "vts-drloc"
     assert report.missing == []
     assert "2 attention biases missing in the file set to zero" in report.notes
-    assert read_localization(checkpoint).keys() == {f"layers.{i}.{p}" for i in (0, 2, 4) for p in ("weight", "bias")}
-    assert read_localization(source.state_dict()) == {}
 
 
 def test_classifier_of_other_classes_is_left_out():
@@ -156,40 +148,24 @@ def test_classifier_of_other_classes_is_left_out():
     assert "classifier of 1000 classes left out" in load_weights(swin(num_classes=0), source.state_dict()).notes
 
 
-# Sizes
-
-
 @pytest.mark.parametrize(
-    ("target", "state", "words"),
+    ("target", "state", "message"),
     [
-        (
-            lambda: swin(embed_dim=32),
-            lambda: microsoft(swin().state_dict()),
-            r"Swin \(Microsoft's names\)",
-        ),
+        (lambda: swin(embed_dim=32), lambda: microsoft(swin().state_dict()), r"Swin \(Microsoft's names\)"),
         (vit, lambda: swin().state_dict(), r"seems to be a Swin"),
-        (swin, lambda: {"teacher": resnet().state_dict()}, r"seems to be a ResNet, teacher"),
+        (swin, lambda: {"teacher": resnet().state_dict()}, r"seems to be a ResNet"),
+        (swin, lambda: {"state_dict_ema": {"tokens_to_token.attention1.kqv.weight": torch.zeros(2, 2)}}, "a T2T-ViT"),
         (resnet, lambda: {"a.weight": torch.zeros(3)}, r"a network of an unknown kind"),
     ],
 )
-def test_wrong_architecture_is_named(target, state, words: str):
+def test_wrong_architecture_is_named(target, state, message: str):
     model = target()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         load_weights(model, state())
     assert type(model).__name__ in str(caught.value)
     assert "\n" not in str(caught.value)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()), "left untouched"
-
-
-def test_repr_of_a_report_is_short():
-    source = vit().state_dict()
-    report = load_weights(vit(), source)
-    assert repr(report) == f"LoadReport({report.kind!r}, {len(report.matched)} matched, 0 missing, 0 unexpected)"
-    source["odd.weight"] = source.pop("norm.bias")
-    assert repr(load_weights(vit(), source)).endswith(
-        "1 missing, 1 unexpected; missing: norm.bias; unexpected: odd.weight)"
-    )
 
 
 def test_dictionary_without_a_network():
@@ -201,20 +177,18 @@ NAME = "layers.0.blocks.0.attn.qkv.weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda t: t.to(torch.int8), "int8"),
         (lambda t: t.to(torch.complex64), "real"),
         (lambda t: t.to_sparse(), "dense"),
-        (lambda t: t.to("meta"), "dense"),
-        (lambda t: t.fill_(float("nan")), "non-finite"),
         (lambda t: t.index_fill(0, torch.tensor([0]), float("inf")), "non-finite"),
     ],
 )
-def test_other_numbers_than_floats_are_refused(change, words: str):
+def test_other_numbers_than_floats_are_refused(change, message: str):
     target, state = swin(), swin().state_dict()
     before = target.norm.weight.clone()
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         load_weights(target, state | {"norm.weight": before + 1, NAME: change(state[NAME].clone())})
     assert NAME in str(caught.value) and "\n" not in str(caught.value)
     assert torch.equal(target.norm.weight, before), "left untouched"
@@ -227,15 +201,6 @@ def test_tensors_of_other_shapes_are_left_over():
     odd = lucidrains(vit(qkv_bias=False).state_dict())
     odd["to_patch_embedding.1.weight"] = torch.zeros(48, 100)
     assert load_weights(vit(), {"model": odd}).missing == ["patch_embed.proj.weight"]
-
-
-def test_classifier_false_leaves_it_out():
-    source, target = swin(), swin()
-    before = target.head.fc.weight.data.zero_().clone()
-    report = load_weights(target, source.state_dict(), classifier=False)
-    assert torch.equal(target.head.fc.weight, before)
-    assert report.left_over == ["head.fc.weight", "head.fc.bias"]
-    assert "classifier of 10 classes left out" in report.notes
 
 
 def test_two_classifiers_of_a_distilled_network():
@@ -254,20 +219,6 @@ def test_two_classifiers_of_a_distilled_network():
     report = load_weights(single, {"model": source.state_dict()})
     assert torch.equal(single.head.weight, source.head.weight), "the second does not replace the first"
     assert {"head_dist.weight", "head_dist.bias"} <= set(report.left_over)
-
-
-def test_cvt_without_bias_tables_gets_zeros(golden):
-    name, keywords, _ = GOLDEN["d_cvt_norpe"]
-    arrays = golden("d_cvt_norpe")
-    backbone = create_backbone(name, **keywords | {"relative_bias": True}).eval()
-    report = load_weights(backbone, released(arrays))
-    assert report.missing == [] and "8 relative bias tables missing in the file set to zero" in report.notes
-    with torch.inference_mode():
-        pooled = backbone(torch.from_numpy(arrays["img96"]).float()).pooled
-    np.testing.assert_allclose(pooled.numpy(), arrays["img96.view"], atol=1e-4)
-
-
-# Ours
 
 
 def test_checkpoints_and_folders_of_runs(tmp_path: Path):
@@ -291,77 +242,3 @@ def test_checkpoints_and_folders_of_runs(tmp_path: Path):
         target = swin()
         assert load_weights(target, folder).kind == "frugalvit"
         assert same(source, target)
-
-
-# Numbers of the released code
-
-
-def released(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
-    return {name[2:]: torch.from_numpy(array).float() for name, array in arrays.items() if name.startswith("w.")}
-
-
-GOLDEN = {
-    "c_swin_w7": ("swin_tiny_w7", {**SWIN, "padding": "zeros"}, "swin"),
-    "d_cvt_norpe": (
-        "cvt_tiny_w7",
-        {
-            "embed_dim": (16, 32, 64, 128),
-            "depths": (2, 2, 2, 2),
-            "num_heads": (1, 2, 4, 8),
-            "padding": "zeros",
-            "relative_bias": False,
-        },
-        "esvit",
-    ),
-    "d_vil": (
-        "vil_tiny_w7",
-        {"embed_dim": 16, "depths": (2, 2, 2, 2), "num_heads": (2, 4, 8, 8), "bias_resize": "matrix"},
-        "esvit",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", GOLDEN)
-def test_released_esvit_networks(name: str, golden, tmp_path: Path):
-    model, keywords, kind = GOLDEN[name]
-    backbone = create_backbone(model, **keywords).eval()
-    arrays = golden(name)
-    report = load_weights(backbone, released(arrays), strict=True)
-    assert (report.kind, report.missing, report.unexpected) == (kind, [], [])
-    for size in (224, 96):
-        with torch.inference_mode():
-            features = backbone(torch.from_numpy(arrays[f"img{size}"]).float())
-        regions = features.grid.flatten(2).transpose(1, 2)
-        np.testing.assert_allclose(features.pooled.numpy(), arrays[f"img{size}.view"], atol=1e-4)
-        np.testing.assert_allclose(regions.numpy(), arrays[f"img{size}.region"], atol=1e-4)
-
-    wrapped = save(esvit(released(arrays), "module."), tmp_path)
-    again = create_backbone(model, **keywords)
-    assert load_weights(again, wrapped, strict=True).kind == "esvit"
-    assert same(again.model, backbone.model)
-
-
-@pytest.mark.parametrize(
-    ("name", "model", "keywords"),
-    [
-        ("f_drloc_cvt", "cvt_13", {"embed_dim": (16, 24, 32), "depths": (1, 1, 2), "num_heads": (1, 1, 1)}),
-        ("f_drloc_t2t", "t2t_vit_14", {"embed_dim": 48, "depth": 2, "num_heads": 4, "token_dim": 16}),
-    ],
-)
-def test_released_drloc_networks(name: str, model: str, keywords: dict, golden):
-    backbone = create_backbone(model, num_classes=10, **keywords).eval()
-    arrays = golden(name)
-    checkpoint = {"model": released(arrays), "max_accuracy": 80.0, "epoch": 100}
-    report = load_weights(backbone, checkpoint, strict=True)
-    assert (report.kind, report.missing, len(report.unexpected)) == ("vts-drloc", [], 6)
-    images = np.random.RandomState(zlib.crc32(b"dl.img")).standard_normal((2, 3, 224, 224)).astype(np.float16)
-    with torch.inference_mode():
-        logits = backbone.model(torch.from_numpy(images).float())
-    np.testing.assert_allclose(logits.numpy(), arrays["logits"], atol=1e-4)
-    assert [tensor.shape[0] for tensor in read_localization(checkpoint).values()] == [512, 512, 512, 512, 2, 2]
-
-
-def test_ema_of_a_t2t_file_is_found():
-    state = {"tokens_to_token.attention1.kqv.weight": torch.zeros(2, 2)}
-    with pytest.raises(UserError, match="seems to be a T2T-ViT with"):
-        load_weights(swin(), {"state_dict_ema": state})

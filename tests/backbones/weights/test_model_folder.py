@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 
 from frugalvit import create_backbone
 from frugalvit.backbones.weights.load import load_weights
-from frugalvit.backbones.weights.model_config import WEIGHT_FILES, class_names, crop_share
+from frugalvit.backbones.weights.model_config import WEIGHT_FILES, class_names, crop_share, timm_architecture
 from frugalvit.backbones.weights.model_folder import load_model_folder, save_model_folder
-from frugalvit.backbones.weights.timm_config import timm_config
 from frugalvit.data.augment.transforms import EvalTransform
 from frugalvit.errors import UserError
 
@@ -28,12 +27,6 @@ MODELS = {
     "swin, grey": ("swin_nano", {"img_size": 64, "in_chans": 1}, SWIN),
     "swin, not square, five channels": ("swin_nano", {"img_size": (64, 96), "in_chans": 5}, "swin_nano"),
     "swin, not square": ("swin_nano", {"img_size": (64, 128)}, "swin_nano"),
-    "timm swin, not square": (SWIN, {"img_size": (64, 96), **TINY}, "frugalvit_raw_weights"),
-    "beit, not square": (
-        "beit_base_patch16_224",
-        {"img_size": (64, 96), "embed_dim": 24, "depth": 1, "num_heads": 2},
-        "frugalvit_raw_weights",
-    ),
     "cvt": (
         "cvt_13",
         {"img_size": 64, "embed_dim": (16, 24, 32), "depths": (1, 1, 1), "num_heads": (1, 1, 1)},
@@ -53,7 +46,7 @@ MODELS = {
     "resnet": ("resnet10t", {"img_size": 224}, "resnet10t"),
     "resnet, small stem stride": ("resnet10t", {"img_size": 32}, "frugalvit_small_stem"),
 }
-HEADLESS = ("swin", "swin, not square, five channels", "timm swin, not square", "vit")
+HEADLESS = ("swin", "swin, not square, five channels", "vit")
 
 
 def made(name: str, num_classes: int):
@@ -78,41 +71,21 @@ def test_saved_folder_loads_equally(name: str, num_classes: int, tmp_path: Path)
         torch.testing.assert_close(again(images).pooled, backbone(images).pooled)
         expected = backbone.model(images)
     assert (meta["classes"], meta["top1"], meta["data"]) == (classes, 0.5, "photos")
-    assert (again.mean, again.std, again.img_size, again.spec()) == (
-        backbone.mean,
-        backbone.std,
-        backbone.img_size,
-        backbone.spec(),
-    )
-
+    assert (again.mean, again.std, again.spec()) == (backbone.mean, backbone.std, backbone.spec())
     assert json.loads((tmp_path / "model" / "config.json").read_text())["architecture"] == MODELS[name][2]
-    timms = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()
+    loaded = timm.create_model(f"local-dir:{tmp_path / 'model'}", pretrained=True).eval()
     with torch.inference_mode():
-        torch.testing.assert_close(timms(images), expected, atol=1e-4, rtol=1e-4)
-    assert timms.pretrained_cfg["mean"] == list(backbone.mean)
-    assert timms.pretrained_cfg.get("label_names") == classes
+        torch.testing.assert_close(loaded(images), expected, atol=1e-4, rtol=1e-4)
+    assert loaded.pretrained_cfg["mean"] == list(backbone.mean)
+    assert loaded.pretrained_cfg.get("label_names") == classes
 
 
-def test_config_is_independent_of_autocast_and_dtype(tmp_path: Path):
+def test_config_is_independent_of_autocast(tmp_path: Path):
     backbone = create_backbone("swin_nano", img_size=32, num_classes=3)
     plain = save_model_folder(backbone, tmp_path / "plain") / "config.json"
     with torch.autocast("cpu"):
         rounded = save_model_folder(backbone, tmp_path / "rounded") / "config.json"
-    torch.set_default_dtype(torch.float64)
-    try:
-        double = save_model_folder(backbone, tmp_path / "double") / "config.json"
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert plain.read_text() == rounded.read_text() == double.read_text()
-
-
-def test_another_image_size_on_loading(tmp_path: Path):
-    backbone, _ = made("vit", 3)
-    save_model_folder(backbone, tmp_path)
-    again, _ = load_model_folder(tmp_path, img_size=96)
-    assert again.img_size == (96, 96)
-    with torch.inference_mode():
-        assert again(torch.rand(1, 3, 96, 96)).grid.shape[2:] == (12, 12)
+    assert plain.read_text() == rounded.read_text()
 
 
 def test_crop_and_interpolation_are_saved_again(tmp_path: Path):
@@ -138,14 +111,15 @@ def test_folders_timm_wrote(tmp_path: Path):
         torch.testing.assert_close(backbone.model(images), model(images))
 
 
-@pytest.mark.parametrize("names", [["a", "b"], ["a", "b", "c", "d"]])
-def test_wrong_number_of_class_names_is_an_error(names: list[str], tmp_path: Path):
+def test_wrong_number_of_class_names_is_an_error(tmp_path: Path):
     backbone, _ = made("resnet", 3)
     save_model_folder(backbone, tmp_path, classes=["a", "b", "c"])
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"label_names": names}))
-    with pytest.raises(UserError, match=rf"config\.json has {len(names)} label_names"):
+    (tmp_path / "config.json").write_text(json.dumps(config | {"label_names": ["a", "b"]}))
+    with pytest.raises(UserError, match=r"config\.json has 2 label_names"):
         load_model_folder(tmp_path)
+    with pytest.raises(UserError, match="2 class names"):
+        save_model_folder(backbone, tmp_path, classes=["a", "b"])
 
 
 @pytest.mark.parametrize("size", [32, 64, 96, 224])
@@ -154,7 +128,7 @@ def test_crop_is_what_evaluation_uses(size: int):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         (None, "no config.json"),
         ("{", "is not a readable JSON file"),
@@ -162,13 +136,15 @@ def test_crop_is_what_evaluation_uses(size: int):
         ('{"architecture": "hf-hub:somebody/something"}', "hf-hub:somebody"),
         ('{"architecture": "swin_tiny_w77"}', "swin_tiny_w7"),
         ('{"architecture": "resnet10t", "model_args": {"wings": 2}}', "wings"),
+        ('{"architecture": "resnet10t", "pretrained_cfg": {"input_size": [3]}}', "pretrained_cfg"),
+        ('{"architecture": "resnet10t", "pretrained_cfg": "x"}', "pretrained_cfg"),
     ],
 )
-def test_bad_folders_are_errors(text: str | None, words: str, tmp_path: Path):
+def test_damaged_folders_are_errors(text: str | None, message: str, tmp_path: Path):
     if text is not None:
         (tmp_path / "config.json").write_text(text)
         (tmp_path / "model.safetensors").touch()
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         load_model_folder(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -177,15 +153,13 @@ def test_weights_that_are_missing_or_of_another_model(tmp_path: Path):
     backbone, _ = made("resnet", 3)
     save_model_folder(backbone, tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="no weights"):
+    with pytest.raises(UserError, match="has no weights"):
         load_model_folder(tmp_path)
     other, _ = made("cvt", 0)
     save_model_folder(other, tmp_path / "other")
     (tmp_path / "other" / "model.safetensors").rename(tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="another architecture"):
         load_model_folder(tmp_path)
-    with pytest.raises(UserError, match="2 class names"):
-        save_model_folder(backbone, tmp_path, classes=["a", "b"])
 
 
 def test_equal_weights_give_equal_files(tmp_path: Path) -> None:
@@ -215,19 +189,9 @@ def test_trained_network_keeps_its_shape_at_small_sizes(name: str, keywords: dic
         ]
         with torch.inference_mode():
             torch.testing.assert_close(loaded(images).pooled, backbone(images).pooled, atol=1e-5, rtol=1e-5)
-    assert "keep_patch_size" not in timm_config(small)["model_args"]
-    assert timm_config(small)["architecture"] != "frugalvit_small_stem"
+    architecture, arguments = timm_architecture(small)
+    assert "keep_patch_size" not in arguments and architecture != "frugalvit_small_stem"
     assert create_backbone(name, 96, **keywords).grid_size(96) > (grid, grid)
-
-
-def test_timm_folder_keeps_its_shape_at_small_sizes(tmp_path: Path):
-    model = timm.create_model("test_resnet", num_classes=0).eval()
-    model.pretrained_cfg["input_size"] = (3, 64, 64)
-    timm.models.save_for_hf(model, tmp_path, safe_serialization=True)
-    backbone, _ = load_model_folder(tmp_path)
-    images = torch.rand(1, 3, 64, 64)
-    with torch.inference_mode():
-        torch.testing.assert_close(backbone(images).pooled, model(images))
 
 
 @pytest.mark.parametrize(
@@ -235,8 +199,6 @@ def test_timm_folder_keeps_its_shape_at_small_sizes(tmp_path: Path):
     [
         ("vit_base", VIT, (224, 112), (256, 128)),
         ("vit_base", VIT, (112, 448), (224, 224)),  # as many tokens on another grid
-        ("vit_base", VIT, (224, 224), (112, 448)),
-        ("swin_nano", NARROW, (64, 128), (128, 64)),
         ("swin_nano", NARROW, (64, 128), (128, 256)),
     ],
 )
@@ -254,8 +216,8 @@ def test_tables_of_other_aspects_are_resampled(name: str, keywords: dict, old: t
         assert (slope.diff(dim=0) > 0).all() and slope.diff(dim=1).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("size", [(32, 128), (64, 256)])
-def test_folder_at_its_own_size_loads_bit_exact(size: tuple, tmp_path: Path):
+def test_folder_at_its_own_size_loads_bit_exact(tmp_path: Path):
+    size = (32, 128)
     backbone = create_backbone("vit_base", size, patch_size=16, **VIT)
     grid = (size[0] // 16, size[1] // 16)
     rows = torch.randn(grid[0], 1, backbone.dim).expand(*grid, -1) + 0.1 * torch.randn(*grid, backbone.dim)
@@ -265,18 +227,7 @@ def test_folder_at_its_own_size_loads_bit_exact(size: tuple, tmp_path: Path):
     assert all(torch.equal(value, again.state_dict()[name]) for name, value in backbone.state_dict().items())
 
 
-@pytest.mark.parametrize("broken", [{"input_size": [3]}, "x"])
-def test_damaged_pretrained_cfg_is_an_error(broken: object, tmp_path: Path):
-    backbone = create_backbone("swin_nano", 64, **NARROW)
-    save_model_folder(backbone, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"pretrained_cfg": broken}))
-    with pytest.raises(UserError, match="pretrained_cfg"):
-        load_model_folder(tmp_path)
-    assert not load_weights(backbone, tmp_path / "model.safetensors").missing
-
-
-@pytest.mark.parametrize("size", [48, 28, 16])
+@pytest.mark.parametrize("size", [48, 16])
 def test_image_sizes_below_the_window(size: int, tmp_path: Path):
     """Every map is smaller than the window. Depth 1, since shifts differ."""
     backbone = create_backbone("swin_nano", 64, **NARROW).eval()
@@ -288,24 +239,6 @@ def test_image_sizes_below_the_window(size: int, tmp_path: Path):
     images = torch.randn(2, 3, size, size)
     with torch.no_grad():
         torch.testing.assert_close(again.eval()(images).grid, backbone(images).grid)
-
-
-def test_tables_are_cut_at_half_the_size(tmp_path: Path):
-    """Tables of windows that the map makes smaller are cut, not resampled."""
-    backbone = create_backbone("swin_nano", 112, keep_patch_size=True, window_size=7, **NARROW)
-    save_model_folder(backbone, tmp_path)
-    again, _ = load_model_folder(tmp_path, img_size=56)
-    tables = [
-        {name: value for name, value in model.named_parameters() if name.endswith("relative_position_bias_table")}
-        for model in (backbone.model, again.model)
-    ]
-    smaller = [name for name in tables[0] if tables[0][name].shape != tables[1][name].shape]
-    assert smaller
-    for name in smaller:
-        old, new = (round(len(table[name]) ** 0.5) for table in tables)
-        edge = (old - new) // 2
-        full = tables[0][name].unflatten(0, (old, old))
-        assert torch.equal(full[edge : edge + new, edge : edge + new].flatten(0, 1), tables[1][name])
 
 
 def test_mean_and_std_of_a_folder_are_used(tmp_path: Path):

@@ -7,13 +7,9 @@ import pytest
 import torch
 
 from frugalvit.backbones import create_backbone
+from frugalvit.backbones.timm_features import quiet_tables
+from frugalvit.backbones.weights.fit import inner_bias_table, resample_bias_table, resample_position_embedding
 from frugalvit.backbones.weights.load import load_weights
-from frugalvit.backbones.weights.resample import (
-    inner_bias_table,
-    quiet_tables,
-    resample_bias_table,
-    resample_position_embedding,
-)
 from helpers.released_checkpoints import microsoft, swin, vit
 
 
@@ -57,8 +53,6 @@ def test_window_7_tables_are_resampled_to_window_14():
     name = "layers.0.blocks.0.attn.relative_position_bias_table"
     table, mine = source.state_dict()[name], target.state_dict()[name]
     torch.testing.assert_close(mine, resample_bias_table(table, (27, 27)))
-    centre, old_centre = mine.reshape(27, 27, 2)[13, 13], table.reshape(13, 13, 2)[6, 6]
-    torch.testing.assert_close(centre, old_centre)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2])
@@ -96,22 +90,14 @@ def test_other_channels_and_patches():
     assert any("first convolution fitted from 24x3x4x4 to 24x3x2x2" in note for note in report.notes)
 
 
-def test_table_that_is_not_square_is_missing():
-    target = vit(img_size=(112, 224))
-    report = load_weights(target, target.state_dict() | {"pos_embed": torch.randn(1, 1 + 5 * 9, 48)})
-    assert report.missing == ["pos_embed"]
-    assert any("position embedding of 46 rows" in note for note in report.notes)
-
-
 def test_inner_bias_table():
     table = torch.arange(13 * 13.0)[:, None]
     inner = inner_bias_table(table, (5, 3), (13, 13))
     assert torch.equal(inner[:, 0], table.reshape(13, 13)[4:9, 5:8].flatten())
 
 
-@pytest.mark.parametrize("size", [48, 96])
-def test_timm_warnings_about_tables_are_suppressed(size: int) -> None:
-    before, after = create_backbone("swin_nano", size, num_classes=5), create_backbone("swin_nano", 32, num_classes=3)
+def test_timm_warnings_about_tables_are_suppressed() -> None:
+    before, after = create_backbone("swin_nano", 48, num_classes=5), create_backbone("swin_nano", 32, num_classes=3)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         load_weights(after, before.model.state_dict())  # a classifier is left over, so timm's filter runs

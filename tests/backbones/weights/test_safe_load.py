@@ -56,12 +56,6 @@ def test_pickle_with_code_is_refused(bare: bool, old_format: bool, tmp_path: Pat
         read_checkpoint(path)
     assert not proof.exists()
     assert "\n" not in str(caught.value)
-    with path.open("rb") as file:  # an ordinary unpickler runs it
-        if bare:
-            pickle.load(file)
-        elif old_format:
-            torch.load(file, weights_only=False)
-    assert proof.exists() == (bare or old_format)
 
 
 @pytest.mark.parametrize("value", [torch.nn.Linear(2, 2), Path("x"), slice(1, 2), np.arange(3)])
@@ -114,14 +108,15 @@ FILES = {
     "truncated zip": (torch_bytes(GOOD)[:-700], "truncated or damaged"),
     "truncated old format": (torch_bytes(GOOD, True)[:-900], "truncated or damaged"),
     "truncated safetensors": (safetensors_bytes({"a": torch.ones(99)})[:-9], "damaged safetensors"),
+    "header longer than the file": (struct.pack("<Q", 1 << 31) + b"{" + bytes(20), "damaged safetensors"),
     "cut safetensors header": (safetensors_bytes({"a": torch.ones(99)})[:30], "damaged safetensors"),
-    "other zip": (zip_bytes(readme=b"hello"), "is a zip archive"),
+    "other zip": (zip_bytes(readme=b"hello"), "an archive or a program"),
     "compressed": (
         zip_bytes(zipfile.ZIP_DEFLATED, archive__data_pkl=b"").replace(b"data_pkl", b"data.pkl"),
         "is compressed",
     ),
-    "torchscript": (zip_bytes(m__code__x=b"", **{"m/data.pkl": b""}), "program, not a torch"),
-    "exported program": (zip_bytes(**{"m/archive_format": b"pt2"}), "program, not a torch"),
+    "torchscript": (zip_bytes(m__code__x=b"", **{"m/data.pkl": b""}), "an archive or a program"),
+    "exported program": (zip_bytes(**{"m/archive_format": b"pt2"}), "an archive or a program"),
     "a list": (torch_bytes([torch.ones(2)]), "contains a list"),
     "a tensor": (torch_bytes(torch.ones(2)), "contains a Tensor"),
 }
@@ -129,10 +124,10 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_unreadable_file_raises_one_line(name: str, tmp_path: Path):
-    data, words = FILES[name]
+    data, message = FILES[name]
     path = tmp_path / "weights.pth"
     path.write_bytes(data)
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         read_checkpoint(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -187,10 +182,3 @@ def test_thousands_of_damaged_files(tmp_path: Path):
         except UserError:
             counts["refused"] += 1
     assert counts["read"] > 100 and counts["refused"] > 2000
-
-
-def test_header_longer_than_the_file(tmp_path: Path):
-    path = tmp_path / "weights.safetensors"
-    path.write_bytes(struct.pack("<Q", 1 << 31) + b"{" + bytes(20))
-    with pytest.raises(UserError, match="damaged safetensors"):
-        read_checkpoint(path)

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from frugalvit.data.cache import build
-from frugalvit.data.cache.build import build_store, choose_cache_location, decoding_threads
+from frugalvit.data.cache.build import build_store, choose_cache_location
 from frugalvit.data.dataset import ArrayExamples, FileExamples
 from frugalvit.data.image_size import cached_size_alone, probe_images
 from frugalvit.errors import UserError
@@ -17,13 +17,6 @@ from helpers.image_cache import store_of, write_images
 
 def arrays(examples: FileExamples) -> torch.Tensor:
     return torch.stack([torch.tensor(examples.read(i)).permute(2, 0, 1) for i in range(len(examples))])
-
-
-@pytest.mark.parametrize(
-    ("seconds", "cores", "threads", "speedup"), [(0.0002, 16, 4, 0.5), (0.0002, 1, 1, 0.5), (0.005, 16, 16, 16)]
-)
-def test_few_threads_decode_small_images(seconds: float, cores: int, threads: int, speedup: float) -> None:
-    assert decoding_threads(seconds, cores) == (threads, speedup)
 
 
 @pytest.mark.parametrize("where", ["ram", "disk", "device", "auto"])
@@ -106,11 +99,6 @@ def test_auto_takes_the_fastest_location_with_space(tmp_path: Path, monkeypatch:
     assert choose_cache_location(300, gpu, tmp_path) == "device"
     assert choose_cache_location(1_200, cpu, tmp_path) == "ram"
     assert choose_cache_location(4_000, cpu, tmp_path) == "disk"
-
-
-def test_the_location_is_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build_store(write_images(tmp_path), 32)
-    assert "cache: auto: 6 images as 40 x 30 uint8, 0.0 MB, in RAM" in capsys.readouterr().err
 
 
 def test_photos_cached_one_by_one_have_few_sizes() -> None:

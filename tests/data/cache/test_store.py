@@ -1,8 +1,8 @@
 """Stores: shared by the runs of a process; the same batches at every location, whatever is unreadable."""
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from frugalvit.config.data import AugmentConfig
-from frugalvit.data import open_data
 from frugalvit.data.augment.transforms import EvalTransform, TrainAugment
 from frugalvit.data.cache.build import build_store
-from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import CachedStore, SharedStores
-from frugalvit.data.dataset import ArrayExamples, FileExamples
+from frugalvit.data.dataset import FileExamples
 from frugalvit.data.loader import Batches, eval_batches
 from frugalvit.data.unreadable import substitute_rows, substitutes
-from frugalvit.data.webdataset.pack import pack
 
 LOCATIONS = ("ram", "disk", "device", "off")
 LABELS = [0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
@@ -74,18 +71,6 @@ def test_batches_are_the_same_at_every_location(
 
 
 @pytest.mark.parametrize("where", LOCATIONS)
-def test_an_unreadable_image_moves_no_other(where: str, tmp_path: Path) -> None:
-    intact, broken = write_images(tmp_path / "intact", ()), write_images(tmp_path / "broken", (5,))
-    orders = []
-    for examples in (intact, broken):
-        loader = Batches(
-            store_at(examples, where, tmp_path / "cache"), 5, seed=0, augment=TrainAugment(AugmentConfig(), 28)
-        )
-        orders.append(torch.cat([loader.batch_at(step).index for step in range(4)]))
-    assert torch.equal(orders[1], torch.where(orders[0] == 5, 6, orders[0])) and (orders[0] == 5).sum() == 2
-
-
-@pytest.mark.parametrize("where", LOCATIONS)
 @pytest.mark.parametrize("batch", [1, 3, 10])
 def test_substitutes_are_not_scored(where: str, batch: int, tmp_path: Path) -> None:
     examples = write_images(tmp_path / "photos", (0, 4, 8))
@@ -117,81 +102,37 @@ def test_both_ways_to_find_a_substitute_agree(data: st.DataObject) -> None:
         assert readable[rows[index]] == next(other for other in tried if is_readable[other])
 
 
-@pytest.mark.parametrize("split", ["given", "remake"])
-def test_packed_images_have_one_size_at_every_location(split: Any, tmp_path: Path) -> None:
-    """The decoded images of a packed dataset may be larger than a run would make them."""
-    for name in ("cat", "dog"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for number in range(6):
-            Image.effect_noise((100, 80), 50).save(tmp_path / "photos" / name / f"{number}.png")
-    pack(open_data(tmp_path / "photos", split="given"), tmp_path / "out", decoded=True, img_size=28)
-    augment = TrainAugment(AugmentConfig(), 20)
-    for examples in open_data(tmp_path / "out", split=split, val_fraction=0.4).splits.values():
-        packed, decoded = (build_store(examples, 20, where=where, workers=0) for where in ("ram", "off"))
-        assert isinstance(packed, CachedStore) and packed.images.shape[-2:] == (32, 40), "not 23 x 29"
-        one, other = (Batches(store, 4, seed=0, augment=augment).batch_at(0) for store in (packed, decoded))
-        assert torch.equal(one.images, other.images) and torch.equal(one.index, other.index)
-
-
-# -- shared stores
-
-
 def images() -> CachedStore:
     return CachedStore.from_arrays(np.zeros((2, 3, 4, 4), np.uint8))
 
 
-def on_demand() -> tuple[OnDemandStore, Any]:
-    """An on-demand store whose workers are threads."""
-    examples = ArrayExamples(np.zeros((2, 4, 4, 3), np.uint8), None, "two")
-    store, pool = OnDemandStore(examples, (4, 4), torch.device("cpu"), 1, 0), ThreadPoolExecutor(1)
-    store._pool = pool
-    return store, pool
-
-
-def test_the_outermost_run_closes_the_stores() -> None:
+def test_shared_stores_are_closed_by_the_outermost_run() -> None:
     stores = SharedStores()
-    with stores.shared():
+    assert stores.get("photos", images) is not stores.get("photos", images), "not shared outside of a run"
+
+    @stores.shared()
+    def run() -> None:
         with stores.shared():
             first = stores.get("photos", images)
         with stores.shared():
             assert stores.get("photos", images) is first, "the next run of a comparison"
         assert isinstance(first, CachedStore) and len(first.images) == 2
-    assert len(first.images) == 0 and not stores.stores
-
-
-def test_a_failed_run_closes_the_stores() -> None:
-    stores = SharedStores()
-
-    @stores.shared()
-    def run() -> None:
-        stores.get("photos", images)
+        opened.append(first)
         raise KeyboardInterrupt
 
+    opened: list[CachedStore] = []
     with pytest.raises(KeyboardInterrupt):
         run()
-    assert not stores.stores
+    assert len(opened[0].images) == 0 and not stores.stores
 
 
-def test_nothing_is_shared_outside_of_a_run() -> None:
-    stores = SharedStores()
-    assert stores.get("photos", images) is not stores.get("photos", images)
-
-
-def test_workers_end_with_their_store() -> None:
-    stores, (store, workers) = SharedStores(), on_demand()
-    with stores.shared():
-        stores.get("photos", lambda: store)
-    with pytest.raises(RuntimeError, match="shutdown"):
-        workers.submit(print)
-    store.close()  # a second time
-
-
-def test_the_least_recently_used_store_is_dropped() -> None:
-    stores, (old, workers) = SharedStores(limit=2), on_demand()
+def test_least_recently_used_store_is_dropped() -> None:
+    """It is not closed, because a run may still use it."""
+    stores, old = SharedStores(limit=2), Mock(CachedStore)
     with stores.shared():
         used = stores.get("used", images)
         stores.get("old", lambda: old)
         assert stores.get("used", images) is used
         stores.get("new", images)
         assert stores.get("used", images) is used and set(stores.stores) == {"new", "used"}
-        assert workers.submit(int).result() == 0, "a run may still use it"
+    old.close.assert_not_called()

@@ -8,23 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from frugalvit.cli import main as cli
 from frugalvit.data import open_data
 from frugalvit.data.cache import build
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.store import CachedStore
-from frugalvit.data.dataset import ArrayExamples, DatasetSplits, ImageDataset
 from frugalvit.data.unreadable import UnreadableImage
-from frugalvit.data.webdataset.index import parse_index
 from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.shards import ShardExamples
 from frugalvit.errors import UserError
-from helpers.image_cache import store_of
 from helpers.shards import photos, png
-
-# ---- shards ---------------------------------------------------------------------------------------------------------
 
 
 def test_packed_data_are_the_same_data(tmp_path: Path) -> None:
@@ -51,15 +45,6 @@ def test_several_labels_per_image_are_refused(tmp_path: Path) -> None:
     source.splits["test"].targets = np.ones((12, 2), dtype=np.int8)
     with pytest.raises(UserError, match="--labels ignore"):
         pack(source, tmp_path / "out")
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
-
-
-def test_arrays_are_packed_as_png(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8), dtype=np.uint8)
-    source = DatasetSplits("x", "x", "arrays", ("a",), {"train": ArrayExamples(pixels, np.zeros(5), "x")})
-    pack(source, tmp_path / "out", shuffle=False)
-    train = open_data(tmp_path / "out", split="given").splits["train"]
-    np.testing.assert_array_equal(train.read(3)[:, :, 0], pixels[3])
 
 
 def test_webdataset_reads_the_shards(tmp_path: Path) -> None:
@@ -79,8 +64,6 @@ def test_pack_leaves_out_bad_files_and_never_overwrites(tmp_path: Path, capsys: 
     assert len(data["bad"]) == 1 and data["splits"]["train"][0]["examples"] == 12
     assert cli.main(["data", "pack", str(root), str(tmp_path / "out")]) == 2
     assert "not empty" in capsys.readouterr().err
-    assert cli.main(["data", "pack", str(root), str(tmp_path / "other")]) == 0
-    assert "1 bad file\n" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     (tmp_path / "out" / "test-000000.tar").unlink()
     assert "lacks 1 of the shards" in open_data(tmp_path / "out").notes[0]
@@ -91,35 +74,12 @@ def test_shards_are_not_written_into_the_dataset(
 ) -> None:
     root = photos(tmp_path / "photos")
     (tmp_path / "link").symlink_to(root, target_is_directory=True)
-    (tmp_path / "elsewhere").mkdir()
-    (root / "train" / "away").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    monkeypatch.chdir(tmp_path)
     before = sorted(root.rglob("*"))
-    for home, data, out in [
-        (".", "photos", "photos/shards"), (".", "photos", "photos/train/cat/x"), (".", "link", "photos/shards"),
-        (".", "photos", "link/shards"), ("photos", ".", "shards"), ("photos/train", "..", "new"),
-        (".", "photos", "photos/train/away"),
-    ]:  # fmt: skip
-        monkeypatch.chdir(tmp_path / home)
+    for data, out in [("photos", "photos/train/cat/x"), ("link", "photos/shards"), ("photos", "link/shards")]:
         assert cli.main(["data", "pack", data, out]) == 2
         assert f"{out} is inside the dataset {data}" in capsys.readouterr().err
     assert sorted(root.rglob("*")) == before
-    (root / "train" / "away").unlink()
-    monkeypatch.chdir(root)
-    assert cli.main(["data", "pack", ".", "../photos_packed"]) == 0
-    assert cli.main(["data", "pack", "../photos_packed", "."]) == 2
-    assert "working folder" in capsys.readouterr().err
-
-
-def test_a_stopped_pack_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_data(photos(tmp_path / "photos"), split="given")
-
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("frugalvit.data.webdataset.pack._add", full)
-    with pytest.raises(UserError, match=r"out \(No space left on device\)"):
-        pack(source, tmp_path / "out")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
 
 
 def test_the_next_pack_removes_what_a_killed_one_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,12 +104,9 @@ def test_a_folder_filled_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: py
         other.write_text("other")
 
     monkeypatch.setattr("frugalvit.data.webdataset.pack._write_index", fill)
-    with pytest.raises(UserError, match=r"Another process has written to .*out"):
+    with pytest.raises(UserError, match=r"out \(Directory not empty\)"):
         pack(source, tmp_path / "out")
     assert other.read_text() == "other" and [path.name for path in other.parent.iterdir()] == [other.name]
-
-
-# ---- decoded images -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -169,45 +126,26 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("where", ["auto", "ram", "disk"])
-def test_decoded_images_are_not_decoded_again(packed: Path, no_decoding: None, where: str) -> None:
-    for split, examples in open_data(packed, split="given").splits.items():
-        store = build_store(examples, 5, where=where)
-        assert len(store) == 12 and store.labels.tolist() == examples.labels.tolist(), split
-
-
-@pytest.mark.parametrize("where", ["ram", "disk"])
-def test_a_part_of_a_split_is_not_decoded_either(
-    packed: Path, tmp_path: Path, where: str, request: pytest.FixtureRequest
-) -> None:
-    def without_decoded(examples: ImageDataset) -> ImageDataset:
-        plain = examples.subset(range(len(examples)))
-        plain.decoded = None
-        return plain
-
-    source = open_data(packed, split="remake", val_fraction=0.3)
-    plain = {split: store_of(without_decoded(examples), 5) for split, examples in source.splits.items()}
-    request.getfixturevalue("no_decoding")
-    for split in ("train", "val"):
-        store = store_of(source.splits[split], 5, where=where, cache_dir=tmp_path / "cache")
-        assert torch.equal(store.images, plain[split].images) and torch.equal(store.sizes, plain[split].sizes)
-        assert torch.equal(store.labels, plain[split].labels) and store.names == plain[split].names
-
-
-def test_a_copy_uses_its_decoded_images(packed: Path, tmp_path: Path, no_decoding: None) -> None:
+def test_decoded_images_are_not_decoded_again(packed: Path, tmp_path: Path, no_decoding: None, where: str) -> None:
     shutil.copytree(packed, tmp_path / "copy")  # with new times
-    assert len(build_store(open_data(tmp_path / "copy", split="given").splits["train"], 5)) == 12
+    for folder in (packed, tmp_path / "copy"):
+        for split, examples in open_data(folder, split="given").splits.items():
+            store = build_store(examples, 5, where=where)
+            assert len(store) == 12 and store.labels.tolist() == examples.labels.tolist(), split
 
 
 def test_other_sizes_and_changed_shards_are_decoded(packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = open_data(packed, split="given").splits["train"]
     before = train.fingerprint()
-    assert len(build_store(train, 16)) == 12 and "other sizes" in capsys.readouterr().err
+    assert len(build_store(train, 16)) == 12 and "another size" in capsys.readouterr().err
     first = sorted(packed.glob("train-*.tar"))[0]
     first.write_bytes(first.read_bytes() + b"\0" * 10240)
     changed = open_data(packed, split="given").splits["train"]
     assert changed.fingerprint() != before
     build_store(changed, 5)
     assert "other shards" in capsys.readouterr().err
+    part = train.subset(range(5))
+    assert part.decoded is None and len(build_store(part, 5)) == 5
 
 
 def test_an_unreadable_image_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,12 +161,9 @@ def test_an_unreadable_image_is_left_out_by_name(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(ShardExamples, "read", read)
     pack(open_data(root, split="given"), tmp_path / "out", decoded=True, img_size=5)
     train = open_data(tmp_path / "out", split="given").splits["train"]
-    for examples in (train, train.subset(range(1, 12)), train.subset(range(11))):
-        has_it = any("zoo" in name for name in examples.names)
-        store = build_store(examples, 5, max_bad=0.2)
-        assert isinstance(store, CachedStore) and store.names == examples.names
-        assert store.readable == len(examples) - has_it and len(store.unreadable) == has_it
-        assert [i for i, name in enumerate(examples.names) if "zoo" not in name] == store.index.tolist()
+    store = build_store(train, 5, max_bad=0.2)
+    assert isinstance(store, CachedStore) and store.names == train.names and len(store.unreadable) == 1
+    assert [i for i, name in enumerate(train.names) if "zoo" not in name] == store.index.tolist()
 
 
 def test_the_command_writes_decoded_images_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,7 +171,6 @@ def test_the_command_writes_decoded_images_by_default(tmp_path: Path, capsys: py
     assert cli.main(["data", "pack", str(root), str(tmp_path / "out"), "--json"]) == 0
     written = json.loads(capsys.readouterr().out)["decoded"]
     assert [entry["split"] for entry in written] == ["train", "test"]
-    index = parse_index((tmp_path / "out" / "index.json").read_bytes())
-    assert index is not None and all((tmp_path / "out" / file.file).exists() for file in index.decoded)
+    assert all((tmp_path / "out" / entry["file"]).exists() for entry in written)
     assert cli.main(["data", "pack", str(root), str(tmp_path / "without"), "--no-decoded", "--quiet"]) == 0
     assert not list((tmp_path / "without").glob("*.decoded"))

@@ -29,11 +29,11 @@ def test_a_detector_overfits_eight_images(tmp_path: Path, head: str, stripped: i
     )  # fmt: skip
     commands.train(config)
     (data / "instances_train.json").write_text(original)
-    learnt = commands.evaluate(
+    scores = commands.evaluate(
         commands.DetectEvalConfig(model=str(tmp_path / "run"), data=str(data), split="train", device="cpu")
     ).data
-    assert learnt["box_ap50"] > 0.9
-    assert learnt["mask_ap50"] > 0.9
+    assert scores["box_ap50"] > 0.9
+    assert scores["mask_ap50"] > 0.9
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_a_segmenter_overfits_eight_images(tmp_path: Path) -> None:
         }
     )  # fmt: skip
     segment_commands.train(config)
-    learnt = segment_commands.evaluate(
+    scores = segment_commands.evaluate(
         segment_commands.SegmentEvalConfig(model=str(tmp_path / "run"), data=str(data), split="train", device="cpu")
     ).data
-    assert learnt["miou"] > 0.9
+    assert scores["miou"] > 0.9

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 
 import frugalvit as fv
 from frugalvit.cli.main import main
+from helpers.dense_runs import Kind
 
 
 def test_a_detector_equals_its_command(detector: Path, shapes: Path, tmp_path: Path) -> None:
@@ -45,33 +47,16 @@ def test_a_segmenter_equals_its_command(segmenter: Path, scenes: Path, tmp_path:
     assert len(ready.classes) == 3
 
 
-def test_grey_arrays_are_images_and_floats_are_not(detector: Path, segmenter: Path) -> None:
-    grey = np.full((40, 52), 90, np.uint8)
-    assert fv.load_segmenter(segmenter, device="cpu").predict([grey, grey[..., None]])[1].shape == (40, 52)
-    with pytest.raises(fv.UserError, match=r"float64.*\(4, 4, 4\)"):
-        fv.load_detector(detector, device="cpu").predict(np.zeros((4, 4, 4)))
-
-
-@pytest.mark.parametrize("kind", ["detector", "segmenter"])
-def test_loading_keeps_random_state_and_onednn(kind: str, request: pytest.FixtureRequest) -> None:
-    where, loads = request.getfixturevalue(kind), {"detector": fv.load_detector, "segmenter": fv.load_segmenter}
+def test_loading_keeps_random_state_and_onednn(kind: Kind, model: Path) -> None:
+    load = fv.load_detector if kind.verb == "detect" else fv.load_segmenter
     torch.manual_seed(5)
     expected, onednn = torch.rand(3), torch.backends.mkldnn.enabled
     try:
         torch.backends.mkldnn.enabled = True
         torch.manual_seed(5)
-        ready = loads[kind](where, device="cpu")
+        ready: Any = load(model, device="cpu")
         assert torch.equal(torch.rand(3), expected) and torch.backends.mkldnn.enabled
         ready.predict(np.zeros((40, 52, 3), np.uint8))
         assert torch.backends.mkldnn.enabled
     finally:
         torch.backends.mkldnn.enabled = onednn
-
-
-def test_runs_of_the_other_task_are_refused(detector: Path, segmenter: Path) -> None:
-    with pytest.raises(fv.UserError, match="is a run of 'frugalvit segment', not of 'detect'"):
-        fv.load_detector(segmenter)
-    with pytest.raises(fv.UserError, match="is a run of 'frugalvit detect', not of 'segment'"):
-        fv.load_segmenter(detector)
-    with pytest.raises(fv.UserError, match="'cpu:1'"):
-        fv.load_detector(detector, device="cpu:1")

@@ -3,20 +3,15 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
-from frugalvit.cli import main as cli
 from frugalvit.errors import UserError
 from frugalvit.tasks.dense import loader
 from frugalvit.tasks.dense.loader import ImageReader
-from frugalvit.tasks.detection import commands
-from frugalvit.tasks.segmentation import commands as segment_commands
-from helpers.dense_runs import detect_config, segment_config
-from helpers.dense_samples import make_coco, make_scenes
+from helpers.dense_runs import Kind
 
 
 def spoil(path: Path) -> None:
@@ -27,49 +22,34 @@ def spoil(path: Path) -> None:
     path.write_bytes(content)
 
 
-def picture(kind: str, data: Path, split: str, number: int) -> Path:
-    return data / "images" / (f"{split}_{number}.png" if kind == "detect" else f"{split}/{number}.png")
-
-
-@pytest.mark.parametrize("kind", ["detect", "segment"])
-def test_weights_and_scores_do_not_depend_on_the_cache(kind: str, tmp_path: Path) -> None:
-    make, config = (make_coco, detect_config) if kind == "detect" else (make_scenes, segment_config)
-    command: Any = commands if kind == "detect" else segment_commands
-    data = make(tmp_path / "data", train=5, val=3, side=48)
+def test_weights_and_scores_do_not_depend_on_the_cache(kind: Kind, tmp_path: Path) -> None:
+    data = kind.make_data(tmp_path / "data", train=5, val=3, side=48)
     for split, number in (("train", 3), ("val", 1)):
-        spoil(picture(kind, data, split, number))
-    found = []
+        spoil(kind.image(data, split, number))
+    results = []
     for where in ("ram", "off"):
         out = tmp_path / where
-        summary = command.train(config(data, out, cache={"where": where, "max_bad": 0.4}, steps=6)).data
+        summary = kind.train(data, out, cache={"where": where, "max_bad": 0.4}, steps=6)
         saved = torch.load(out / "checkpoints" / "last.pt", weights_only=True)["task"]
         facts = json.loads((out / "data.json").read_text())
-        found.append((saved, {key: value for key, value in summary.items() if key.endswith(("ap", "miou"))}, facts))
+        results.append((saved, {key: value for key, value in summary.items() if key.endswith(("ap", "miou"))}, facts))
         assert summary["scored_images"] == 2 and facts["used"] == {"train": 4, "val": 2}
-    (one, scores, facts), (other, again, told) = found
-    assert scores and scores == again and one.keys() == other.keys()
+    (one, scores, facts), (other, other_scores, other_facts) = results
+    assert scores and scores == other_scores and one.keys() == other.keys()
     assert all(torch.equal(one[key], other[key]) for key in one if isinstance(one[key], torch.Tensor))
-    assert facts["left_out"] == told["left_out"] and facts["left_out"]["count"] == 2
+    assert facts["left_out"] == other_facts["left_out"] and facts["left_out"]["count"] == 2
 
 
-@pytest.mark.parametrize("kind", ["detect", "segment"])
 def test_a_score_does_not_depend_on_free_memory(
-    kind: str,
-    detector: Path,
-    segmenter: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    kind: Kind, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = (make_coco if kind == "detect" else make_scenes)(tmp_path / "data", train=2, val=4, side=48)
-    spoil(picture(kind, data, "val", 1))
-    words = [kind, "eval", str(detector if kind == "detect" else segmenter), str(data), "--device", "cpu", "--json"]
-    found = []
+    data = kind.make_data(tmp_path / "data", train=2, val=4, side=48)
+    spoil(kind.image(data, "val", 1))
+    results = []
     for memory in (1 << 30, 0):
         monkeypatch.setattr(loader, "memory_share", lambda memory=memory: memory)
-        assert cli.main([*words, "--out", str(tmp_path / f"out_{memory}")]) == 0
-        found.append({k: v for k, v in json.loads(capsys.readouterr().out).items() if k != "seconds"})
-    assert found[0] == found[1] and found[0]["scored_images"] == 3
+        results.append(kind.evaluate(model, data) | {"seconds": 0})
+    assert results[0] == results[1] and results[0]["scored_images"] == 3
 
 
 def pictures_of(folder: Path, where: str, count: int = 6) -> ImageReader:
@@ -86,7 +66,7 @@ def test_the_next_readable_image_is_the_substitute(
     for number in (2, 5):
         (tmp_path / f"{number}.png").write_bytes(b"no image")
     assert pictures.find_bad(2, max_bad=0.5) == [2, 5]
-    found = [pictures.to_learn(index) for index in range(6)]
+    found = [pictures.read_or_substitute(index) for index in range(6)]
     assert [index for index, _ in found] == [0, 1, 3, 3, 4, 0]
     assert [int(pixels[0, 0, 0]) for _, pixels in found] == [0, 10, 30, 30, 40, 0]
     capsys.readouterr()
@@ -96,7 +76,7 @@ def test_the_next_readable_image_is_the_substitute(
     assert [Path(name).name for name, _ in others.bad] == ["2.png", "5.png"]
     shutil.rmtree(tmp_path)  # cached images remain
     if where == "ram":
-        assert [others.to_learn(index)[0] for index in range(4)] == [0, 1, 2, 3]
+        assert [others.read_or_substitute(index)[0] for index in range(4)] == [0, 1, 2, 3]
 
 
 def test_vanishing_images_are_named_until_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,8 +85,8 @@ def test_vanishing_images_are_named_until_too_many(tmp_path: Path, capsys: pytes
     for number in (1, 2):
         (tmp_path / f"{number}.png").unlink()
     for _ in range(2):
-        assert [pictures.to_learn(index)[0] for index in range(6)] == [0, 3, 3, 3, 4, 5]
+        assert [pictures.read_or_substitute(index)[0] for index in range(6)] == [0, 3, 3, 3, 4, 5]
     assert capsys.readouterr().err.count("(left out)") == 2 and len(pictures.bad) == 2
     (tmp_path / "4.png").unlink()
     with pytest.raises(UserError, match=r"3 of 6 images .*--cache\.max-bad"):
-        pictures.to_learn(4)
+        pictures.read_or_substitute(4)

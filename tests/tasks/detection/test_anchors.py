@@ -1,9 +1,6 @@
 """Anchors cover small and large objects on any backbone and input size."""
 
-import json
 import math
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,15 +10,12 @@ from torchvision.ops import box_iou
 
 from frugalvit import create_backbone
 from frugalvit.config.dense import DetectConfig
-from frugalvit.config.yaml import read_yaml
 from frugalvit.experiment.auto_values import AutoValues, Facts
 from frugalvit.experiment.dense_auto_values import resolve_detection
 from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides, with_top
-from frugalvit.tasks.detection import commands
 from frugalvit.tasks.detection.layers import DetectorSpec, FloatAnchors, roi_align
 from frugalvit.tasks.detection.model import Detector
-from helpers.dense_models import SIZES, targets
-from helpers.dense_runs import TINY, detect_config
+from helpers.dense_runs import TINY
 
 SMALL = {
     "classes": 2, "head": "mask-rcnn", "masks": False, "channels": 16, "hidden": 32, "anchors": 2.0, "proposals": 50,
@@ -115,11 +109,6 @@ def tiny(spec: DetectorSpec) -> Detector:
     return Detector(Pyramid(create_backbone("swin_nano", img_size=64, **TINY)), spec)
 
 
-def test_spec_survives_json() -> None:
-    spec = DetectorSpec(7, "cascade", anchors=1.2, octaves=3)
-    assert DetectorSpec(**json.loads(json.dumps(asdict(spec)))) == spec
-
-
 @pytest.mark.parametrize(("anchors", "cells"), [(0.5, 7), (1.0, 7), (2.0, 7), (4.0, 14)])
 def test_small_anchors_keep_regions_on_fine_maps(anchors: float, cells: int) -> None:
     """The finest level takes regions of at least seven cells, even if its smallest anchor has one or two."""
@@ -129,26 +118,3 @@ def test_small_anchors_keep_regions_on_fine_maps(anchors: float, cells: int) -> 
     finest = net.features.strides[0]
     sides = [finest * cells * factor for factor in (0.2, 0.99, 1.01, 1.99, 2.01, 9)]
     assert map_levels([torch.tensor([[0.0, 0.0, side, side] for side in sides])]).tolist() == [0, 0, 1, 1, 2, 2]
-
-
-@pytest.mark.parametrize("head", ["mask-rcnn", "cascade"])
-def test_detectors_train_with_several_anchor_sizes(head: str) -> None:
-    net = tiny(DetectorSpec(**SMALL | {"classes": 3, "head": head, "anchors": 1.0, "octaves": 2}))
-    assert net.rpn.anchor_generator.num_anchors_per_location() == [6] * 4
-    losses = net(torch.rand(2, 3, 64, 64), SIZES, targets(masks=False))
-    assert all(torch.isfinite(value) for value in losses.values())
-    sum(losses.values()).backward()
-    assert [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None] == []
-    net.eval().set_score_threshold(0.0)
-    assert all(len(found["boxes"]) for found in net.detect(torch.rand(2, 3, 64, 64), SIZES, SIZES))
-
-
-COARSE: dict[str, Any] = {"backbone_args": TINY | {"patch_size": 8}, "img_size": 64, "masks": False, "report": False}
-"""Strides of 8 to 64 px, for which "auto" takes two sizes per level."""
-
-
-def test_a_run_records_its_octaves(shapes: Path, tmp_path: Path) -> None:
-    commands.train(detect_config(shapes, tmp_path / "run", **COARSE | {"steps": 1}))
-    stored = read_yaml(tmp_path / "run" / "config.yaml")["detector"]
-    spec = json.loads((tmp_path / "run" / "transfer.json").read_text())["spec"]
-    assert (stored["anchors"], stored["octaves"]) == (spec["anchors"], spec["octaves"]) == (1.0, 2)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from frugalvit import create_backbone
 from frugalvit.data.rng import generator_for, uniform
 from frugalvit.tasks.dense import loader
-from frugalvit.tasks.dense.experiment import open_pictures
+from frugalvit.tasks.dense.commands import open_pictures
 from frugalvit.tasks.dense.loader import StepLoader
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.detection.coco import masks_of, open_coco
@@ -23,7 +23,6 @@ from frugalvit.tasks.detection.dataset import (
     Objects,
     View,
     make_targets,
-    stack_images,
     unpack_bits,
     unpack_on_device,
 )
@@ -41,17 +40,17 @@ def one_by_one(
     """The oracle: resize every image and rasterize its masks by itself, then pad."""
     order = [
         int(
-            torch.randperm(len(dataset), generator=generator_for(seed, "order", place // len(dataset)))[
-                place % len(dataset)
+            torch.randperm(len(dataset), generator=generator_for(seed, "order", position // len(dataset)))[
+                position % len(dataset)
             ]
         )
-        for place in range(step * BATCH, (step + 1) * BATCH)
+        for position in range(step * BATCH, (step + 1) * BATCH)
     ]
     numbers = uniform(BATCH, 2, generator_for(seed, "augment", step)).tolist()
     images, sizes, targets = [], [], []
     for index, (size_number, flip_number) in zip(order, numbers, strict=True):
         annotated = dataset.images[index]
-        entries, pixels = annotated.learnable(), dataset.pictures.read(index)
+        entries, pixels = annotated.trainable(), dataset.pictures.read(index)
         height, width = task.view.fit(annotated.height, annotated.width, task.view.side_for(size_number))
         image = F.interpolate(pixels[None].float() / 255, size=(height, width), mode="bilinear", antialias=True)
         corners = torch.tensor([entry["bbox"] for entry in entries], dtype=torch.float32).reshape(-1, 4)
@@ -122,10 +121,10 @@ def test_batches_equal_the_oracle(shapes: Path, masks: bool, where: str, workers
     items, task = data.splits["train"], task_of(masks)
     dataset = DetectionDataset(items, data, open_pictures(items, where), masks)
     for seed in (0, 1):
-        task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
+        task.loader = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
         for step in range(6):
             assert is_equal(task.batch_at(step), one_by_one(task, dataset, step, seed))
-        task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
+        task.loader = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
         assert is_equal(task.batch_at(4), one_by_one(task, dataset, 4, seed))
     assert len(dataset._cache) == (len(items) if where == "ram" else 0)
 
@@ -139,13 +138,13 @@ def test_batches_with_objects_without_a_mask(tmp_path: Path, count: int, where: 
     def strip(content: dict[str, Any]) -> None:
         for entry in content["annotations"][:count]:
             del entry["segmentation"]
-        content["annotations"] = [content["annotations"][place] for place in (0, 3, 1, 2, *range(4, 10))]
+        content["annotations"] = [content["annotations"][position] for position in (0, 3, 1, 2, *range(4, 10))]
 
     edit(root, "train", strip)
     data = open_coco(str(root))
     items, task = data.splits["train"], task_of(True)
     dataset = DetectionDataset(items, data, open_pictures(items, where), True)
-    task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)
+    task.loader = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)
     batches = [task.batch_at(step) for step in range(6)]
     assert all(is_equal(batch, one_by_one(task, dataset, step, 0)) for step, batch in enumerate(batches))
     has_indices = ["mask_of" in target for batch in batches for target in batch.targets]
@@ -167,30 +166,10 @@ def test_masks_are_cached_only_if_they_fit(
     dataset = DetectionDataset(items, data, open_pictures(items), True)
     for index in range(len(items)):
         dataset.load(index)
-    assert dataset.pictures.keeps == pictures and len(dataset._cache) == (len(items) if masks else 0)
+    assert dataset.pictures.is_cached == pictures and len(dataset._cache) == (len(items) if masks else 0)
     boxes = DetectionDataset(items, data, open_pictures(items), False)
     boxes.load(0)
     assert len(boxes._cache) == pictures
-
-
-def test_batches_of_real_objects_equal_the_oracle(data_root: Path) -> None:
-    data = open_coco(str(data_root / "coco_mini"))
-    items, task = data.splits["val"][:10], task_of(True)
-    dataset = DetectionDataset(items, data, open_pictures(items, "ram"), True)
-    task.feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=3)
-    assert all(is_equal(task.batch_at(step), one_by_one(task, dataset, step, 3)) for step in range(4))
-
-
-def test_evaluation_resizes_images_as_training_does(shapes: Path) -> None:
-    data, task = open_coco(str(shapes)), task_of(False)
-    pictures = open_pictures(data.splits["train"], "ram")
-    read = [pictures.read(place) for place in range(3)]
-    sizes = [task.view.fit(50, 50, 80)] * 3
-    seen = stack_images(read, sizes, [False] * 3, task.mean, task.std)
-    for image, pixels in zip(seen, read, strict=True):
-        alone = F.interpolate(pixels[None].float() / 255, size=(80, 80), mode="bilinear", antialias=True)
-        assert torch.equal(image[:, :80, :80], task.normalize(alone)[0])
-        assert not image[:, 80:].any() and not image[:, :, 80:].any()
 
 
 @given(st.integers(0, 4), st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32 - 1))
@@ -209,19 +188,6 @@ def test_torch_unpacks_bits_as_numpy_does() -> None:
     assert torch.equal(unpack_on_device(bits), unpack_bits(bits))
 
 
-def test_targets_follow_resizing_and_flips() -> None:
-    inside = torch.zeros(2, 64, 64, dtype=torch.uint8)
-    inside[0, 4:34, 4:30] = inside[1, 20:40, 40:60] = 1
-    boxes = torch.tensor([[4.0, 4, 30, 34], [40.0, 20, 60, 40]])
-    objects = Objects(boxes, torch.tensor([1, 3]), torch.from_numpy(np.packbits(inside.numpy())))
-    for flip in (False, True):
-        (moved,) = make_targets([objects], [(64, 64)], [(128, 96)], [flip], torch.device("cpu"))
-        for box, mask in zip(moved["boxes"], moved["masks"], strict=True):
-            rows, columns = torch.nonzero(mask, as_tuple=True)
-            around = torch.tensor([columns.min(), rows.min(), columns.max() + 1, rows.max() + 1])
-            assert torch.allclose(around.float(), box, atol=1.01)
-
-
 @pytest.mark.gpu
 def test_batches_are_equal_on_a_gpu(shapes: Path) -> None:
     bits = torch.arange(256, dtype=torch.uint8)
@@ -231,7 +197,7 @@ def test_batches_are_equal_on_a_gpu(shapes: Path) -> None:
     dataset = DetectionDataset(items, data, open_pictures(items, "ram"), True)
     found = []
     for device in ("cpu", "cuda"):
-        task.to(device).feeding = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)
+        task.to(device).loader = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)
         found.append([task.batch_at(step) for step in range(3)])
     for here, there in zip(*found, strict=True):
         assert here.sizes == there.sizes

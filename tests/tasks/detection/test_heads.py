@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from frugalvit.config.dense import DETECTOR_HEADS, DetectConfig
-from frugalvit.errors import UserError
 from frugalvit.tasks.detection.heads import DetectorHead
 from frugalvit.tasks.detection.layers import Target
 from helpers.dense_models import SIZES, detector, targets
@@ -28,11 +27,6 @@ def test_every_head_trains_and_names_its_outputs(name: str) -> None:
     assert set(net.heads.output_modules()) < set(net.modules())
     losses = net(torch.rand(2, 3, 64, 64), SIZES, targets())
     assert {"loss_mask", "loss_objectness"} < losses.keys()
-
-
-def test_an_unknown_head_is_a_user_error() -> None:
-    with pytest.raises(UserError, match=r"'cascades'.*'cascade'"):
-        detector("cascades")
 
 
 def test_the_head_of_the_documentation() -> None:

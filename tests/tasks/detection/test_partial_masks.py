@@ -4,17 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from frugalvit.cli.main import main
 from frugalvit.config.dense import DetectConfig
 from frugalvit.tasks.dense.predictors import load_detector
 from frugalvit.tasks.detection import commands
 from helpers.dense_models import detector
-from helpers.dense_runs import detect_config
+from helpers.dense_runs import Kind
 from helpers.dense_samples import edit, make_coco
 
 HEADS = ["mask-rcnn", "cascade"]
@@ -29,8 +27,8 @@ def targets(known: list[list[bool]]) -> list[dict[str, Tensor]]:
         masks = torch.zeros(2, 64, 64, dtype=torch.uint8)
         masks[0, 4:34, 4:17] = masks[1, 20:40, 40:50] = 1
         there = torch.tensor(flags)
-        places = torch.where(there, there.cumsum(0) - 1, -1)
-        found.append({"boxes": boxes, "labels": torch.tensor([1, 3]), "masks": masks[there], "mask_of": places})
+        indices = torch.where(there, there.cumsum(0) - 1, -1)
+        found.append({"boxes": boxes, "labels": torch.tensor([1, 3]), "masks": masks[there], "mask_of": indices})
     return found
 
 
@@ -45,10 +43,10 @@ def losses(head: str, known: list[list[bool]]) -> tuple[Any, Tensor, dict[str, T
 @pytest.mark.parametrize("head", HEADS)
 def test_boxes_train_on_all_objects(head: str) -> None:
     """The same regions are sampled, so that the box losses are equal to the bit."""
-    _, _, whole = losses(head, [[True, True], [True, True]])
+    _, _, full = losses(head, [[True, True], [True, True]])
     net, images, found = losses(head, [[True, False], [False, False]])
     for name, value in found.items():
-        assert torch.equal(value, whole[name]) == (name != "loss_mask"), name
+        assert torch.equal(value, full[name]) == (name != "loss_mask"), name
     (seen,) = torch.autograd.grad(found["loss_mask"], images, retain_graph=True)
     assert seen[0].any() and not seen[1].any(), "the second image has no mask"
     boxes = sum(value for name, value in found.items() if name != "loss_mask")
@@ -70,37 +68,20 @@ def test_a_batch_without_any_mask(head: str) -> None:
             assert not ("mask_" in name and parameter.grad.any()), name
 
 
-def strip(share: float, seed: int = 0) -> Any:
-    """Take the masks of a share of the objects."""
-
-    def change(content: dict[str, Any]) -> None:
-        entries = content["annotations"]
-        for place in np.random.default_rng(seed).permutation(len(entries))[: round(share * len(entries))]:
-            entries[place].pop("segmentation", None)
-
-    return change
-
-
 @pytest.fixture
 def half(tmp_path: Path) -> Path:
+    """Data in which half of the objects have no mask."""
     data = make_coco(tmp_path / "half", train=10, val=4, side=48)
     for split in ("train", "val"):
-        edit(data, split, strip(0.5))
+        edit(data, split, lambda c: [e.pop("segmentation") for i, e in enumerate(c["annotations"]) if i % 4 in (1, 2)])
     return data
 
 
-def weights(folder: Path) -> dict[str, Tensor]:
-    return torch.load(folder / "checkpoints" / "last.pt", weights_only=True)["task"]
-
-
-def test_a_run_trains_scores_and_resumes(half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings: dict[str, Any] = {"report": False, "save_every": 2}
-    found = commands.train(detect_config(half, tmp_path / "whole", **settings)).data
-    told = capsys.readouterr().err
-    assert "instances_train.json: 10 of 20 objects" in told and "instances_val.json: 4 of 8 objects" in told
-    assert "10 of 20 training objects have one" in told
-    assert found["mask_ap"] is not None and found["box_ap"] is not None
-    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+def test_a_run_trains_scores_and_resumes(half: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"report": False, "save_every": 2}
+    scores = Kind("detect").train(half, tmp_path / "full", **options)
+    assert scores["mask_ap"] is not None and scores["box_ap"] is not None
+    lines = [json.loads(line) for line in (tmp_path / "full" / "metrics.jsonl").read_text().splitlines()]
     assert all(line["loss_mask"] > 0 for line in lines if line["split"] == "train")
     original = commands.DetectionTask.after_step
 
@@ -112,45 +93,33 @@ def test_a_run_trains_scores_and_resumes(half: Path, tmp_path: Path, capsys: pyt
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commands.DetectionTask, "after_step", stop)
         with pytest.raises(KeyboardInterrupt):
-            commands.train(detect_config(half, tmp_path / "stopped", **settings))
+            Kind("detect").train(half, tmp_path / "stopped", **options)
     commands.train(DetectConfig.parse({"resume": str(tmp_path / "stopped"), "device": "cpu"}))
-    first, second = weights(tmp_path / "whole"), weights(tmp_path / "stopped")
+    first, second = (
+        torch.load(tmp_path / run / "checkpoints" / "last.pt", weights_only=True)["task"] for run in ("full", "stopped")
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_masks_option_overrides_auto(half: Path, tmp_path: Path) -> None:
-    found = commands.train(detect_config(half, tmp_path / "off", masks=False, steps=1, report=False)).data
-    assert "mask_ap" not in found
-    edit(half, "train", strip(0.95))
-    few = commands.train(detect_config(half, tmp_path / "few", steps=1, report=False)).data
+    assert "mask_ap" not in Kind("detect").train(half, tmp_path / "off", masks=False, steps=1, report=False)
+    edit(half, "train", lambda content: [entry.pop("segmentation", None) for entry in content["annotations"][1:]])
+    few = Kind("detect").train(half, tmp_path / "few", steps=1, report=False)
     (decided,) = (d for d in json.loads((tmp_path / "few" / "decisions.json").read_text()) if d["name"] == "masks")
     assert "mask_ap" not in few and decided["value"] is False
     assert decided["reason"].startswith("1 of 20 training objects has one")
-    assert "mask_ap" in commands.train(detect_config(half, tmp_path / "on", masks=True, steps=1, report=False)).data
+    assert "mask_ap" in Kind("detect").train(half, tmp_path / "on", masks=True, steps=1, report=False)
 
 
 def test_classes_without_training_masks_get_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The head's masks of such a class would be random."""
-    data = make_coco(tmp_path / "data", train=10, val=2, side=48)
-
-    def discs(content: dict[str, Any]) -> None:
-        for entry in content["annotations"]:
-            if entry["category_id"] == 17:
-                del entry["segmentation"]
-
-    edit(data, "train", discs)
-    run = tmp_path / "run"
-    commands.train(detect_config(data, run, steps=2, report=False))
+    data, run = make_coco(tmp_path / "data", train=10, val=2, side=48), tmp_path / "run"
+    edit(
+        data, "train", lambda content: [e.pop("segmentation") for e in content["annotations"] if e["category_id"] == 17]
+    )
+    Kind("detect").train(data, run, steps=2, report=False)
     assert "predicted for disc" in capsys.readouterr().err
-    words = [str(run), str(data / "images" / "val_0.png"), "--threshold", "0.0", "--device", "cpu", "--quiet"]
-    assert main(["detect", "predict", *words, "--out", str(tmp_path / "found")]) == 0
-    objects = json.loads((tmp_path / "found" / "detections.json").read_text())["annotations"]
-    assert {entry["category_id"] for entry in objects} == {3, 17}
-    assert all(("segmentation" in entry) == (entry["category_id"] == 3) for entry in objects)
-    picture = data / "images" / "val_0.png"
-    for found in load_detector(run, device="cpu").predict(str(picture), threshold=0.0)[0]:
-        assert (found.mask is None) == (found.name == "disc")
-    scored = commands.evaluate(
-        commands.DetectEvalConfig(model=str(run), data=str(data), device="cpu", out=str(tmp_path / "scored"))
-    ).data
-    assert scored["mask_ap"] is not None
+    objects = load_detector(run, device="cpu").predict(str(data / "images" / "val_0.png"), threshold=0.0)[0]
+    assert {entry.name for entry in objects} == {"square", "disc"}
+    assert all((entry.mask is None) == (entry.name == "disc") for entry in objects)
+    assert Kind("detect").evaluate(run, data, out=str(tmp_path / "scored"))["mask_ap"] is not None

@@ -138,7 +138,7 @@ def test_proposals_equal_torchvision(training: bool, broken: bool, few: bool) ->
         boxes[3] = 0.0  # nothing is left of this image
     ours = net.rpn.filter_proposals(boxes, scores, SIZES, levels)
     assert same(ours, RegionProposalNetwork.filter_proposals(net.rpn, boxes, scores, SIZES, levels))
-    assert [0 < len(part) <= 50 for part in ours[0]] == [not (broken and place == 3) for place in range(5)]
+    assert [0 < len(part) <= 50 for part in ours[0]] == [not (broken and position == 3) for position in range(5)]
 
 
 @pytest.mark.parametrize("masks", [True, False])
@@ -198,9 +198,9 @@ def test_sampling_equals_torchvision(size: int) -> None:
     ours, theirs = both(lambda: rpn_roi.sample_regions(boxes, owners, labels, sampler), image_by_image)
     assert same(ours[:3], theirs)
     assert ours[3] == [int((part > 0).sum()) for part in theirs[2]]
-    shown = rpn_roi.select_positives(*ours)
-    assert same(shown[0], [part[label > 0] for part, label in zip(theirs[0], theirs[2], strict=True)])
-    assert same(shown[1], [part[label > 0] for part, label in zip(theirs[1], theirs[2], strict=True)])
+    positives = rpn_roi.select_positives(*ours)
+    assert same(positives[0], [part[label > 0] for part, label in zip(theirs[0], theirs[2], strict=True)])
+    assert same(positives[1], [part[label > 0] for part, label in zip(theirs[1], theirs[2], strict=True)])
 
 
 def test_lines_and_points_are_dropped() -> None:

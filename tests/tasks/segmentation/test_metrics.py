@@ -1,8 +1,12 @@
 """IoU and accuracy of pixels, by hand and against torchmetrics."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
+from frugalvit.tasks.segmentation.commands import _per_class
 from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
 
 
@@ -44,3 +48,17 @@ def test_only_ignored_pixels_score_zero() -> None:
     confusion = Confusion(2)
     confusion.add(torch.zeros(3, 3, dtype=torch.int64), torch.full((3, 3), IGNORED))
     assert confusion.summary()["miou"] == 0
+
+
+def test_the_mean_of_the_report_table_is_the_miou() -> None:
+    """Classes that are only predicted have a row."""
+    confusion = Confusion(4)
+    confusion.add(torch.tensor([0, 0, 0, 1, 1, 2, 3]), torch.tensor([0, 0, 0, 1, 1, 1, IGNORED]))
+    dataset: Any = SimpleNamespace(data=SimpleNamespace(classes=("sky", "road", "tree", "car")))
+    rows = _per_class(confusion, dataset)["rows"]
+    assert rows == [
+        ["sky", "50.0 %", 1.0, 1.0],
+        ["road", "50.0 %", pytest.approx(2 / 3), pytest.approx(2 / 3)],
+        ["tree", "0.0 %", 0.0, None],
+    ]
+    assert confusion.summary()["miou"] == pytest.approx(sum(row[2] for row in rows) / 3)

@@ -11,17 +11,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from torch.nn import functional as F
 from torchvision.transforms.functional import adjust_contrast
 
 from frugalvit import create_backbone
 from frugalvit.config.dense import TestConfig
 from frugalvit.data.rng import generator_for, uniform
-from frugalvit.tasks.dense import loader
-from frugalvit.tasks.dense.experiment import open_pictures
+from frugalvit.tasks.dense.commands import open_pictures
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader
-from frugalvit.tasks.dense.predict_io import single_device_fabric
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.segmentation import task as segment_task
 from frugalvit.tasks.segmentation import upernet as model
@@ -60,6 +57,25 @@ def test_every_parameter_has_a_gradient() -> None:
     sum(losses.values()).backward()
     assert [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None] == []
     assert set(segmenter(auxiliary=0).losses(images, labels)) == {"loss_main"}
+
+
+@pytest.mark.parametrize("auxiliary", [0.4, 0.1])
+def test_the_auxiliary_logits_are_aligned_with_the_image(auxiliary: float) -> None:
+    """On the second coarsest map; confident wrong logits cost 40 per pixel."""
+    net: Any = segmenter(2, auxiliary)
+    widths: list[int] = []
+
+    def halves(grid: torch.Tensor) -> torch.Tensor:
+        """Return class 0 in the left half of the map, class 1 in the right half."""
+        widths.append(grid.shape[3])
+        right = torch.arange(grid.shape[3]) >= grid.shape[3] // 2
+        return 40.0 * torch.stack([~right, right]).float()[None, :, None].expand(len(grid), 2, grid.shape[2], -1)
+
+    net.helper.forward = halves
+    labels = (torch.arange(64) >= 32).long().expand(1, 64, 64)
+    correct, wrong = (net.losses(torch.rand(1, 3, 64, 64), part)["loss_auxiliary"] for part in (labels, 1 - labels))
+    assert widths == [round(64 / net.pyramid.strides[-2])] * 2
+    assert correct < auxiliary * 1.0 and wrong == pytest.approx(auxiliary * 40.0, rel=0.1)
 
 
 class PixelPositions(torch.nn.Module):
@@ -110,9 +126,9 @@ def test_two_half_batches_equal_one_batch() -> None:
     net = segmenter()
     images, labels = torch.rand(4, 3, 32, 32), torch.randint(0, 3, (4, 32, 32))
     labels[0, :20] = IGNORED
-    whole = net.losses(images, labels)["loss_main"]
+    full = net.losses(images, labels)["loss_main"]
     halves = [net.losses(images[part], labels[part])["loss_main"] for part in (slice(0, 2), slice(2, 4))]
-    assert torch.allclose(whole, torch.stack(halves).mean(), atol=1e-6)
+    assert torch.allclose(full, torch.stack(halves).mean(), atol=1e-6)
 
 
 def test_ignored_pixels_add_nothing() -> None:
@@ -169,9 +185,9 @@ def test_the_last_patch_is_cut_at_the_edge() -> None:
     """An image that ends within a patch equals a part of a larger image."""
     net, images = Patchwise(), torch.zeros(1, 3, 48, 64)
     images[:, :, :40, :50] = torch.randn(1, 3, 40, 50)
-    whole = probabilities(net, images, (48, 64))  # type: ignore[arg-type]
+    full = probabilities(net, images, (48, 64))  # type: ignore[arg-type]
     part = probabilities(net, images[:, :, :40, :50], (40, 50))  # type: ignore[arg-type]
-    torch.testing.assert_close(part, whole[:, :, :40, :50])
+    torch.testing.assert_close(part, full[:, :, :40, :50])
 
 
 def test_multi_scale_is_the_mean_over_scales_and_flips() -> None:
@@ -199,22 +215,13 @@ def test_multi_scale_is_the_mean_over_scales_and_flips() -> None:
 def test_classes_of_large_images_are_compared_in_chunks(
     chunk: int, scales: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The result equals that of all classes at once, and the memory limit holds."""
+    """The result equals that of all classes at once."""
     size = (90, 120)
     views = [torch.randn(7, round(30 * scale), round(40 * scale)).softmax(0) for scale in scales]
     views[0][3] = views[0][1]  # the first of equals wins
-    whole = sum(F.interpolate(view[None], size=size, mode="bilinear")[0] for view in views)
-    made: list[int] = []
-    original = F.interpolate
-
-    def recorded(*tensors: torch.Tensor, **options: Any) -> torch.Tensor:
-        made.append(original(*tensors, **options).numel())
-        return original(*tensors, **options)
-
+    total: Any = sum(F.interpolate(view[None], size=size, mode="bilinear")[0] for view in views)
     monkeypatch.setattr(model, "_MAX_PROBABILITIES", chunk * 90 * 120 + 1)
-    monkeypatch.setattr(F, "interpolate", recorded)
-    assert torch.equal(most_probable(views, size), whole.argmax(0))  # type: ignore[union-attr]
-    assert max(made) == chunk * 90 * 120
+    assert torch.equal(most_probable(views, size), total.argmax(0))
 
 
 @pytest.mark.parametrize(
@@ -228,24 +235,6 @@ def test_classes_of_large_images_are_compared_in_chunks(
 )
 def test_strips_are_resized_smaller(size: tuple[int, int], side: int, seen: tuple[int, int]) -> None:
     assert size_at_test(size, side) == seen
-
-
-def test_full_resolution_is_computed_image_by_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    task, made = SegmentationTask(segmenter(), 32).eval(), []
-    original = F.interpolate
-
-    def recorded(*tensors: torch.Tensor, size: tuple[int, int], **options: Any) -> torch.Tensor:
-        found = original(*tensors, size=size, **options)
-        if tuple(size) == (100, 140):
-            made.append(len(found))
-        return found
-
-    pictures = [torch.randint(0, 256, (3, 100, 140), dtype=torch.uint8) for _ in range(3)]
-    alone = torch.cat([task.predict([picture], TestConfig()) for picture in pictures])
-    monkeypatch.setattr(F, "interpolate", recorded)
-    found = task.predict(pictures, TestConfig())
-    assert made == [1, 1, 1] and found.dtype == torch.int64
-    assert (found == alone).float().mean() > 0.999
 
 
 @given(
@@ -277,18 +266,12 @@ def test_crops_filled_by_one_class_are_drawn_again() -> None:
     assert shares[0.75] > 90 > shares[1.0]
 
 
-def test_a_largest_share_of_one_takes_the_first_crop() -> None:
-    numbers = np.random.default_rng(0).random(COLUMNS).tolist()
-    crop = choose_crop(torch.zeros(64, 64, dtype=torch.uint8), 32, (2.0, 2.0), 1.0, numbers)
-    assert (crop.top, crop.left) == (int(numbers[2] * 33), int(numbers[3] * 33))
-
-
 def test_distortion_changes_colours_within_range() -> None:
-    images, whole = torch.rand(8, 3, 6, 6), torch.ones(8, 1, 6, 6)
+    images, full = torch.rand(8, 3, 6, 6), torch.ones(8, 1, 6, 6)
     none = torch.ones(8, 8, dtype=torch.float64) * 0.9
-    assert torch.allclose(distort(images, none, whole), images, atol=1e-5)
+    assert torch.allclose(distort(images, none, full), images, atol=1e-5)
     numbers = torch.rand(8, 8, dtype=torch.float64) * 0.4
-    changed = distort(images, numbers, whole)
+    changed = distort(images, numbers, full)
     assert (changed - images).abs().amax((1, 2, 3)).min() > 1e-3
     assert changed.min() >= 0 and changed.max() <= 1
     strongest = torch.tensor([[0.9, 0.5] * 3 + [0.1, 1.0]], dtype=torch.float64)
@@ -306,18 +289,6 @@ def test_contrast_equals_torchvision_without_the_padding() -> None:
     torch.testing.assert_close(found, adjust_contrast(picture, 0.5), atol=1e-5, rtol=0)
 
 
-def test_images_with_only_ignored_pixels_have_no_share(tmp_path: Path) -> None:
-    root = make_scenes(tmp_path / "shapes", train=1, val=3, side=40)
-    Image.fromarray(np.full((40, 40), IGNORED, np.uint8)).save(root / "masks" / "val" / "1.png")
-    data = open_scenes(str(root))
-    scenes = data.splits["val"]
-    task = SegmentationTask(segmenter(), 32)
-    task.fabric, task.eval_batch = single_device_fabric("cpu"), 3
-    _, shares = task.scores(SegmentationDataset(scenes, data, open_pictures(scenes, "ram")), TestConfig())
-    assert [scenes[place].path.name for place, _ in shares] == ["0.png", "2.png"]
-    assert all(0 <= share <= 1 for _, share in shares)
-
-
 def test_batches_depend_on_seed_step_and_rank(tmp_path: Path) -> None:
     data = open_scenes(str(make_scenes(tmp_path / "shapes")))
     scenes = data.splits["train"]
@@ -326,7 +297,7 @@ def test_batches_depend_on_seed_step_and_rank(tmp_path: Path) -> None:
         pictures = ImageReader([scene.path for scene in scenes], [(s.height, s.width) for s in scenes])
         task = SegmentationTask(segmenter(), 32)
         dataset = SegmentationDataset(scenes, data, pictures)
-        task.feeding = StepLoader(len(scenes), 4, dataset.load, COLUMNS, seed=seed, rank=rank, world=world)
+        task.loader = StepLoader(len(scenes), 4, dataset.load, COLUMNS, seed=seed, rank=rank, world=world)
         for earlier in range(max(0, step - 1), step):
             task.batch_at(earlier)
         found = task.batch_at(step)
@@ -334,10 +305,10 @@ def test_batches_depend_on_seed_step_and_rank(tmp_path: Path) -> None:
         assert set(found.labels.unique().tolist()) <= {0, 1, 2, IGNORED}
         return found.images
 
-    whole = batch(3)
-    assert torch.equal(whole, batch(3))
-    assert torch.equal(whole, torch.cat([batch(3, rank, 2) for rank in (0, 1)]))
-    assert not torch.equal(whole, batch(4)) and not torch.equal(whole, batch(3, seed=1))
+    full = batch(3)
+    assert torch.equal(full, batch(3))
+    assert torch.equal(full, torch.cat([batch(3, rank, 2) for rank in (0, 1)]))
+    assert not torch.equal(full, batch(4)) and not torch.equal(full, batch(3, seed=1))
 
 
 @pytest.mark.parametrize("photometric", [True, False])
@@ -348,15 +319,15 @@ def test_batches_equal_the_oracle(tmp_path: Path, photometric: bool, scales: tup
     scenes = data.splits["train"]
     dataset = SegmentationDataset(scenes, data, open_pictures(scenes, "ram"))
     task = SegmentationTask(segmenter(), 40, scales=scales, photometric=photometric)
-    task.feeding = StepLoader(len(scenes), 4, dataset.load, COLUMNS, seed=5, workers=2)
+    task.loader = StepLoader(len(scenes), 4, dataset.load, COLUMNS, seed=5, workers=2)
     for step in range(4):
         found = task.batch_at(step)
         numbers = uniform(4, COLUMNS, generator_for(5, "augment", step))
         images, labels = torch.zeros(4, 3, 40, 40), torch.full((4, 40, 40), IGNORED)
         inside = torch.zeros(4, 1, 40, 40)
-        for place, index in enumerate(task.feeding.indices(step)):
+        for position, index in enumerate(task.loader.indices(step)):
             pixels, classes = dataset.load(index)
-            row = numbers[place].tolist()
+            row = numbers[position].tolist()
             crop = choose_crop(classes, 40, scales, task.largest_share, row)
             window = (slice(crop.top, crop.top + crop.height), slice(crop.left, crop.left + crop.width))
             image = F.interpolate(pixels[None, :, *window].float() / 255, crop.out, mode="bilinear", antialias=True)[0]
@@ -364,10 +335,10 @@ def test_batches_equal_the_oracle(tmp_path: Path, photometric: bool, scales: tup
             height, width = crop.out
             flipped = row[1] < 0.5
             if photometric:
-                image = distort(image[None], numbers[place : place + 1, -8:], torch.ones(1, 1, height, width))[0]
-            images[place, :, :height, :width] = image.flip(2) if flipped else image
-            labels[place, :height, :width] = label.flip(1) if flipped else label
-            inside[place, :, :height, :width] = 1
+                image = distort(image[None], numbers[position : position + 1, -8:], torch.ones(1, 1, height, width))[0]
+            images[position, :, :height, :width] = image.flip(2) if flipped else image
+            labels[position, :height, :width] = label.flip(1) if flipped else label
+            inside[position, :, :height, :width] = 1
         wanted = torch.where(inside > 0, task.normalize(images), 0.0)
         torch.testing.assert_close(found.images, wanted, atol=1e-5 if photometric else 0, rtol=0)
         assert torch.equal(found.labels, labels)
@@ -378,19 +349,6 @@ def test_an_epoch_sees_every_image_once() -> None:
     seen = [index for step in range(5) for index in loader.at(step)[0]]
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
     assert seen[:10] != seen[10:]
-
-
-@pytest.mark.parametrize(("memory", "masks"), [(4 * 24 * 48**2 + 1, False), (4 * 32 * 48**2, True)])
-def test_masks_are_cached_only_if_they_fit(
-    tmp_path: Path, memory: int, masks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Eight images of 48 × 48 take 24 × 48² bytes, their masks 8 × 48²; all may take a quarter of the memory."""
-    monkeypatch.setattr(loader, "memory_share", lambda: memory)
-    data = open_scenes(str(make_scenes(tmp_path / "shapes")))
-    scenes = data.splits["train"]
-    dataset = SegmentationDataset(scenes, data, open_pictures(scenes))
-    dataset.load(0)
-    assert dataset.pictures.keeps and len(dataset._cache) == masks
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.drop import DropPath
 from timm.layers.weight_init import trunc_normal_
@@ -16,7 +15,7 @@ from timm.models import build_model_with_cfg
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from frugalvit.backbones.timm_features import is_exporting, select_stages
+from frugalvit.backbones.timm_features import is_exporting
 from frugalvit.errors import UserError
 
 Parts = Sequence[tuple[Callable[[Any], Any], Sequence[Sequence[nn.Module]]]]
@@ -49,18 +48,6 @@ class Residual(nn.Module):
         return self.fn.attention(self.norm(x))  # type: ignore[operator]
 
 
-class Mlp(nn.Module):
-    """Two linear layers with a GELU between them, over the last dimension."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, hidden)
-        self.fc2 = nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(F.gelu(self.fc1(x)))
-
-
 class Blocks(nn.Module):
     """A stage's blocks, named as in both released CvTs: ``layers.N.0`` attends, ``layers.N.1`` is the MLP."""
 
@@ -86,8 +73,9 @@ class StagedModel(nn.Module):
         patch_size: int,
         in_chans: int,
         num_classes: int,
-        drop_rate: float,
+        drop_rate: float | None,
     ) -> None:
+        """``drop_rate`` is the dropout before the linear classifier; with None the network adds its own ``head``."""
         super().__init__()
         self.in_chans = in_chans
         self.patch_size = patch_size
@@ -99,8 +87,9 @@ class StagedModel(nn.Module):
             {"num_chs": dim, "reduction": patch_size * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
         ]
         self.grad_checkpointing = False
-        self.head_drop = nn.Dropout(drop_rate)
-        self.head = self._new_head(num_classes)
+        if drop_rate is not None:
+            self.head_drop = nn.Dropout(drop_rate)
+            self.head = self._new_head(num_classes)
 
     # Defined by each network
 
@@ -156,7 +145,7 @@ class StagedModel(nn.Module):
     # timm
 
     def forward_features(self, images: Tensor) -> Tensor:
-        return self.forward_grid(images)[0]
+        return self.features_of(self.run_blocks(images))
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         pooled = self.head_drop(self.pool(features))
@@ -178,10 +167,22 @@ class StagedModel(nn.Module):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return the stages' grids, for timm's ``features_only=True``. ``stop_early`` is ignored."""
+        """Return the stages' grids, for timm's ``features_only=True``. ``stop_early`` is ignored.
+
+        indices: the last n stages, the stages with these numbers, or None for all
+        norm:    apply the final norm to the last stage
+        """
+        if output_fmt != "NCHW":
+            raise UserError(f"{type(self).__name__} returns its stages as NCHW only; use output_fmt='NCHW'.")
         grids: list[Tensor] = []
         state = self.run_blocks(x, lambda state: grids.append(self.to_grid(state)))
-        stages = select_stages(self, grids, indices, norm, output_fmt)
+        stages = [grids[end] for end in self.stage_ends]
+        if norm:
+            stages[-1] = self.final_norm(stages[-1])
+        if isinstance(indices, int):
+            stages = stages[len(stages) - indices :]
+        elif indices is not None:
+            stages = [stages[index] for index in indices]
         return stages if intermediates_only else (self.features_of(state), stages)
 
     def features_of(self, state: Any) -> Tensor:
@@ -284,7 +285,6 @@ def timm_cfg(first_conv: str) -> dict[str, Any]:
         "first_conv": first_conv,
         "classifier": "head",
         "fixed_input_size": False,
-        "license": "apache-2.0",
     }
 
 

@@ -29,8 +29,6 @@ from frugalvit.backbones.architectures.common import (
     timm_cfg,
 )
 
-__all__ = ["CvT"]
-
 
 class ChannelNorm(nn.Module):
     """(x - mean) / (std + eps) * g + b over the channels of (B, C, H, W), with the population std."""

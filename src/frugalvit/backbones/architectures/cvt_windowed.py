@@ -21,6 +21,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from timm.layers.activations import QuickGELU
 from timm.layers.weight_init import trunc_normal_
 from timm.models import register_model
 from torch import Tensor, nn
@@ -40,8 +41,6 @@ from frugalvit.backbones.architectures.common import (
     timm_cfg,
 )
 from frugalvit.errors import UserError
-
-__all__ = ["WindowedCvT"]
 
 Padding = Literal["masked", "zeros"]
 
@@ -70,11 +69,6 @@ class ConvProjection(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.pw(self.bn(self.dw(x)))
-
-
-class QuickGELU(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(1.702 * x)
 
 
 class Mlp(nn.Module):

@@ -8,20 +8,27 @@ sizes that windows divide both compute the same.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.classifier import ClassifierHead
-from timm.layers.drop import DropPath
 from timm.layers.mlp import Mlp
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from timm.models.swin_transformer import checkpoint_filter_fn as timm_filter
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
-from frugalvit.backbones.architectures.common import join_heads
+from frugalvit.backbones.architectures.common import (
+    Parts,
+    StagedModel,
+    build,
+    check_heads,
+    drop_path_rates,
+    join_heads,
+    stage_widths,
+    stochastic_depth,
+    timm_cfg,
+)
 from frugalvit.backbones.architectures.windows import (
     Size,
     WindowPlan,
@@ -31,8 +38,7 @@ from frugalvit.backbones.architectures.windows import (
     window_partition,
     window_reverse,
 )
-from frugalvit.backbones.timm_features import select_stages
-from frugalvit.backbones.weights.resample import quiet_tables
+from frugalvit.backbones.timm_features import quiet_tables
 from frugalvit.errors import UserError
 from frugalvit.utils.triton import TRITON_AVAILABLE
 
@@ -64,14 +70,15 @@ class PatchEmbed(nn.Module):
 
 
 class PatchMerging(nn.Module):
-    """Merge four neighbours into one token: (B, h, w, C) -> (B, ceil(h/2), ceil(w/2), D)."""
+    """Merge four neighbours into one token: (B, C, h, w) -> (B, ceil(h/2), ceil(w/2), D)."""
 
     def __init__(self, dim: int, out_dim: int, norm_eps: float) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(4 * dim, eps=norm_eps)
         self.reduction = nn.Linear(4 * dim, out_dim, bias=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, grid: Tensor) -> Tensor:
+        tokens = grid.permute(0, 2, 3, 1)
         height, width = tokens.shape[1:3]
         if height % 2 or width % 2:
             tokens = functional.pad(tokens, (0, 0, 0, width % 2, 0, height % 2))
@@ -170,10 +177,10 @@ class Block(nn.Module):
         self.mask_padding = mask_padding
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
         self.attn = WindowAttention(dim, num_heads, window_size)
-        self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
+        self.drop_path1 = stochastic_depth(drop_path)
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
-        self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
+        self.drop_path2 = stochastic_depth(drop_path)
 
     def plan(self, tokens: Tensor) -> WindowPlan:
         size = (tokens.shape[1], tokens.shape[2])
@@ -184,36 +191,35 @@ class Block(nn.Module):
         tokens = tokens + self.drop_path1(self.attn(self.norm1(tokens), plan))
         return tokens + self.drop_path2(self.mlp(self.norm2(tokens)))
 
+    def window_attention(self, tokens: Tensor) -> tuple[Tensor, WindowPlan]:
+        """Return the softmax, (B * windows, heads, N, N) with padded positions, and the plan."""
+        plan = self.plan(tokens)
+        return self.attn.weights(window_partition(self.norm1(tokens), plan), plan), plan
+
+    def attention(self, tokens: Tensor) -> Tensor:
+        """The softmax over all tokens of the map, (B, heads, h * w, h * w), zero between windows."""
+        weights, plan = self.window_attention(tokens)
+        batch, heads, count = tokens.shape[0], weights.shape[1], plan.size[0] * plan.size[1]
+        # The index on the map of every position of every window; padding has one extra index that is dropped.
+        indices = torch.arange(count, device=weights.device).view(1, *plan.size, 1) + 1
+        indices = (window_partition(indices, plan)[..., 0] - 1) % (count + 1)  # padding is 0, becomes -1, then count
+        full = weights.new_zeros(batch, heads, count + 1, count + 1)
+        for window, index in enumerate(indices):
+            full[:, :, index[:, None], index[None, :]] = weights.view(batch, -1, *weights.shape[1:])[:, window]
+        full = full[:, :, :count, :count]
+        return full / full.sum(-1, keepdim=True)
+
 
 class Stage(nn.Module):
-    """Patch merging (not in the first stage), then blocks that alternate between plain and shifted windows."""
+    """The modules of a stage: patch merging (not in the first), then blocks with plain and shifted windows in turn."""
 
     def __init__(self, downsample: nn.Module, blocks: list[Block]) -> None:
         super().__init__()
         self.downsample = downsample
         self.blocks = nn.Sequential(*blocks)
-        self.grad_checkpointing = False
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.forward_blocks(tokens)[-1]
-
-    def block_list(self) -> list[Block]:
-        return cast("list[Block]", list(self.blocks))
-
-    def forward_blocks(self, tokens: Tensor) -> list[Tensor]:
-        """Every block's output."""
-        tokens = self.downsample(tokens)
-        outputs = []
-        for block in self.blocks:
-            if self.grad_checkpointing and torch.is_grad_enabled():
-                tokens = checkpoint(block, tokens, use_reentrant=False)  # type: ignore[assignment]
-            else:
-                tokens = block(tokens)
-            outputs.append(tokens)
-        return outputs
 
 
-class SwinTransformer(nn.Module):
+class SwinTransformer(StagedModel):
     """Images of any size to a grid of tokens at ``patch_size * 2 ** (stages - 1)`` pixels.
 
     ``img_size`` sets window and shift of every stage: a stage whose map is not larger than the window has a window of
@@ -225,6 +231,7 @@ class SwinTransformer(nn.Module):
     """
 
     family = "swin"
+    stem_names = r"^patch_embed"
     output_fmt = "NHWC"
 
     def __init__(
@@ -244,21 +251,13 @@ class SwinTransformer(nn.Module):
         padding: Padding = "masked",
         norm_eps: float = 1e-6,
     ) -> None:
-        super().__init__()
         if padding not in ("masked", "zeros"):
             raise UserError(f"padding={padding!r} is unknown; use 'masked' or 'zeros' (as released EsViT)")
-        if len(depths) != len(num_heads):
-            raise UserError(f"depths has {len(depths)} stages and num_heads {len(num_heads)}; use one number per stage")
-        dims = [embed_dim * 2**stage for stage in range(len(depths))]
-        if odd := [f"{dim}/{heads}" for dim, heads in zip(dims, num_heads, strict=True) if dim % heads]:
-            raise UserError(
-                f"the width of a stage must be a multiple of its heads, unlike {', '.join(odd)}; change embed_dim"
-            )
-        self.num_classes = num_classes
-        self.in_chans = in_chans
+        dims = stage_widths(embed_dim, [2**stage for stage in range(len(depths))], depths, num_heads)
+        super().__init__(
+            dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=None
+        )
         self.embed_dim = embed_dim
-        self.num_features = self.head_hidden_size = dims[-1]
-        self.patch_size = patch_size
         self.window_size = pair(window_size)
         self._shape = {
             "patch_size": patch_size,
@@ -272,33 +271,21 @@ class SwinTransformer(nn.Module):
         }
         self.padding = padding
         self.patch_embed = PatchEmbed(patch_size, in_chans, embed_dim, norm_eps)
-
-        last = max(sum(depths) - 1, 1)
-        rates = [drop_path_rate * number / last for number in range(sum(depths))]
+        rates = drop_path_rates(drop_path_rate, depths)
         size = pair(img_size)
         stages: list[Stage] = []
-        self.feature_info: list[dict[str, Any]] = []
-        for index, (dim, depth, heads) in enumerate(zip(dims, depths, num_heads, strict=True)):
+        for index, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
+            check_heads(dim, heads)
             reduction = patch_size * 2**index
             window, shift = _window_and_shift((-(-size[0] // reduction), -(-size[1] // reduction)), pair(window_size))
-            done = sum(depths[:index])
             blocks = [
                 Block(
-                    dim,
-                    heads,
-                    window,
-                    shift if number % 2 else (0, 0),
-                    mlp_ratio,
-                    rates[done + number],
-                    padding == "masked",
-                    norm_eps,
+                    dim, heads, window, shift if number % 2 else (0, 0), mlp_ratio, rate, padding == "masked", norm_eps
                 )
-                for number in range(depth)
+                for number, rate in enumerate(rates[index])
             ]
             stages.append(Stage(PatchMerging(dims[index - 1], dim, norm_eps) if index else nn.Identity(), blocks))
-            self.feature_info.append({"num_chs": dim, "reduction": reduction, "module": f"layers.{index}"})
         self.layers = nn.Sequential(*stages)
-        self.stage_ends = tuple(sum(depths[: index + 1]) - 1 for index in range(len(depths)))
         self.norm = nn.LayerNorm(self.num_features, eps=norm_eps)
         self.head = ClassifierHead(
             self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate, input_fmt="NHWC"
@@ -309,98 +296,34 @@ class SwinTransformer(nn.Module):
         """Return the constructor's keywords that define the network, as plain values."""
         return dict(self._shape)
 
-    def no_weight_decay(self) -> set[str]:
-        return {name for name, _ in self.named_parameters() if "relative_position_bias_table" in name}
+    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
+        return [(r"^layers\.(\d+).downsample", (0,)), (r"^layers\.(\d+)\.\w+\.(\d+)", None)]
 
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        blocks = (
-            r"^layers\.(\d+)"
-            if coarse
-            else [(r"^layers\.(\d+).downsample", (0,)), (r"^layers\.(\d+)\.\w+\.(\d+)", None), (r"^norm", (99999,))]
-        )
-        return {"stem": r"^patch_embed", "blocks": blocks}
+    def stage_parts(self) -> Parts:
+        stages: list[Any] = list(self.layers)
+        embeds = [self.patch_embed, *(stage.downsample for stage in stages[1:])]
+        return [(embed, [[block] for block in stage.blocks]) for embed, stage in zip(embeds, stages, strict=True)]
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        for stage in self._stages():
-            stage.grad_checkpointing = enable
+    def to_grid(self, state: Tensor) -> Tensor:
+        return state.permute(0, 3, 1, 2)
+
+    def features_of(self, state: Tensor) -> Tensor:
+        return self.norm(state)
+
+    def forward_grid(self, images: Tensor, norm: bool = True) -> tuple[Tensor, Tensor]:
+        tokens = self.run_blocks(images)
+        normed = self.norm(tokens)
+        return self.to_grid(normed if norm else tokens), self.forward_head(normed, pre_logits=True)
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        return self.head(features, pre_logits=pre_logits)
 
     def get_classifier(self) -> nn.Module:
-        return self.head.fc
+        return self.head.fc  # type: ignore[return-value]
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         self.num_classes = num_classes
-        self.head.reset(num_classes, pool_type=global_pool)
-
-    def _stages(self) -> list[Stage]:
-        return cast("list[Stage]", list(self.layers))
-
-    def forward_tokens(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> the last stage's tokens (B, h, w, D) before the final norm."""
-        return self.layers(self.patch_embed(images))
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        return self.norm(self.forward_tokens(images))
-
-    def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
-        return self.head(tokens, pre_logits=pre_logits)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(images))
-
-    def forward_grid(self, images: Tensor, norm: bool = True) -> tuple[Tensor, Tensor]:
-        tokens = self.forward_tokens(images)
-        normed = self.norm(tokens)
-        return (normed if norm else tokens).permute(0, 3, 1, 2), self.forward_head(normed, pre_logits=True)
-
-    def forward_grid_blocks(self, images: Tensor) -> list[Tensor]:
-        tokens = self.patch_embed(images)
-        outputs: list[Tensor] = []
-        for stage in self._stages():
-            outputs += stage.forward_blocks(tokens)
-            tokens = outputs[-1]
-        return [tokens.permute(0, 3, 1, 2) for tokens in outputs]
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> Any:
-        """Return the stages, for timm's ``features_only=True``. ``stop_early`` is ignored."""
-        grids = self.forward_grid_blocks(x)
-        stages = select_stages(self, grids, indices, norm, output_fmt)
-        return stages if intermediates_only else (self.final_norm(grids[-1]).permute(0, 2, 3, 1), stages)
-
-    def final_norm(self, grid: Tensor) -> Tensor:
-        return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-    def last_window_attention(self, images: Tensor) -> tuple[Tensor, WindowPlan]:
-        """Return the last block's softmax, (B * windows, heads, N, N) with padded positions, and its plan."""
-        tokens = self.patch_embed(images)
-        *earlier_stages, last = self._stages()
-        for stage in earlier_stages:
-            tokens = stage(tokens)
-        *before, block = last.block_list()
-        tokens = last.downsample(tokens)
-        for earlier in before:
-            tokens = earlier(tokens)
-        plan = block.plan(tokens)
-        return block.attn.weights(window_partition(block.norm1(tokens), plan), plan), plan
-
-    def last_attention(self, images: Tensor) -> Tensor:
-        weights, plan = self.last_window_attention(images)
-        batch, heads, count = images.shape[0], weights.shape[1], plan.size[0] * plan.size[1]
-        # The index on the map of every position of every window; padding has one extra index that is dropped.
-        indices = torch.arange(count, device=weights.device).view(1, *plan.size, 1) + 1
-        indices = (window_partition(indices, plan)[..., 0] - 1) % (count + 1)  # padding is 0, becomes -1, then count
-        full = weights.new_zeros(batch, heads, count + 1, count + 1)
-        for window, index in enumerate(indices):
-            full[:, :, index[:, None], index[None, :]] = weights.view(batch, -1, *weights.shape[1:])[:, window]
-        full = full[:, :, :count, :count]
-        return full / full.sum(-1, keepdim=True)
+        self.head.reset(num_classes, pool_type=global_pool)  # type: ignore[operator]
 
 
 def pair(value: int | Sequence[int]) -> Size:
@@ -438,20 +361,8 @@ def _initialise(module: nn.Module) -> None:
 
 
 def _cfg(**overrides: Any) -> dict[str, Any]:
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": (7, 7),
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj",
-        "classifier": "head.fc",
-        **overrides,
-    }
+    swin = {"crop_pct": 0.9, "fixed_input_size": True, "classifier": "head.fc"}
+    return timm_cfg("patch_embed.proj") | swin | overrides
 
 
 # timm publishes weights of the same shape (Microsoft's, ImageNet-1k), but none for W=14, nano and mini.
@@ -505,14 +416,7 @@ def _register(variant: str) -> None:
     def create(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
         shape, window_size = VARIANTS[variant]
         keywords = {**shape, "window_size": window_size, **keywords}
-        return build_model_with_cfg(
-            SwinTransformer,
-            variant,
-            pretrained,
-            pretrained_filter_fn=checkpoint_filter_fn,
-            feature_cfg={"out_indices": tuple(range(len(keywords["depths"]))), "feature_cls": "getter"},
-            **keywords,
-        )
+        return build(SwinTransformer, variant, 4, pretrained, keywords, pretrained_filter_fn=checkpoint_filter_fn)
 
     create.__name__ = create.__qualname__ = variant
     register_model(create)

@@ -15,13 +15,13 @@ from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
+from timm.layers.mlp import Mlp
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
 from timm.models import register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures.common import (
-    Mlp,
     Parts,
     StagedModel,
     build,
@@ -33,8 +33,6 @@ from frugalvit.backbones.architectures.common import (
     stochastic_depth,
     timm_cfg,
 )
-
-__all__ = ["T2TViT"]
 
 Tokens = tuple[Tensor, int, int]
 """(B, 1 + h * w, D) with the class token first, h, w."""
@@ -223,9 +221,6 @@ class T2TViT(StagedModel):
         tokens, height, width = self.run_blocks(images)
         normed = self.norm(tokens)
         return self.to_grid((normed if norm else tokens, height, width)), self.head_drop(normed[:, 0])
-
-    def forward_features(self, images: Tensor) -> Tensor:
-        return self.features_of(self.run_blocks(images))
 
     def features_of(self, state: Tokens) -> Tensor:
         return self.norm(state[0])

@@ -22,12 +22,12 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
+from timm.layers.mlp import Mlp
 from timm.layers.weight_init import trunc_normal_
 from timm.models import register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures.common import (
-    Mlp,
     Parts,
     StagedModel,
     build,
@@ -40,8 +40,6 @@ from frugalvit.backbones.architectures.common import (
     timm_cfg,
 )
 from frugalvit.errors import UserError
-
-__all__ = ["VisionLongformer"]
 
 Tokens = tuple[Tensor, int, int]
 """(B, global tokens + h * w, C), h, w."""
@@ -325,17 +323,10 @@ class VisionLongformer(StagedModel):
         return tokens[:, tokens.shape[1] - height * width :].transpose(1, 2).unflatten(2, (height, width))
 
 
-def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Drop tensors of the release that we do not have: copies of the local projections, and indices."""
-    dropped = ("query_global", "kv_global", "proj_global", "relative_position_index")
-    return {name: value for name, value in state_dict.items() if not any(part in name for part in dropped)}
-
-
 default_cfgs = {"vil_tiny_w7": timm_cfg(first_conv="layer1.0.proj")}
 
 
 @register_model
 def vil_tiny_w7(pretrained: bool = False, **keywords) -> VisionLongformer:
     """ViL-T, W=7, of EsViT."""
-    keywords = {"drop_path_rate": 0.1, **keywords}
-    return build(VisionLongformer, "vil_tiny_w7", 4, pretrained, keywords, pretrained_filter_fn=checkpoint_filter_fn)
+    return build(VisionLongformer, "vil_tiny_w7", 4, pretrained, {"drop_path_rate": 0.1, **keywords})

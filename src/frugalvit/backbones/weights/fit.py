@@ -1,15 +1,25 @@
-"""Fit a file's tensors to a network: take them unchanged, resample them to another size, or leave them out."""
+"""Fit a file's tensors to a network: take them unchanged, resample them to another size, or leave them out.
 
+A table of relative biases has one value per head for every offset (dy, dx) between two tokens of a window, a position
+embedding one vector per token. Both are treated as images: another window or image size is a resized image.
+"""
+
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from timm.layers.patch_embed import resample_patch_embed
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models import adapt_input_conv
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from frugalvit.backbones.architectures import cvt_windowed
 from frugalvit.backbones.timm_features import Size
-from frugalvit.backbones.weights import released_checkpoints, resample
+from frugalvit.backbones.weights import released_checkpoints
 
 
 @dataclass
@@ -99,23 +109,23 @@ def _resize(
     if leaf.endswith("relative_position_bias_table") and tensor.ndim == 2 and tensor.shape[1:] == target.shape[1:]:
         old, new = _table_sides(_owner(saved, name), len(tensor)), _table_sides(_owner(model, name), len(target))
         if old and new and _is_clamped(model, saved, old, new):
-            return resample.inner_bias_table(tensor, new, old), f"relative bias tables cut to maps of {_window(new)}"
+            return inner_bias_table(tensor, new, old), f"relative bias tables cut to maps of {_window(new)}"
         if old and new:
-            resized = resample.resample_bias_table(tensor, new, old)
+            resized = resample_bias_table(tensor, new, old)
             return resized, f"relative bias tables resampled {_window(old)} -> {_window(new)}"
     elif leaf == "pos_embed" and tensor.ndim == 3 and tensor.shape[2:] == target.shape[2:]:
         grid = _token_grid(model, target.shape[1])
         if grid:
             old = None if saved is None else _token_grid(saved, tensor.shape[1])
             prefix = target.shape[1] - grid[0] * grid[1]
-            resized = resample.resample_position_embedding(tensor, grid, prefix, old)
+            resized = resample_position_embedding(tensor, grid, prefix, old)
             if resized is None:
                 return None, f"position embedding of {tensor.shape[1]} rows cannot be resampled: its grid is not square"
             return resized, f"position embedding resampled to {grid[0]} x {grid[1]} tokens"
     elif name == next((n for n, t in model.state_dict().items() if t.ndim == 4), None):
         module = model.get_submodule(owner)
         patches = isinstance(module, nn.Conv2d) and module.stride == module.kernel_size
-        resized = resample.fit_first_convolution(tensor, target.shape, patches)
+        resized = fit_first_convolution(tensor, target.shape, patches)
         if resized is not None:
             return resized, f"first convolution fitted from {_shape(tensor)} to {_shape(target)}"
     return None, ""
@@ -130,7 +140,7 @@ def _table_sides(attention: nn.Module | None, rows: int) -> Size | None:
     window = getattr(attention, "window_size", None)
     if isinstance(window, tuple) and len(window) == 2 and (2 * window[0] - 1) * (2 * window[1] - 1) == rows:
         return 2 * window[0] - 1, 2 * window[1] - 1
-    return resample.square(rows)
+    return square(rows)
 
 
 def _is_clamped(model: nn.Module, saved: nn.Module | None, old: Size, new: Size) -> bool:
@@ -153,7 +163,7 @@ def _token_grid(model: nn.Module, tokens: int) -> Size | None:
     if grid and 0 <= tokens - grid[0] * grid[1] <= 16:
         return int(grid[0]), int(grid[1])
     prefix = int(getattr(model, "num_prefix_tokens", 1))
-    return resample.square(tokens - prefix) or resample.square(tokens)
+    return square(tokens - prefix) or square(tokens)
 
 
 def classifier_name(model: nn.Module) -> str | None:
@@ -171,3 +181,70 @@ def _window(sides: Size) -> str:
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape))
+
+
+# Resampling
+
+
+def resample_bias_table(table: Tensor, new_sides: Size, old_sides: Size | None = None) -> Tensor:
+    """(rows, heads) with rows = offsets in y times offsets in x -> (new rows, heads), bicubic, per head.
+
+    A window of w tokens has 2 w - 1 offsets per side; without ``old_sides`` the old table is square.
+    """
+    rows, heads = table.shape
+    height, width = old_sides or square(rows) or (0, 0)
+    if height * width != rows:
+        raise ValueError(f"a bias table of {rows} rows is not square")
+    images = table.float().T.reshape(1, heads, height, width)
+    resized = F.interpolate(images, size=new_sides, mode="bicubic", align_corners=False)
+    return resized.reshape(heads, -1).T.to(table.dtype).contiguous()
+
+
+def inner_bias_table(table: Tensor, new_sides: Size, old_sides: Size) -> Tensor:
+    """(rows, heads) -> (new rows, heads): the offsets that a smaller window has, unchanged."""
+    top, left = (old_sides[0] - new_sides[0]) // 2, (old_sides[1] - new_sides[1]) // 2
+    offsets = table.unflatten(0, old_sides)
+    return offsets[top : top + new_sides[0], left : left + new_sides[1]].flatten(0, 1).contiguous()
+
+
+def resample_position_embedding(
+    embedding: Tensor, new_grid: Size, prefix: int, old_grid: Size | None = None
+) -> Tensor | None:
+    """(1, P + N, D) -> (1, prefix + h w, D), bicubic over the grid; None if N is not a grid for any P.
+
+    ``prefix`` is the number of class and register tokens in the model's embedding. If the file has more (a distillation
+    token), the last are dropped; if it has fewer, zeros are added. Without ``old_grid`` the old grid is square.
+    """
+    for tokens in dict.fromkeys((prefix, 1, 0, 2)):
+        count = embedding.shape[1] - tokens
+        grid = square(count) if old_grid is None or old_grid[0] * old_grid[1] != count else old_grid
+        if grid is not None:
+            break
+    else:
+        return None
+    front, patches = embedding[:, :tokens], embedding[:, tokens:]
+    resized = resample_abs_pos_embed(patches, list(new_grid), list(grid), num_prefix_tokens=0)
+    if tokens < prefix:
+        front = torch.cat([front, front.new_zeros(1, prefix - tokens, front.shape[2])], dim=1)
+    return torch.cat([front[:, :prefix], resized], dim=1)
+
+
+def fit_first_convolution(weight: Tensor, shape: Sequence[int], patches: bool) -> Tensor | None:
+    """Fit (D, 3, k, k) to another number of channels and, for non-overlapping ``patches``, another patch size."""
+    if weight.ndim != 4 or len(shape) != 4 or weight.shape[0] != shape[0]:
+        return None
+    if weight.shape[1] != shape[1]:
+        if weight.shape[1] != 3:
+            return None
+        weight = adapt_input_conv(shape[1], weight)
+    if tuple(weight.shape[2:]) != tuple(shape[2:]):
+        if not patches:
+            return None
+        weight = resample_patch_embed(weight.float(), list(shape[2:])).to(weight.dtype)
+    return weight
+
+
+def square(count: int) -> Size | None:
+    """Return (s, s) if ``count`` = s * s with s > 0, else None."""
+    side = math.isqrt(count) if count > 0 else 0
+    return (side, side) if side and side * side == count else None

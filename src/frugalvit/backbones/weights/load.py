@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from frugalvit.backbones.base import Backbone
+from frugalvit.backbones.timm_features import quiet_tables
 from frugalvit.backbones.weights import released_checkpoints
 from frugalvit.backbones.weights.fit import Fitted, fit
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, saved_network, weights_in
-from frugalvit.backbones.weights.resample import quiet_tables
 from frugalvit.backbones.weights.safe_load import read_checkpoint, read_with_metadata
 from frugalvit.errors import UserError
 from frugalvit.utils.text import truncate_list
 
-__all__ = ["Heads", "LoadReport", "load_weights", "read_checkpoint", "read_heads", "read_localization"]
+__all__ = ["Heads", "LoadReport", "load_weights", "read_checkpoint", "read_heads"]
 
 Source = str | Path | Mapping[str, Any]
 
@@ -43,11 +43,7 @@ class LoadReport:
         counts = f"{len(self.matched)} tensors loaded, {len(self.missing)} missing, {len(self.unexpected)} left over"
         return "; ".join([f"{self.kind}: {counts}", *self.notes])
 
-    def __repr__(self) -> str:
-        counts = f"{len(self.matched)} matched, {len(self.missing)} missing, {len(self.unexpected)} unexpected"
-        names = {"missing": self.missing, "unexpected": self.unexpected}
-        listed = [f"{kind}: {_shorten(tensors)}" for kind, tensors in names.items() if tensors]
-        return f"LoadReport({self.kind!r}, {'; '.join([counts, *listed])})"
+    __repr__ = __str__
 
 
 @dataclass
@@ -82,13 +78,16 @@ def load_weights(
         source = weights_in(Path(source))
     contents, origin = _open(source)
     model: nn.Module = getattr(backbone, "model", backbone)  # type: ignore[assignment]
-    saved = _saved_from(source, backbone)
+    saved = _saved_from(source)
     best = max(_candidates(contents, model, saved, classifier), key=lambda fitted: len(fitted.tensors))
     required = [name for name in model.state_dict() if not released_checkpoints.is_optional(name)]
     missing = [name for name in required if name not in best.tensors]
     if 2 * len(missing) > len(required):
-        fits = f"{len(required) - len(missing)} of its {len(required)} tensors fit"
-        raise UserError(_wrong_architecture(contents, origin, backbone, fits))
+        raise UserError(
+            f"{origin} contains another architecture: it seems to be a {contents.layout.label}. Only "
+            f"{len(required) - len(missing)} of {len(required)} tensors of {_name(backbone)} fit. "
+            "Create the backbone of these weights."
+        )
     heads = [*contents.heads, *contents.localization]
     if heads:
         best.notes.append(f"{len(heads)} tensors of training heads left out")
@@ -103,16 +102,16 @@ def load_weights(
     return LoadReport(contents.kind, matched, missing, [*best.unused, *heads], best.notes, best.resized, best.unused)
 
 
-def read_heads(checkpoint: Source, network: str = "teacher") -> Heads:
-    """Read the projection heads and centers of an EsViT or DINO checkpoint, of its ``teacher`` or ``student``."""
+def read_heads(checkpoint: Source) -> Heads:
+    """Read the teacher's projection heads and centers from an EsViT or DINO checkpoint."""
     raw = checkpoint if isinstance(checkpoint, Mapping) else read_checkpoint(checkpoint)
-    view, region = released_checkpoints.heads_of(released_checkpoints.open_contents(raw, prefer=network))
-    return Heads(view, region, *released_checkpoints.centers_of(raw))
-
-
-def read_localization(checkpoint: Source) -> dict[str, Tensor]:
-    """Read Drloc's MLP from a VTs-Drloc checkpoint: ``layers.{0,2,4}.*`` and ``unshared.*``; empty without one."""
-    return released_checkpoints.localization_mlp(_open(checkpoint)[0])
+    heads = released_checkpoints.open_contents(raw).heads
+    view, region = (
+        {name.removeprefix(level): tensor for name, tensor in heads.items() if name.startswith(level)}
+        for level in ("head.", "head_dense.")
+    )
+    centers = raw.get("dino_loss") or {}
+    return Heads(view, region, centers.get("center"), centers.get("center_grid"))
 
 
 def _open(source: Source) -> tuple[released_checkpoints.Contents, str]:
@@ -129,11 +128,11 @@ def _open(source: Source) -> tuple[released_checkpoints.Contents, str]:
     return contents, origin
 
 
-def _saved_from(source: Source, backbone: Backbone | nn.Module) -> nn.Module | None:
+def _saved_from(source: Source) -> nn.Module | None:
     """Return the network that a model folder's weights were saved from, or None if it has no config.json."""
     if isinstance(source, Mapping) or Path(source).name not in WEIGHT_FILES:
         return None
-    return saved_network(Path(source).parent, backbone)
+    return saved_network(Path(source).parent)
 
 
 def _check_numbers(tensors: Mapping[str, Tensor], model: nn.Module, origin: str) -> None:
@@ -166,15 +165,6 @@ def _candidates(
             offered = {name: (name, tensor) for name, tensor in renamed.items()}
             candidates.append(fit(offered, model, saved, classifier))
     return candidates
-
-
-def _wrong_architecture(contents: released_checkpoints.Contents, origin: str, backbone: nn.Module, fits: str) -> str:
-    size = sum(tensor.numel() for tensor in contents.network.values()) / 1e6
-    own = sum(parameter.numel() for parameter in backbone.parameters()) / 1e6
-    return (
-        f"{origin} contains another architecture: it seems to be a {contents.label} with {size:.1f} M values; "
-        f"the backbone is {_name(backbone)} with {own:.1f} M, and {fits}. Create the backbone of these weights."
-    )
 
 
 def _name(backbone: nn.Module) -> str:

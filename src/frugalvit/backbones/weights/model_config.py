@@ -1,22 +1,42 @@
-"""config.json of a model folder: write it, and read the network that the folder's weights belong to."""
+"""config.json of a model folder: write it, and read the network that the folder's weights belong to.
 
+timm builds and loads the network from the same file: ``timm.create_model("local-dir:…")``. If a standard timm network
+computes the same as ours (our Swin, if windows divide every map), the config names that network, and the folder needs
+only timm. A forward pass with the actual weights compares them. Otherwise the config names our network, and the
+receiver also needs ``import frugalvit``. Our Swin with non-square windows always does: timm's loader resamples tables
+of relative positions as if the windows were square.
+"""
+
+import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import timm
+import torch
+from torch import Tensor, nn
 
 from frugalvit import __version__
+from frugalvit.backbones.architectures.swin import SwinTransformer, WindowAttention
 from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
 from frugalvit.backbones.factory import build_meta, to_size
+from frugalvit.backbones.small_images import accepts
+from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.backbones.weights.fit import classifier_name
-from frugalvit.backbones.weights.timm_config import timm_config
 from frugalvit.errors import UserError
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 """Names of the weights file in a model folder: ours, timm's and the hub's."""
+
+TIMM_SWIN = "swin_tiny_patch4_window7_224"
+TOLERANCE = 1e-4
+"""Our LayerNorm eps may be 1e-6 while timm's Swin has 1e-5: outputs differ by about 1e-5, relatively."""
+
+# Keywords of create_backbone that timm's constructor does not have.
+_NOT_FOR_OURS = (*BACKBONE_ONLY_KWARGS, "stem_stride")
+_NOT_FOR_TIMM = (*_NOT_FOR_OURS, "padding", "norm_eps")
 
 
 def weights_in(path: Path) -> Path:
@@ -33,19 +53,33 @@ def model_config(
     backbone: Backbone, classes: Sequence[str] | None = None, meta: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return the content of ``config.json``: timm's fields, then ours."""
-    config = timm_config(backbone)
+    meta = dict(meta or {})
+    architecture, arguments = timm_architecture(backbone)
     labels = {"label_names": list(classes)} if classes else {}
-    ours = {"interpolation": "bicubic", "crop_pct": crop_share(backbone.img_size), "crop_mode": "center"}
-    ours |= {name: value for name, value in (meta or {}).items() if name in ours and value}  # of a loaded model
-    ours["classifier"] = classifier_name(backbone.model)
-    if backbone.in_chans != 3:
+    first_convolution = (getattr(backbone.model, "pretrained_cfg", None) or {}).get("first_conv")
+    pretrained_cfg = {
+        "num_classes": backbone.num_classes,
+        "input_size": [backbone.in_chans, *backbone.img_size],
+        "pool_size": list(backbone.grid_size(backbone.img_size)),
+        "fixed_input_size": "img_size" in arguments,
+        "interpolation": meta.get("interpolation") or "bicubic",
+        "crop_pct": meta.get("crop_pct") or crop_share(backbone.img_size),
+        "crop_mode": meta.get("crop_mode") or "center",
+        "mean": list(backbone.mean),
+        "std": list(backbone.std),
         # With a name here, timm would convert the stored weights from three channels once more.
-        ours["first_conv"] = None
+        "first_conv": first_convolution if backbone.in_chans == 3 else None,
+        "classifier": classifier_name(backbone.model),
+    }
     return {
-        **config,
+        "architecture": architecture,
+        "num_classes": backbone.num_classes,
+        "num_features": backbone.pooled_dim,
+        # timm reads num_classes from pretrained_cfg. transformers' TimmWrapper passes it too and fails on a second one.
+        "model_args": {key: value for key, value in arguments.items() if key != "num_classes"},
+        "pretrained_cfg": pretrained_cfg | labels,
         **labels,
-        "pretrained_cfg": {**config["pretrained_cfg"], **ours, **labels},
-        "frugalvit": {"version": __version__, **backbone.spec(), "meta": dict(meta or {})},
+        "frugalvit": {"version": __version__, **backbone.spec(), "meta": meta},
     }
 
 
@@ -84,23 +118,15 @@ def _folder_of(path: str | Path) -> Path | None:
     return find_model_folder(path.parent if path.name in WEIGHT_FILES else path)
 
 
-def saved_network(folder: Path, backbone: Backbone | nn.Module) -> nn.Module | None:
+def saved_network(folder: Path) -> nn.Module | None:
     """Return the network of a folder's weights on the meta device: it has the shapes of their tables.
 
-    This is ``backbone`` itself if it is the same network for the same image size, and None without a config.json of
-    ours or timm's.
+    None without a config.json of ours or timm's: then the weights are loaded without it.
     """
-    if not (folder / "config.json").is_file():
-        return None
     try:
         name, keywords = read_architecture(read_config(folder), folder)
-        size = keywords.pop("img_size")
-        if isinstance(backbone, Backbone) and (backbone.name, backbone.img_size) == (name, to_size(size)):
-            shape = backbone.keywords | {"num_classes": backbone.num_classes, "in_chans": backbone.in_chans}
-            if all(shape.get(key) == value for key, value in keywords.items() if key not in BACKBONE_ONLY_KWARGS):
-                return backbone.model
-        return build_meta(name, size, **{"num_classes": 0, "in_chans": 3} | keywords)
-    except UserError:  # a config.json of another program; the weights are loaded without it
+        return build_meta(name, **{"num_classes": 0, "in_chans": 3} | keywords)
+    except UserError:
         return None
 
 
@@ -144,3 +170,73 @@ def read_architecture(config: dict[str, Any], folder: Path) -> tuple[str, dict[s
     if not re.fullmatch(r"[\w.-]+", name):
         raise UserError(f"{folder / 'config.json'} has an impossible architecture: {name!r}.")
     return name, keywords
+
+
+def timm_state_dict(backbone: Backbone) -> dict[str, Tensor]:
+    """Return the network's weights under the names that timm's loader expects.
+
+    These are the network's names with one exception: timm takes a Swin without classifier for Microsoft's file, which
+    numbers patch merging one stage earlier, and renames it. So such a file must be numbered like Microsoft's.
+    """
+    model = backbone.model
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    is_swin = isinstance(model, SwinTransformer) or type(model).__module__ == "timm.models.swin_transformer"
+    if "head.fc.weight" in state or not is_swin:
+        return state
+    renamed = {}
+    for name, tensor in state.items():
+        parts = name.split(".")
+        if parts[0] == "layers" and parts[2] == "downsample":
+            parts[1] = str(int(parts[1]) - 1)
+        renamed[".".join(parts)] = tensor
+    return renamed
+
+
+def timm_architecture(backbone: Backbone) -> tuple[str, dict[str, Any]]:
+    """Return the name and the keywords with which ``timm.create_model`` builds the network."""
+    common = {"num_classes": backbone.num_classes, "in_chans": backbone.in_chans}
+    if isinstance(backbone.model, SwinTransformer):
+        return _swin_architecture(backbone, backbone.model, common)
+    if backbone.is_grid_model:
+        ours = {key: value for key, value in backbone.keywords.items() if key not in _NOT_FOR_OURS}
+        return backbone.architecture, {**ours, **common, "img_size": list(backbone.img_size)}
+    arguments = {key: value for key, value in backbone.keywords.items() if key not in _NOT_FOR_TIMM} | common
+    if accepts(backbone.model, "img_size"):
+        arguments["img_size"] = list(backbone.img_size)
+    architecture = backbone.architecture.split(".")[0]
+    if "stem_stride" in backbone.keywords:
+        stem = {"architecture": architecture, "stem_stride": backbone.keywords["stem_stride"]}
+        return "frugalvit_small_stem", {**stem, **arguments}
+    return architecture, arguments
+
+
+def _swin_architecture(
+    backbone: Backbone, model: SwinTransformer, common: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    shape = {**common, "img_size": list(backbone.img_size), **model.shape()}
+    timm_shape = {key: value for key, value in shape.items() if key not in ("padding", "norm_eps")}
+    attentions = [module for module in model.modules() if isinstance(module, WindowAttention)]
+    has_square_windows = all(attention.window_size[0] == attention.window_size[1] for attention in attentions)
+    is_padded = min(backbone.img_size) < model.shape()["patch_size"]  # timm's Swin cannot pad an image to its patch
+    if has_square_windows and not is_padded and _is_equal(backbone, TIMM_SWIN, timm_shape):
+        return TIMM_SWIN, timm_shape
+    return backbone.architecture, shape
+
+
+def _is_equal(backbone: Backbone, architecture: str, arguments: dict[str, Any]) -> bool:
+    """Whether timm's network with our weights gives our output for a random image, in float32 even under autocast."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        image = torch.randn(1, backbone.in_chans, *backbone.img_size, dtype=torch.float32, device="cpu")
+        other = timm.create_model(architecture, **arguments).float().eval()
+    state = {name: tensor.detach().float().cpu() for name, tensor in backbone.model.state_dict().items()}
+    shapes = {name: tensor.shape for name, tensor in other.state_dict().items()}
+    if {name: tensor.shape for name, tensor in state.items()} != shapes:
+        return False
+    other.load_state_dict(state)
+    parameter = next(backbone.model.parameters())
+    with eval_no_grad(backbone.model), contextlib.ExitStack() as exact:
+        for kind in {"cpu", parameter.device.type}:
+            exact.enter_context(torch.autocast(kind, enabled=False))
+        ours = backbone.model(image.to(parameter.device, parameter.dtype)).float().cpu()
+        return bool(torch.allclose(ours, other(image), rtol=TOLERANCE, atol=TOLERANCE))

@@ -21,9 +21,9 @@ from frugalvit.backbones.weights.model_config import (
     read_architecture,
     read_config,
     read_labels,
+    timm_state_dict,
     weights_file,
 )
-from frugalvit.backbones.weights.timm_config import timm_state_dict
 from frugalvit.errors import UserError
 from frugalvit.utils.files import make_folder, write_atomically, write_text
 
@@ -77,12 +77,7 @@ def load_model_folder(
     config = read_config(folder)
     weights = weights_file(folder)
     if weights is None:
-        for file, kind in (("model.onnx", "an ONNX program"), ("model.pt2", "a pt2 program")):
-            if (folder / file).is_file():
-                raise UserError(
-                    f"{folder} contains {kind}, which runs without frugalvit; use the run, or a timm or hf export."
-                )
-        raise UserError(f"{folder} has a config.json but no weights ({WEIGHT_FILES[0]}).")
+        raise UserError(f"{folder} has no weights ({WEIGHT_FILES[0]}); ONNX and pt2 programs cannot be loaded.")
     name, keywords = read_architecture(config, folder)
     if img_size is not None:
         keywords["img_size"] = img_size

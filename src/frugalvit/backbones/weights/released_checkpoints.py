@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +25,7 @@ _NETWORKS = ("teacher", "state_dict_ema", "model_ema", "ema", "model", "state_di
 # The same in one flat dictionary: prefixes that training tasks use for their network.
 _WRAPPERS = ("teacher.", "average.", "backbone.", "student.")
 _PROJECTION_HEAD = re.compile(r"^(?:head|head_dense|dino_head|ibot_head)\.(?:mlp|last_layer)\.")
-_LOCALIZATION = re.compile(r"^drloc\.(?:(\d+)\.)?(layers|unshared)\.")
+_LOCALIZATION = re.compile(r"^drloc\.(?:\d+\.)?(?:layers|unshared)\.")
 # The model rebuilds these, so they are neither missing nor left over.
 _DERIVED = re.compile(r"(?:^|\.)(?:relative_position_index|relative_coords_table|attn_mask)$")
 _CLASSIFIER = re.compile(r"^(?:head|head\.fc|fc|classifier|mlp_head\.1)\.(weight|bias)$")
@@ -39,9 +39,6 @@ class Contents:
 
     kind: str
     """The format: "frugalvit", "esvit", "dino", "vts-drloc", "swin" (Microsoft), "t2t-vit", "torchvision", "timm"."""
-
-    label: str
-    """The network for messages: "Swin (Microsoft's names), teacher"."""
 
     layout: Layout
     network: State
@@ -128,30 +125,22 @@ _LAYOUTS = (
 _UNKNOWN = Layout("network of an unknown kind", "timm", "")
 
 
-def open_contents(raw: Mapping[str, Any], prefer: str | None = None) -> Contents:
-    """Find the network in a checkpoint's dictionary; ``prefer`` names the one to take first ("student")."""
-    key, state = _find_network(raw, prefer)
+def open_contents(raw: Mapping[str, Any]) -> Contents:
+    """Find the network in a checkpoint's dictionary."""
+    state = _find_network(raw)
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex() or tensor.is_meta:
             raise UserError(
                 f"the checkpoint's {name} is not a dense real tensor; save ordinary floating-point numbers."
             )
-    network, rest = _remove_wrappers(state, (f"{prefer}.", *_WRAPPERS) if prefer else _WRAPPERS)
+    network, rest = _remove_wrappers(state)
     heads = {name: tensor for name, tensor in (network | rest).items() if _PROJECTION_HEAD.match(name)}
     localization = {name: tensor for name, tensor in network.items() if _LOCALIZATION.match(name)}
     other = heads.keys() | localization.keys()
     network = {name: tensor for name, tensor in network.items() if name not in other and not is_derived(name)}
-    layout = _find_layout(network)
-    label = layout.label + (f", {key}" if key in ("teacher", "student") else "")
-    return Contents(_find_kind(raw, layout, heads, localization), label, layout, network, heads, localization)
-
-
-def _find_layout(names: Iterable[str]) -> Layout:
-    for layout in _LAYOUTS:
-        pattern = re.compile(layout.pattern)
-        if any(pattern.match(name) for name in names):
-            return layout
-    return _UNKNOWN
+    matching = (layout for layout in _LAYOUTS if any(re.match(layout.pattern, name) for name in network))
+    layout = next(matching, _UNKNOWN)
+    return Contents(_find_kind(raw, layout, heads, localization), layout, network, heads, localization)
 
 
 def translate(contents: Contents) -> dict[str, tuple[str, Tensor]]:
@@ -189,34 +178,20 @@ def classifier_part(name: str) -> str | None:
     return match[1] if match else None
 
 
-def localization_mlp(contents: Contents) -> State:
-    """Return Drloc's MLP with plain names (``layers.0.weight`` …); of several scales, the last."""
-    last = max((int(m[1] or 0) for m in map(_LOCALIZATION.match, contents.localization) if m), default=0)
-    state = {}
-    for name, tensor in contents.localization.items():
-        match = _LOCALIZATION.match(name)
-        if match and int(match[1] or 0) == last:
-            state[match[2] + "." + name[match.end() :]] = tensor
-    return state
-
-
-def _find_network(raw: Mapping[str, Any], prefer: str | None) -> tuple[str, State]:
-    order = [prefer, *_NETWORKS] if prefer else list(_NETWORKS)
-    for key in order:
+def _find_network(raw: Mapping[str, Any]) -> State:
+    for key in _NETWORKS:
         inner = raw.get(key)
-        if isinstance(inner, Mapping):
-            name, state = _find_network(inner, prefer)
-            if state:
-                return (key if name == "" else f"{key}.{name}" if name != key else key), state
-    return "", {key: value for key, value in raw.items() if isinstance(key, str) and isinstance(value, Tensor)}
+        if isinstance(inner, Mapping) and (state := _find_network(inner)):
+            return state
+    return {key: value for key, value in raw.items() if isinstance(key, str) and isinstance(value, Tensor)}
 
 
-def _remove_wrappers(state: State, wrappers: tuple[str, ...]) -> tuple[State, State]:
+def _remove_wrappers(state: State) -> tuple[State, State]:
     """Return the network's tensors by plain names, and the tensors beside it in the wrapper."""
     network, rest = dict(state), {}
     while True:
         network = {re.sub(r"^(?:module\.|_orig_mod\.)+", "", name): tensor for name, tensor in network.items()}
-        inside = next((prefix for prefix in wrappers if any(name.startswith(prefix) for name in network)), None)
+        inside = next((prefix for prefix in _WRAPPERS if any(name.startswith(prefix) for name in network)), None)
         # A wrapper's "model." covers every network tensor; VTs-Drloc's ResNet numbers its parts ("model.4.0.conv1").
         in_model = sum(re.match(r"model\.(?!\d)", name) is not None for name in network)
         if inside is None and in_model * 2 > len(network):
@@ -237,21 +212,3 @@ def _find_kind(raw: Mapping[str, Any], layout: Layout, heads: State, localizatio
         several_stages = layout.label not in ("ViT", "ResNet")
         return "esvit" if regions or several_stages else "dino"
     return layout.kind
-
-
-def heads_of(contents: Contents) -> tuple[State, State]:
-    """Return the view head and the region head, with plain names (``mlp.0.weight``, ``last_layer.weight_g`` …)."""
-    parts: dict[str, State] = {"head": {}, "head_dense": {}}
-    for name, tensor in contents.heads.items():
-        head, _, plain = name.partition(".")
-        if head in parts:
-            parts[head][plain] = tensor
-    return parts["head"], parts["head_dense"]
-
-
-def centers_of(raw: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None]:
-    """Return the centers of the view and of the region level."""
-    loss = raw.get("dino_loss")
-    centers = [loss.get(key) if isinstance(loss, Mapping) else None for key in ("center", "center_grid")]
-    view, region = (center if isinstance(center, Tensor) else None for center in centers)
-    return view, region

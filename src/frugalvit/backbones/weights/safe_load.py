@@ -83,7 +83,7 @@ def read_with_metadata(path: str | Path) -> tuple[dict[str, Any], dict[str, str]
         raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
     if size == 0:
         raise UserError(f"{path} is empty (0 bytes); download or copy it again.")
-    if _looks_like_safetensors(head):
+    if len(head) > 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
         return _read_safetensors(path)
     if not head.startswith((b"PK\x03\x04", b"\x80")):
         raise UserError(f"{path} {_describe(head)}")
@@ -95,10 +95,6 @@ def read_with_metadata(path: str | Path) -> tuple[dict[str, Any], dict[str, str]
             "torch.save; use a .safetensors file."
         )
     return _read_torch(path), {}
-
-
-def _looks_like_safetensors(head: bytes) -> bool:
-    return len(head) > 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -117,12 +113,9 @@ def _check_archive(path: Path) -> None:
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
         raise UserError(f"{path} is truncated or damaged: the end of the file is missing; copy it again.") from None
     names = [member.filename for member in members]
-    is_program = any(
-        re.match(r"[^/]+/code/", name) or name.endswith(("/constants.pkl", "archive_format")) for name in names
-    )
+    is_program = any(re.search(r"^[^/]+/code/|/constants\.pkl$|archive_format$", name) for name in names)
     if is_program or not any(name.endswith("/data.pkl") for name in names):
-        kind = "a TorchScript or exported program" if is_program else "a zip archive"
-        raise UserError(f"{path} is {kind}, not a torch checkpoint; use a file with the model's state_dict().")
+        raise UserError(f"{path} is an archive or a program, not a checkpoint; use a file with the state_dict().")
     if any(member.compress_type != zipfile.ZIP_STORED for member in members):
         # torch.save never compresses: a compressed member could unpack to any size.
         raise UserError(f"{path} is compressed, so torch.save did not write it; unpack and save it again.")

@@ -7,9 +7,10 @@ named by the dataset's fingerprint: later runs on unchanged data read it.
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -32,6 +33,12 @@ from frugalvit.utils.system import available_memory, cores, processes_here
 
 Location = Literal["auto", "device", "ram", "disk", "off"]
 CACHE_LOCATIONS: tuple[Location, ...] = ("device", "ram", "disk", "off")  # the fastest first
+_DESCRIPTIONS = {
+    "device": "on the device",
+    "ram": "in RAM",
+    "disk": "in a mapped file",
+    "off": "not cached: workers decode them while training",
+}
 _WORTH_WRITING = 8.0  # seconds of decoding that a file saves later runs
 _DEVICE_SHARE, _RAM_SHARE = 0.4, 0.5
 _MAX_LOGGED = 20  # unreadable images named in the log
@@ -82,19 +89,20 @@ def build_store(
     location = agree(choose_cache_location(volume, device, folder)) if where == "auto" else where
     if location == "device" and device.type == "cpu":
         location = "ram"
-    _log_location(location, volume, len(examples), cached_size, where)
+    console.info(
+        f"cache: {'auto: ' if where == 'auto' else ''}{len(examples)} images as {cached_size[0]} x {cached_size[1]} "
+        f"uint8, {volume / 1e6:,.1f} MB, {_DESCRIPTIONS[location]}"
+    )
     limit = int(max_bad * len(examples)) if max_bad * len(examples) >= 1 else int(max_bad > 0)
     if location == "off":
         return OnDemandStore(examples, cached_size, device, workers, limit)
 
     if packed is not None:
-        packed = packed if examples.split_rows is None else _select_rows(packed, examples)
         check_unreadable(packed.unreadable, limit, len(examples))
-    if packed is not None and (location != "disk" or packed.mapped):
         return _make_store(examples, packed, location, device)
     if location == "disk" or (seconds * len(examples) / speedup > _WORTH_WRITING and _has_space(folder, volume)):
         try:
-            cached = _decode_to_file(examples, cached_size, folder, threads, limit, packed)
+            cached = _decode_to_file(examples, cached_size, folder, threads, limit)
             return _make_store(examples, cached, location, device)
         except CacheWriteError as error:
             if location == "disk":
@@ -108,37 +116,17 @@ def build_store(
 def packed_images(
     examples: ImageDataset, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
 ) -> CachedImages | None:
-    """Open the decoded images of a packed dataset that fit inputs of ``size``; None if there are none.
-
-    They are those of the full split, of which ``examples`` may be a part.
-    """
+    """Open the decoded images of a packed dataset; None if there are none for inputs of ``size``."""
     if examples.decoded is None:
         return None
-    paths = examples.decoded.for_input(min_cached_size(size, stored))
-    for path in paths:
-        cached = open_file(path, examples.decoded.fingerprint)
-        if cached is not None and (examples.split_rows is not None or int(cached.index[-1]) < len(examples)):
-            console.info(f"using the decoded images of the dataset: {path}")
-            return cached
-    reason = "shards" if paths else "sizes"
-    console.info(f"the decoded images of the dataset are for other {reason}: decoding again")
-    return None
-
-
-def _select_rows(cached: CachedImages, examples: ImageDataset) -> CachedImages:
-    """Copy the images of a part of the split into memory."""
-    assert examples.split_rows is not None
-    wanted = torch.from_numpy(examples.split_rows)
-    row_of = torch.full((max(int(wanted.max()), int(cached.index.max())) + 1,), -1)
-    row_of[cached.index] = torch.arange(len(cached.index))
-    rows = row_of[wanted]
-    index = (rows >= 0).nonzero()[:, 0]
-    reasons = dict(cached.unreadable)
-    missing = [examples.names[i] for i in (rows < 0).nonzero()[:, 0].tolist()]
-    unreadable = [(name, reasons.get(name, "unreadable when it was packed")) for name in missing]
-    if not len(index):
-        raise _none_readable(unreadable)
-    return CachedImages(cached.images[rows[index]], cached.sizes[rows[index]], index, unreadable)
+    height, width = min_cached_size(size, stored)
+    path = Path(f"{examples.decoded.prefix}-{height}x{width}.decoded")
+    cached = open_file(path, examples.decoded.fingerprint)
+    if cached is None or int(cached.index[-1]) >= len(examples):
+        console.info("the decoded images of the dataset are for another size or other shards: decoding again")
+        return None
+    console.info(f"using the decoded images of the dataset: {path}")
+    return cached
 
 
 def choose_cache_location(volume: int, device: torch.device, folder: Path) -> Location:
@@ -167,17 +155,9 @@ def _has_space(folder: Path, volume: int) -> bool:
 
 
 def _decode_to_file(
-    examples: ImageDataset,
-    cached_size: tuple[int, int],
-    folder: Path,
-    threads: int,
-    limit: int,
-    packed: CachedImages | None,
+    examples: ImageDataset, cached_size: tuple[int, int], folder: Path, threads: int, limit: int
 ) -> CachedImages:
-    """Open the cache file; decode into it first if it is missing, damaged or made from another source.
-
-    packed: images that are already decoded, and only copied
-    """
+    """Open the cache file; decode into it first if it is missing, damaged or made from another source."""
     fingerprint = examples.fingerprint()
     entry = folder / "images" / f"{fingerprint}_{cached_size[0]}x{cached_size[1]}"
     path = entry / "images.bin"
@@ -187,51 +167,25 @@ def _decode_to_file(
         raise CacheWriteError(
             f"Cannot write to the cache folder {folder} ({error.strerror}); see --cache.folder."
         ) from None
-
-    def fill(images: Tensor) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
-        if packed is None:
-            return decode_all(examples, cached_size, images, threads, limit)
-        images[: len(packed.index)] = packed.images
-        return packed.sizes, packed.index, packed.unreadable
-
-    with _locked(entry):
+    with ExitStack() as stack:
+        console.info(f"image cache: {entry} (waits while another process decodes these images)")
+        with suppress(CannotLock):  # another user's entry, or a file system without locks: writing is atomic
+            stack.enter_context(FolderLock(entry, wait=True))
+            remove_parts(entry)  # of killed processes
         cached = open_file(path, fingerprint)
-        if cached is not None and len(cached.unreadable) <= limit:
-            console.info(f"using cached images: {entry}")
-            return cached
-        write_file(path, fingerprint, (len(examples), 3, *cached_size), fill)
-        cached = open_file(path, fingerprint)
+        if cached is None or len(cached.unreadable) > limit:
+            fill = partial(decode_all, examples, cached_size, threads=threads, limit=limit)
+            write_file(path, fingerprint, (len(examples), 3, *cached_size), fill)
+            cached = open_file(path, fingerprint)
     if cached is None:
         raise UserError(f"Cannot read the cache file {path} back: the disk may be failing. Try --cache.where ram.")
-    console.info(f"cached the decoded images for later runs: {entry}")
     return cached
-
-
-@contextmanager
-def _locked(entry: Path) -> Iterator[None]:
-    """Hold the lock of a cache entry; wait while another process decodes into it.
-
-    Without the right to lock (another user's entry, a file system without locks) it continues: writing is atomic.
-    """
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(FolderLock(entry))
-        except CannotLock:
-            pass
-        except UserError:
-            console.info("another process is decoding these images; waiting for it")
-            with suppress(CannotLock):
-                stack.enter_context(FolderLock(entry, wait=True))
-        else:
-            with suppress(OSError):  # another user's
-                remove_parts(entry)  # of killed processes
-        yield
 
 
 def _make_store(examples: ImageDataset, cached: CachedImages, location: Location, device: torch.device) -> CachedStore:
     images = cached.images[: len(cached.index)]
     if location == "device":
-        images = _to_device(images, device)
+        images = images.to(device)
     elif location == "ram" and cached.mapped:
         images = images.clone()
     labels = None if examples.labels is None else torch.from_numpy(examples.labels)
@@ -241,27 +195,7 @@ def _make_store(examples: ImageDataset, cached: CachedImages, location: Location
         console.warning(f"left out: {len(cached.unreadable) - _MAX_LOGGED} more unreadable images")
     if len(images) and (dark := describe_darkness(int(images[:: max(1, len(images) // 256)].max()))):
         console.warning(f"{examples.names[int(cached.index[0])]} and others: {dark}")
-    return CachedStore(images, cached.sizes, labels, examples.names, cached.index, device, location, cached.unreadable)
-
-
-def _to_device(images: Tensor, device: torch.device, block: int = 1024) -> Tensor:
-    """Copy in blocks, so that no second copy of everything is ever pinned."""
-    copied = torch.empty(images.shape, dtype=torch.uint8, device=device)
-    for start in range(0, len(images), block):
-        copied[start : start + block].copy_(images[start : start + block])
-    return copied
-
-
-def _log_location(location: str, volume: int, count: int, cached_size: tuple[int, int], where: str) -> None:
-    text = {
-        "device": "on the device",
-        "ram": "in RAM",
-        "disk": "in a mapped file",
-        "off": "not cached: workers decode them while training",
-    }
-    auto = "auto: " if where == "auto" else ""
-    size = f"{volume / 1e9:.2f} GB" if volume >= 1e8 else f"{volume / 1e6:.1f} MB"
-    console.info(f"cache: {auto}{count} images as {cached_size[0]} x {cached_size[1]} uint8, {size}, {text[location]}")
+    return CachedStore(images, cached.sizes, labels, examples.names, cached.index, device, cached.unreadable)
 
 
 def decoding_threads(seconds: float, threads: int) -> tuple[int, float]:
@@ -305,9 +239,5 @@ def decode_all(
             index.append(i)
             sizes.append(result)
     if not index:
-        raise _none_readable(unreadable)
+        raise UserError(f"None of the {len(unreadable)} images can be read; the first: {': '.join(unreadable[0])}.")
     return torch.tensor(sizes), torch.tensor(index), unreadable
-
-
-def _none_readable(unreadable: list[tuple[str, str]]) -> UserError:
-    return UserError(f"None of the {len(unreadable)} images can be read; the first: {': '.join(unreadable[0])}.")

@@ -6,6 +6,7 @@ The file is written under another name and renamed when it is complete, so a kil
 """
 
 import json
+import math
 import os
 import struct
 import zlib
@@ -23,7 +24,6 @@ from frugalvit.utils import console
 _TRAILER = struct.Struct("<IQ8s")
 _MAGIC = b"frugal2\n"
 _MAX_HEADER = 16 << 20
-_CHECKED = 256 << 20  # bytes of pixels that the checksum covers: reading all of a large file would delay every run
 _MAX_NAMED = 1000  # unreadable images that the header names
 Fill = Callable[[Tensor], tuple[Tensor, Tensor, list[tuple[str, str]]]]
 """Fills (N, 3, S, S') from the front with the M readable images; returns sizes, indices and the unreadable ones."""
@@ -48,20 +48,16 @@ def write_file(path: Path, fingerprint: str, shape: tuple[int, ...], fill: Fill)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("w+b") as file:
-            _reserve(file, int(np.prod(shape)))
+            _reserve(file, math.prod(shape))
             pixels = np.memmap(file, dtype=np.uint8, mode="r+", shape=shape)
             sizes, index, unreadable = fill(torch.from_numpy(pixels))
             pixels.flush()
-            header = {
-                "fingerprint": fingerprint,
-                "shape": [len(index), *shape[1:]],
-                "unreadable": unreadable[:_MAX_NAMED],
-                "checksum": _checksum(pixels[: len(index)]),
-            }
             del pixels
+            kept = [len(index), *shape[1:]]
+            header = {"fingerprint": fingerprint, "shape": kept, "unreadable": unreadable[:_MAX_NAMED]}
             tables = sizes.numpy().astype("<i4").tobytes() + index.numpy().astype("<i8").tobytes()
             text = json.dumps(header).encode()
-            file.truncate(len(index) * int(np.prod(shape[1:])))
+            file.truncate(math.prod(kept))
             file.seek(0, os.SEEK_END)
             file.write(tables + text + _TRAILER.pack(zlib.crc32(tables + text), len(text), _MAGIC))
             file.flush()
@@ -77,51 +73,43 @@ def write_file(path: Path, fingerprint: str, shape: tuple[int, ...], fill: Fill)
 
 
 def open_file(path: Path, fingerprint: str) -> CachedImages | None:
-    """Map the images of a file; None if it is missing, damaged (logged) or made from another source."""
+    """Map the images of a file; None if it is missing, damaged (logged) or made from another source.
+
+    A packed dataset may come from a stranger, so shape, sizes and indices are checked.
+    """
     try:
         with path.open("rb") as file:
-            header, sizes, index = _read_tables(file)
+            end = file.seek(-_TRAILER.size, os.SEEK_END)
+            checksum, length, magic = _TRAILER.unpack(file.read())
+            if magic != _MAGIC or length > min(end, _MAX_HEADER):
+                raise ValueError("not a cache file")
+            file.seek(end - length)
+            text = file.read(length)
+            header = json.loads(text)
+            count, channels, *sides = shape = tuple(header["shape"])
+            if any(type(side) is not int or side < 1 for side in shape) or channels != 3 or len(sides) != 2:
+                raise ValueError("impossible shape")
+            if math.prod(shape) + 16 * count + length != end:
+                raise ValueError("wrong length")
+            file.seek(math.prod(shape))
+            tables = file.read(16 * count)
+        if zlib.crc32(tables + text) != checksum:
+            raise ValueError("the header does not match its checksum")
+        sizes = np.frombuffer(tables, "<i4", 2 * count).reshape(count, 2).astype(np.int64)
+        index = np.frombuffer(tables, "<i8", count, 8 * count).astype(np.int64)
+        if sizes.min() < 1 or index[0] < 0 or (np.diff(index) < 1).any():
+            raise ValueError("impossible sizes or indices")
+        unreadable = [(str(name), str(reason)) for name, reason in header["unreadable"]]
         if header["fingerprint"] != fingerprint:
             return None
         # Copy on write: torch wants writable memory, and nothing ever writes.
-        pixels = np.memmap(path, dtype=np.uint8, mode="c", shape=tuple(header["shape"]))
-        if _checksum(pixels) != header["checksum"]:
-            raise ValueError("the pixels do not match the checksum")
-        unreadable = [(str(name), str(reason)) for name, reason in header["unreadable"]]
+        pixels = np.memmap(path, dtype=np.uint8, mode="c", shape=shape)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, struct.error, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         console.warning(f"the image cache {path} is damaged ({error}): decoding again")
         return None
     return CachedImages(torch.from_numpy(pixels), torch.from_numpy(sizes), torch.from_numpy(index), unreadable, True)
-
-
-def _read_tables(file: IO[bytes]) -> tuple[dict, np.ndarray, np.ndarray]:
-    """Read header, sizes and indices. A packed dataset may come from a stranger, so everything is checked."""
-    length = file.seek(0, os.SEEK_END)
-    file.seek(max(0, length - _TRAILER.size))
-    checksum, text_length, magic = _TRAILER.unpack(file.read())
-    if magic != _MAGIC or text_length > _MAX_HEADER:
-        raise ValueError("not a cache file")
-    start = length - _TRAILER.size - text_length
-    file.seek(max(0, start))
-    text = file.read(text_length)
-    header = json.loads(text)
-    shape = header["shape"]
-    if [type(side) for side in shape] != [int] * 4 or min(shape) < 1 or shape[1] != 3:
-        raise ValueError("impossible shape")
-    count, pixels = shape[0], int(np.prod(shape, dtype=object))
-    if pixels + 16 * count != start:
-        raise ValueError("wrong length")
-    file.seek(pixels)
-    tables = file.read(16 * count)
-    if zlib.crc32(tables + text) != checksum:
-        raise ValueError("the header does not match its checksum")
-    sizes = np.frombuffer(tables, "<i4", 2 * count).reshape(count, 2).astype(np.int64)
-    index = np.frombuffer(tables, "<i8", count, 8 * count).astype(np.int64)
-    if sizes.min() < 1 or index[0] < 0 or (np.diff(index) < 1).any():
-        raise ValueError("impossible sizes or indices")
-    return header, sizes, index
 
 
 def _reserve(file: IO[bytes], length: int) -> None:
@@ -129,7 +117,3 @@ def _reserve(file: IO[bytes], length: int) -> None:
     file.truncate(length)
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, length)
-
-
-def _checksum(pixels: np.ndarray) -> int:
-    return zlib.crc32(pixels.reshape(-1)[:_CHECKED].data)

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing as stdlib_multiprocessing
-import os
-import signal
-import threading
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.process import BaseProcess
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, multiprocessing  # torch's sends tensors through shared memory
+from torch import Tensor
 
 from frugalvit.data.cache.store import Fetched, Fetcher, ImageStore, Order
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import resize_to
 from frugalvit.data.unreadable import UnreadableImage, check_unreadable, substitutes
-from frugalvit.errors import GUARD, UserError
+from frugalvit.data.worker_pool import WorkerPool, may_start_processes
+from frugalvit.errors import UserError
 from frugalvit.utils import console
 
 _MAX_READY = 8  # decoded batches that wait while every worker decodes one: a batch may take 100 MB
-_GRACE = 10.0  # seconds that a worker outlives SIGTERM
+_ADVICE = "Use fewer --workers, or cache the images with --cache.where disk."
 
 
 class DecodedBatch(NamedTuple):
@@ -41,8 +36,6 @@ class DecodedBatch(NamedTuple):
 class OnDemandStore(ImageStore):
     """Decodes images when a step needs them. More than ``limit`` unreadable ones end the run."""
 
-    location = "off"
-
     def __init__(
         self, examples: ImageDataset, cached_size: tuple[int, int], device: torch.device, workers: int, limit: int
     ) -> None:
@@ -52,9 +45,8 @@ class OnDemandStore(ImageStore):
         self.labels = None if examples.labels is None else torch.from_numpy(examples.labels)
         self.unreadable: list[tuple[str, str]] = []
         self.unreadable_index: set[int] = set()
-        self.decoder = Decoder(examples, cached_size, limit)
-        self.has_answered = False  # True once a worker has returned images
-        self._pool: Executor | None = None
+        self.examples, self.cached_size = examples, cached_size
+        self._pool: WorkerPool | None = None
 
     @property
     def found_late(self) -> bool:
@@ -63,18 +55,16 @@ class OnDemandStore(ImageStore):
     def fetcher(self, order: Order) -> WorkerFetcher:
         return WorkerFetcher(self, order)
 
-    def pool(self) -> Executor:
+    def pool(self) -> WorkerPool:
         """Return the worker processes, started once: every evaluation reuses them."""
         if self._pool is None:
-            # Spawned, not forked: forking a process that has threads or a CUDA context can hang.
-            self._pool = ProcessPoolExecutor(
-                self.workers, multiprocessing.get_context("spawn"), _start_decoder, (self.decoder,)
-            )
+            arguments = self.examples, self.cached_size, self.limit
+            self._pool = WorkerPool(self.workers, Decoder, *arguments, advice=_ADVICE)
         return self._pool
 
     def close(self) -> None:
         if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool.close()
         self._pool = None
 
     def record_unreadable(self, unreadable: dict[int, tuple[str, str]]) -> None:
@@ -92,12 +82,11 @@ class WorkerFetcher(Fetcher):
 
     def __init__(self, store: OnDemandStore, order: Order) -> None:
         self.store, self.order = store, order
-        self.pending: dict[int, Future[DecodedBatch]] = {}
+        self.pending: dict[int, Callable[[], DecodedBatch]] = {}
 
     def at(self, step: int) -> Fetched:
         store = self.store
-        decoded = self._decoded(step) if store.workers else store.decoder(self.order(step).tolist())
-        images, sizes, index, unreadable = decoded
+        images, sizes, index, unreadable = self._decoded(step)
         store.record_unreadable(unreadable)
         if bool((index < 0).any()):
             first = ": ".join(unreadable[min(unreadable)])
@@ -107,21 +96,13 @@ class WorkerFetcher(Fetcher):
         return Fetched(images.to(store.device, non_blocking=True), sizes, index)
 
     def _decoded(self, step: int) -> DecodedBatch:
-        workers = self.store.workers
+        pool, workers = self.store.pool(), self.store.workers
         ahead = range(step, step + 1 + workers + min(workers, _MAX_READY))
-        try:
-            pool = self.store.pool()
-            for other in [other for other in self.pending if other not in ahead]:
-                self.pending.pop(other).cancel()
-            for other in ahead:
-                if other not in self.pending and len(index := self.order(other)):
-                    self.pending[other] = pool.submit(_decode_in_worker, index.tolist())
-            decoded = self.pending.pop(step).result()
-        except BrokenProcessPool as error:
-            advice = "Use fewer --workers, or cache the images with --cache.where disk."
-            raise worker_died_error("decodes images", advice, has_answered=self.store.has_answered) from error
-        self.store.has_answered = True
-        return decoded
+        self.pending = {other: wait for other, wait in self.pending.items() if other in ahead}
+        for other in ahead:
+            if other not in self.pending and len(index := self.order(other)):
+                self.pending[other] = pool.submit(index.tolist())
+        return self.pending.pop(step)()
 
 
 class Decoder:
@@ -156,59 +137,3 @@ class Decoder:
             except UnreadableImage as error:
                 unreadable[index] = error.name, error.reason
         return -1, None  # the main process raises the error
-
-
-_decoder: Decoder | None = None  # of a worker process
-
-
-def _start_decoder(decoder: Decoder) -> None:
-    global _decoder
-    start_worker()
-    _decoder = decoder
-
-
-def _decode_in_worker(indices: list[int]) -> DecodedBatch:
-    assert _decoder is not None
-    return _decoder(indices)
-
-
-def start_worker() -> None:
-    """Prepare a worker process: one thread, exit with the parent, ignore signals meant for the training.
-
-    Ctrl-C, a closed terminal and a job's signals reach every process of a group. The training finishes its step and
-    saves, for which it needs its workers: they outlive SIGTERM by a few seconds and ignore the other signals.
-    """
-    torch.set_num_threads(1)
-    for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _exit_soon)
-    parent = stdlib_multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=_exit_with, args=(parent,), daemon=True, name="watch parent").start()
-
-
-def may_start_processes() -> bool:
-    """False in a daemonic process (started by another program's pool), which may not have children."""
-    return not stdlib_multiprocessing.current_process().daemon
-
-
-def worker_died_error(task: str, advice: str, *, has_answered: bool) -> UserError:
-    """Explain why a process that ``task`` ended; one that never answered may not have reached its work."""
-    if has_answered:
-        return UserError(f"A process that {task} was killed (out of memory?). {advice}")
-    return UserError(
-        f"A process that {task} ended before its first answer. Called from Python, {GUARD}. Otherwise it was killed "
-        f"(out of memory?). {advice}"
-    )
-
-
-def _exit_soon(number: int, frame: object) -> None:
-    timer = threading.Timer(_GRACE, os._exit, (0,))
-    timer.daemon = True
-    timer.start()
-
-
-def _exit_with(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(0)

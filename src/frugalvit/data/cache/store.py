@@ -45,7 +45,6 @@ class ImageStore(ABC):
     images are stored.
     """
 
-    location: str  # "device", "ram", "disk" or "off"
     labels: Tensor | None
     names: list[str]
     device: torch.device
@@ -97,11 +96,10 @@ class CachedStore(ImageStore):
         names: list[str],
         index: Tensor,
         device: torch.device | str = "cpu",
-        location: str = "ram",
         unreadable: list[tuple[str, str]] | None = None,
     ) -> None:
         self.images, self.sizes, self.labels, self.names, self.index = images, sizes, labels, names, index
-        self.device, self.location, self.unreadable = torch.device(device), location, unreadable or []
+        self.device, self.unreadable = torch.device(device), unreadable or []
         numbers = None if labels is None else labels.numpy(force=True)
         # (N,) the row of ``images`` for each index of the split
         self.rows = torch.from_numpy(substitute_rows(index.numpy(), len(names), numbers))
@@ -127,12 +125,6 @@ class CachedStore(ImageStore):
     def on_device(self) -> bool:
         return self.images.device.type == self.device.type
 
-    def fetch(self, rows: Tensor) -> Tensor:
-        """Copy these rows (B,) of the images to the device."""
-        if self.on_device:
-            return self.images.index_select(0, to_device_packed([rows], self.images.device)[0])
-        return self.gather(rows).to(self.device, non_blocking=True)
-
     def gather(self, rows: Tensor) -> Tensor:
         """Copy these rows of the images to (pinned) host memory."""
         pinned = self.device.type == "cuda"
@@ -140,8 +132,7 @@ class CachedStore(ImageStore):
         return torch.index_select(self.images, 0, rows, out=batch)
 
     def fetcher(self, order: Order) -> Fetcher:
-        needs_copy = self.images.device.type == "cpu" and self.device.type == "cuda"
-        return PrefetchingFetcher(self, order) if needs_copy else CachedFetcher(self, order)
+        return CachedFetcher(self, order)
 
     def close(self) -> None:
         """Free the images even if a task still refers to the store."""
@@ -152,32 +143,30 @@ class CachedStore(ImageStore):
 
 
 class CachedFetcher(Fetcher):
-    """Takes the images of a step out of a ``CachedStore``."""
+    """Takes the images of a step out of a ``CachedStore``.
+
+    If they are in RAM or on disk and the device is a GPU, a thread gathers those of the next step meanwhile.
+    """
 
     def __init__(self, store: CachedStore, order: Order) -> None:
         self.store, self.order = store, order
-
-    def at(self, step: int) -> Fetched:
-        rows = self.store.rows[self.order(step)]
-        return Fetched(self._images(step, rows), self.store.sizes[rows], self.store.index[rows])
-
-    def _images(self, step: int, rows: Tensor) -> Tensor:
-        return self.store.fetch(rows)
-
-
-class PrefetchingFetcher(CachedFetcher):
-    """Gathers the next step's images from RAM or disk in a thread while the device computes this step."""
-
-    def __init__(self, store: CachedStore, order: Order) -> None:
-        super().__init__(store, order)
-        self.pool = ThreadPoolExecutor(1, thread_name_prefix="fetch")
+        needs_copy = store.images.device.type == "cpu" and store.device.type == "cuda"
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="fetch") if needs_copy else None
         self.pending: dict[int, Future[Tensor]] = {}
 
+    def at(self, step: int) -> Fetched:
+        store, rows = self.store, self.store.rows[self.order(step)]
+        return Fetched(self._images(step, rows), store.sizes[rows], store.index[rows])
+
     def _images(self, step: int, rows: Tensor) -> Tensor:
+        store = self.store
+        if self.pool is None and store.on_device:
+            return store.images.index_select(0, to_device_packed([rows], store.images.device)[0])
         ready = self.pending.pop(step, None)
-        host = ready.result() if ready is not None else self.store.gather(rows)
-        self.pending = {step + 1: self.pool.submit(self._gather_step, step + 1)}
-        return host.to(self.store.device, non_blocking=True)
+        host = ready.result() if ready is not None else store.gather(rows)
+        if self.pool is not None:
+            self.pending = {step + 1: self.pool.submit(self._gather_step, step + 1)}
+        return host.to(store.device, non_blocking=True)
 
     def _gather_step(self, step: int) -> Tensor:
         return self.store.gather(self.store.rows[self.order(step)])

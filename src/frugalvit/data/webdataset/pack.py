@@ -134,20 +134,18 @@ def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[st
 
 
 def check_free(out: Path) -> None:
-    """Refuse a folder that is not empty."""
+    """Refuse anything but a new or empty folder."""
     _check_not_cwd(out)
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file: choose another folder for the shards.")
-    if contents := sorted(path.name for path in out.iterdir()) if out.exists() else []:
-        raise UserError(f"{out} is not empty ({truncate_list(contents)}): choose another folder for the shards.")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is not empty, or not a folder: choose another folder for the shards.")
 
 
 def check_replaceable(out: Path) -> None:
     """Refuse a folder that holds anything but a packed dataset: all of it would be removed."""
     _check_not_cwd(out)
     index = parse_index((out / INDEX).read_bytes())
-    packed = {INDEX, *index.by_name, *(file.file for file in index.decoded)} if index is not None else set()
-    others = sorted(path.name for path in out.iterdir() if path.name not in packed)
+    packed = {INDEX, *index.by_name} if index is not None else set()
+    others = sorted(path.name for path in out.iterdir() if path.name not in packed and path.suffix != ".decoded")
     if others:
         raise UserError(
             f"{out} holds more than a packed dataset ({truncate_list(others)}), which would be lost: choose another "
@@ -164,13 +162,11 @@ def _check_not_cwd(out: Path) -> None:
 def move_into(staging: Path, out: Path, *, replace: bool = False) -> None:
     """Rename the finished folder to ``out``, which is empty or, with ``replace``, holds a packed dataset."""
     folder = out.resolve()
-    if folder.exists() and any(folder.iterdir()):
-        if not replace:
-            raise UserError(f"Another process has written to {out} meanwhile: choose another folder for the shards.")
+    if replace:
         check_replaceable(out)
         shutil.rmtree(folder)
     elif folder.exists():
-        folder.rmdir()
+        folder.rmdir()  # an error if another process has written to it
     staging.rename(folder)
 
 
@@ -193,7 +189,9 @@ def _write_split(
             shards.append({"file": f"{split}-{len(shards):06d}.tar"})
             archive = tarfile.open(folder / shards[-1]["file"], "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
             written, count = 0, 0
-        key = f"{number:0{width}d}-{_safe_stem(examples.keys[index])}"
+        # Letters, digits and dashes of the file's stem only, so that the member cannot be a path.
+        stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(examples.keys[index]).stem)[:60].strip("-") or "image"
+        key = f"{number:0{width}d}-{stem}"
         written += _add(archive, f"{key}.{_ENDINGS.get(form, form.lower())}", content)
         if examples.labels is not None:
             written += _add(archive, f"{key}.cls", str(int(examples.labels[index])).encode())
@@ -218,11 +216,6 @@ def _finish(archive: tarfile.TarFile | None, folder: Path, shards: list[dict[str
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     shards[-1] |= {"examples": count, "bytes": path.stat().st_size, "sha256": digest}
-
-
-def _safe_stem(key: str) -> str:
-    """A file's stem as a part of a member's name: letters, digits and dashes only, so that it cannot be a path."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(key).stem)[:60].strip("-") or "image"
 
 
 def _result(source: DatasetSplits, out: Path, index: dict[str, Any], notes: list[str], seconds: float) -> CommandResult:

@@ -77,7 +77,13 @@ class RetryingReader(io.RawIOBase):
             except UserError:
                 raise
             except Exception as error:  # every fsspec driver has its own kinds: botocore's, aiohttp's, Google's
-                self._wait_or_raise(error)
+                self._disconnect()
+                self.failures += 1
+                if self.failures > _TRIES or _is_final(error):
+                    if isinstance(error, READ_ERRORS):
+                        raise
+                    raise OSError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+                time.sleep(_WAIT * 2 ** (self.failures - 1))
                 continue
             buffer[: len(part)] = part
             self.position += len(part)
@@ -85,55 +91,37 @@ class RetryingReader(io.RawIOBase):
             return len(part)
 
     def close(self) -> None:
-        source, self._source = self._source, None
-        if source is not None:
-            source.close()
+        self._disconnect()
         super().close()
 
-    def _wait_or_raise(self, error: Exception) -> None:
+    def _disconnect(self) -> None:
         source, self._source = self._source, None
         if source is not None:
             source.close()
-        self.failures += 1
-        if self.failures > _TRIES or _is_final(error):
-            if isinstance(error, READ_ERRORS):
-                raise error
-            raise OSError(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
-        time.sleep(_WAIT * 2 ** (self.failures - 1))
 
 
 def _connect(where: str, position: int) -> tuple[Any, int | None]:
     """Open a remote file at a position; returns the file and its length in bytes, if known."""
     if not is_http(where):
-        return _connect_fsspec(where, position)
+        try:
+            import fsspec
+
+            opened: Any = fsspec.open(where, "rb")
+            file = opened.open()
+        except (ImportError, ValueError) as error:
+            raise UserError(f"Cannot open {where}: {error}. pip install 'frugalvit[streams]' and its driver.") from None
+        if position:
+            file.seek(position)
+        return file, getattr(file, "size", None)
     headers = {"Range": f"bytes={position}-"} if position else {}
     try:
         answer: Any = urllib.request.urlopen(urllib.request.Request(where, headers=headers), timeout=_TIMEOUT)
     except (ValueError, http.client.InvalidURL) as error:
         raise UserError(f"{where} is not a valid address: {error}.") from None
+    if position and answer.status != 206:
+        raise PermissionError("the connection broke, and the server does not continue downloads")
     stated = answer.headers.get("Content-Length")
-    length = int(stated) if stated is not None and stated.isdigit() else None
-    if position and answer.status == 206:
-        return answer, None if length is None else position + length
-    while position:  # a server without ranges sends the file from its start
-        skipped = len(answer.read(min(position, _BLOCK)))
-        if not skipped:
-            raise EOFError("the file has become shorter")
-        position -= skipped
-    return answer, length
-
-
-def _connect_fsspec(where: str, position: int) -> tuple[Any, int | None]:
-    try:
-        import fsspec
-
-        opened: Any = fsspec.open(where, "rb")
-        file = opened.open()
-    except (ImportError, ValueError) as error:
-        raise UserError(f"Cannot open {where}: {error}. pip install 'frugalvit[streams]' and its driver.") from None
-    if position:
-        file.seek(position)
-    return file, getattr(file, "size", None)
+    return answer, position + int(stated) if stated is not None and stated.isdigit() else None
 
 
 def _is_final(error: Exception) -> bool:
@@ -147,12 +135,9 @@ def _start(command: str) -> subprocess.Popen[bytes]:
     if os.environ.get(ALLOW_PIPES) != "1":
         raise UserError(f"'pipe:{command}' would run a program. If you trust it, set {ALLOW_PIPES}=1 first.")
     try:
-        tokens = command if os.name == "nt" else shlex.split(command)
-    except ValueError as error:
+        return subprocess.Popen(shlex.split(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    except (ValueError, IndexError) as error:
         raise UserError(f"'pipe:{command}' is not a valid command: {error}.") from None
-    if not tokens:
-        raise UserError("'pipe:' needs a command, as in 'pipe:cat shard.tar'.")
-    return subprocess.Popen(tokens, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
 
 class CommandReader(io.RawIOBase):
@@ -173,28 +158,21 @@ class CommandReader(io.RawIOBase):
         return len(part)
 
     def close(self) -> None:
-        """Close the pipe; a program that still writes ends by this, or is killed after a second."""
+        """Close the pipe, and end a program that still writes."""
         self._output.close()
-        try:
-            self.process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.kill()
+        self.process.wait()
         super().close()
 
 
-def fetch(url: str, *, version: str = "", sha256: str = "") -> Path:
+def fetch(url: str, sha256: str = "") -> Path:
     """Download a remote shard into the cache, once, and return its path.
 
-    version: of the index; a shard of another version is another file
-    sha256: of the shard, if the index lists it
+    sha256: of the shard, if the index lists it; a shard with another checksum is another file
     """
-    folder, _, name = without_query(url).rpartition("/")
-    # A query may select the file, and a command may be anything: then all of it identifies the file.
-    identity = (url if is_pipe(url) or "?" in url else folder) + version
-    digest = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    plain = "shard.tar" if is_pipe(url) else re.sub(r"[^\w.-]+", "-", name).lstrip(".") or "shard.tar"
-    target = cache_root() / "shards" / digest / plain
+    digest = hashlib.sha256((url + sha256).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    name = re.sub(r"[^\w.-]+", "-", without_query(url).rpartition("/")[2])[-100:].lstrip(".-") or "shard.tar"
+    target = cache_root() / "shards" / digest / name
 
     def download(file: IO[bytes]) -> None:
         content = hashlib.sha256()
@@ -206,18 +184,12 @@ def fetch(url: str, *, version: str = "", sha256: str = "") -> Path:
             raise UserError(f"{url} does not match its index. Pack the dataset again, or remove the index.")
 
     try:
-        if target.exists():
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"Cannot write {url} to {target.parent} ({error.strerror}): set FRUGALVIT_CACHE to a folder of yours."
-        ) from None
-    console.info(f"fetching {url}")
-    try:
-        write_atomically(target, download)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            console.info(f"fetching {url}")
+            write_atomically(target, download)
     except READ_ERRORS as error:
-        raise UserError(f"Cannot fetch {url}: {describe_error(error)}.") from None
+        raise UserError(f"Cannot fetch {url} to {target.parent} (FRUGALVIT_CACHE): {describe_error(error)}.") from None
     return target
 
 

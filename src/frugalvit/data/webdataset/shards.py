@@ -4,31 +4,32 @@ Here shards are indexed by their headers and read at random, like files; remote 
 fetched into the cache first. ``streaming_dataset.py`` streams them instead.
 """
 
-import json
+import itertools
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from tarfile import TarInfo
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.dataset import DatasetSplits, ImageDataset, PackedImages
 from frugalvit.data.decode import EXTENSIONS
-from frugalvit.data.formats.csv import LABEL_COLUMNS, class_list
+from frugalvit.data.formats.csv import class_list
 from frugalvit.data.formats.folder import SPLIT_NAMES, open_root, unknown_classes
-from frugalvit.data.paths import local
+from frugalvit.data.paths import cache_root, local
 from frugalvit.data.unreadable import UnreadableImage
-from frugalvit.data.webdataset.index import INDEX, PackedImages, PackedIndex, PackedShard, read_index
+from frugalvit.data.webdataset.index import INDEX, PackedIndex, PackedShard, read_index
 from frugalvit.data.webdataset.remote import fetch, is_pipe, is_remote, without_query
-from frugalvit.data.webdataset.tar import BadShard, Member, list_members
+from frugalvit.data.webdataset.tar import BadShard, list_members
 from frugalvit.errors import UserError
-from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import truncate_list
 
-_MAX_IMAGE, _MAX_TEXT = 1 << 30, 1 << 20
+_MAX_IMAGE, _MAX_LABEL = 1 << 30, 1 << 20
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_MAX_SHARDS = _MAX_LABELS = 1_000_000
+_MAX_SHARDS = 1_000_000
+_LABEL_KIND = "cls"  # a .txt or .json is a caption or metadata
 T = TypeVar("T")
 
 
@@ -39,7 +40,6 @@ class Sample(NamedTuple):
     offset: int
     size: int
     label: str | None
-    may_be_caption: bool
 
 
 Listed = list[tuple[int, Sample]]
@@ -81,8 +81,7 @@ class ShardExamples(ImageDataset):
 
     def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
         assert isinstance(full, ShardExamples)
-        self.offsets = full.offsets[chosen]
-        self.split_rows = chosen if full.split_rows is None else full.split_rows[chosen]
+        self.offsets, self.decoded = full.offsets[chosen], None
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         shards = [_shard_fingerprint(shard, self.index, times) for shard in self.shards]
@@ -134,27 +133,20 @@ def expand(where: str) -> list[str]:
     return [where if is_remote(where) else str(path)]
 
 
-class ShardPaths(NamedTuple):
-    """The shards of every split, and the index beside them, if there is one."""
-
-    splits: dict[str, list[str]]
-    index: PackedIndex | None
-
-
-def list_shards(where: str) -> ShardPaths:
-    """List the shards of a folder, a pattern, an address, or the address of an index."""
+def list_shards(where: str) -> tuple[dict[str, list[str]], PackedIndex | None]:
+    """List the shards of every split of a folder, a pattern or an address, and the index beside them."""
     path = local(where)
     index = read_index(where)
     if is_remote(where) and where.endswith(f"/{INDEX}"):
         if index is None:
             raise UserError(f"{where} is missing, or not an index of 'frugalvit data pack'.")
         base = where.rpartition("/")[0]
-        return ShardPaths({name: [f"{base}/{s.file}" for s in shards] for name, shards in index.splits.items()}, index)
+        return {name: [f"{base}/{shard.file}" for shard in shards] for name, shards in index.splits.items()}, index
     if not is_remote(where) and path.is_dir():
-        return ShardPaths(_shards_by_split(path), index)
+        return _shards_by_split(path), index
     by_split = _by_split(expand(where))
     # A pattern of test shards alone means these shards.
-    return ShardPaths(by_split if "train" in by_split else {"train": expand(where)}, index)
+    return by_split if "train" in by_split else {"train": expand(where)}, index
 
 
 def index_entry(shard: str, index: PackedIndex | None) -> PackedShard | None:
@@ -164,13 +156,11 @@ def index_entry(shard: str, index: PackedIndex | None) -> PackedShard | None:
 
 
 def local_shard(shard: str, index: PackedIndex | None) -> str:
-    """The path of a shard; a remote shard is fetched first, again if the index has changed."""
+    """The path of a shard; a remote shard is fetched first, again if its checksum in the index has changed."""
     if not is_remote(shard):
         return shard
-    if index is None:
-        return str(fetch(shard))
     listed = index_entry(shard, index)
-    return str(fetch(shard, version=index.version, sha256=listed.sha256 if listed else ""))
+    return str(fetch(shard, listed.sha256 if listed else ""))
 
 
 def open_shards(where: str) -> DatasetSplits:
@@ -183,29 +173,23 @@ def open_shards(where: str) -> DatasetSplits:
             notes.append(f"{where} lacks {len(missing)} of the shards in its {INDEX}: {truncate_list(missing)}.")
     if is_remote(where):
         by_split = {split: [local_shard(name, index) for name in names] for split, names in by_split.items()}
-        count, first = sum(map(len, by_split.values())), next(iter(by_split.values()))[0]
-        notes.append(f"{count:,} remote shards are now in {Path(first).parent}.")
+        notes.append(f"{sum(map(len, by_split.values())):,} remote shards are now in {cache_root() / 'shards'}.")
     listed = {split: list(index_shards(names, where, notes)) for split, names in by_split.items()}
     if not any(listed.values()):
         raise UserError(f"{where} has no images in readable shards.{' ' + notes[-1] if notes else ''}")
 
-    summary = LabelSummary()
-    for _, sample in (item for part in listed.values() for item in part):
-        summary.add(sample.label, sample.may_be_caption)
-    labelled = find_labels([summary], where, notes) is not None
+    found = [Counter(sample.label for _, sample in part) for part in listed.values()]
+    labelled = find_labels(found, where, notes) is not None
     train = listed.get("train", next(iter(listed.values())))
     labels, names = class_names(class_list(sample.label for _, sample in train), index) if labelled else (None, [])
     splits: dict[str, ImageDataset] = {}
     for split in ("train", "val", "test"):
-        if listed.get(split):
-            shards = by_split[split]
-            examples = shard_examples(shards, listed[split], labels, f"{split} in {where}", index)
-            if index is not None:
-                folder = Path(shards[0]).parent
-                files = [(folder / file.file, file) for file in index.decoded if file.split == split]
-                files = [(path, file) for path, file in files if path.is_file()]
-                examples.decoded = PackedImages(files, examples.fingerprint()) if files else None
-            splits[split] = examples
+        if not listed.get(split):
+            continue
+        shards = by_split[split]
+        splits[split] = shard_examples(shards, listed[split], labels, f"{split} in {where}", index)
+        if index is not None and any(Path(shards[0]).parent.glob(f"{split}-*.decoded")):
+            splits[split].decoded = PackedImages(str(Path(shards[0]).parent / split), splits[split].fingerprint())
     name = Path(where).resolve().name if not is_remote(where) else where
     return DatasetSplits(name, where, "shards", tuple(names) if labelled else None, splits, notes)
 
@@ -230,12 +214,12 @@ def read_shard(name: str) -> Iterator[Sample]:
     """Yield the examples of one shard in order; members without an image are skipped."""
     with Path(name).open("rb") as file:
         named = ((member.name, member) for member in list_members(name) if is_wanted(member))
-        for key, image, text_members in group_members(named):
-            texts: dict[str, bytes] = {}
-            for kind, member in text_members.items():
-                file.seek(member.offset)
-                texts[kind] = file.read(member.size)
-            yield Sample(key, image.offset, image.size, *label_of(texts))
+        for key, image, member in group_members(named):
+            label = None
+            if member is not None:
+                file.seek(member.offset_data)
+                label = parse_label(file.read(member.size))
+            yield Sample(key, image.offset_data, image.size, label)
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -245,53 +229,31 @@ def split_name(name: str) -> tuple[str, str]:
     return (folder + slash + stem if stem and "__MACOSX" not in folder else ""), kind.lower()
 
 
-def is_text(kind: str) -> bool:
-    return kind in ("cls", "json", "txt")
-
-
-def is_wanted(member: Member) -> bool:
+def is_wanted(member: TarInfo) -> bool:
     """True if a member can belong to an example: an image or a label of a plausible size."""
     key, kind = split_name(member.name)
     is_image = f".{kind.rpartition('.')[2]}" in EXTENSIONS
-    limit = _MAX_IMAGE if is_image else _MAX_TEXT if is_text(kind) else -1
+    limit = _MAX_IMAGE if is_image else _MAX_LABEL if kind == _LABEL_KIND else -1
     return bool(key) and member.size <= limit
 
 
-def group_members(named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T, dict[str, T]]]:
-    """Group neighbouring members into examples: key, first image, and texts by kind. An example needs an image."""
-    current: str | None = None
-    image: T | None = None
-    texts: dict[str, T] = {}
-    for name, item in named:
-        key, kind = split_name(name)
-        if key != current:
-            if current is not None and image is not None:
-                yield current, image, texts
-            current, image, texts = key, None, {}
-        if is_text(kind):
-            texts[kind] = item
-        elif image is None:
-            image = item
-    if current is not None and image is not None:
-        yield current, image, texts
+def group_members(named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T, T | None]]:
+    """Group neighbouring members into examples: key, first image, and label. An example needs an image."""
+    for key, members in itertools.groupby(named, key=lambda item: split_name(item[0])[0]):
+        image: T | None = None
+        label: T | None = None
+        for name, item in members:
+            if split_name(name)[1] == _LABEL_KIND:
+                label = item
+            elif image is None:
+                image = item
+        if image is not None:
+            yield key, image, label
 
 
-def label_of(texts: dict[str, bytes]) -> tuple[str | None, bool]:
-    """The label in the text members of an example, and whether it may be a caption instead."""
-    if "cls" in texts:
-        return texts["cls"].decode("utf-8", "replace").strip() or None, False
-    if "json" in texts:
-        try:
-            record = json.loads(texts["json"])
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict):
-            for key in ("cls", *LABEL_COLUMNS):
-                if isinstance(record.get(key), str | int) and str(record[key]).strip():
-                    return utf8_safe(str(record[key]).strip()), False
-    if "txt" in texts:
-        return texts["txt"].decode("utf-8", "replace").strip() or None, True
-    return None, False
+def parse_label(content: bytes | None) -> str | None:
+    """The label in a ``.cls`` member; None if there is none."""
+    return (content or b"").decode("utf-8", "replace").strip() or None
 
 
 def class_names(labels: list[str], index: PackedIndex | None) -> tuple[list[str], list[str]]:
@@ -318,36 +280,14 @@ def shard_examples(
     return ShardExamples(shards, offsets, [sample.key for _, sample in listed], numbers, index)
 
 
-@dataclass
-class LabelSummary:
-    """The labels of some examples, and how many examples have none or perhaps a caption."""
-
-    count: int = 0
-    unlabelled: int = 0
-    captions: int = 0
-    labels: set[str] = field(default_factory=set)
-
-    def add(self, label: str | None, may_be_caption: bool) -> None:
-        self.count, self.unlabelled = self.count + 1, self.unlabelled + (not label)
-        self.captions += may_be_caption
-        if label and len(self.labels) < _MAX_LABELS:
-            self.labels.add(label)
-
-
-def find_labels(parts: list[LabelSummary], where: str, notes: list[str]) -> list[str] | None:
-    """The sorted labels; None if examples lack one, or if the texts look like captions (long, or rarely the same)."""
-    labels = class_list(label for part in parts for label in part.labels)
-    count, unlabelled = sum(part.count for part in parts), sum(part.unlabelled for part in parts)
+def find_labels(parts: Sequence[Counter[str | None]], where: str, notes: list[str]) -> list[str] | None:
+    """The sorted labels of examples that are counted by label; None, with a note, if some have no label."""
+    unlabelled = sum(part[None] for part in parts)
     if unlabelled:
-        notes.append(
-            f"{where}: {unlabelled:,} of {count:,} examples have no label (.cls, .json or .txt): read as unlabelled."
-        )
+        count = sum(part.total() for part in parts)
+        notes.append(f"{where}: {unlabelled:,} of {count:,} examples have no label (.cls): read as unlabelled.")
         return None
-    is_text = any(part.captions for part in parts)
-    if is_text and (len(labels) > count / 2 or any(len(text) > 100 or "\n" in text for text in labels)):
-        notes.append(f"{where}: the .txt members look like captions, not labels: read as unlabelled.")
-        return None
-    return labels
+    return class_list(label for part in parts for label in part)
 
 
 def _shards_by_split(folder: Path) -> dict[str, list[str]]:
@@ -360,18 +300,10 @@ def _shards_by_split(folder: Path) -> dict[str, list[str]]:
 
 
 def _by_split(shards: list[str]) -> dict[str, list[str]]:
-    """Sort ``train-000000.tar`` and ``imagenet1k-validation-00.tar`` by the first split in their names; else train.
-
-    If no shard is left for train, only the first word of a name counts: ``lab-dev-00.tar`` alone is training data.
-    """
-    names = [PurePosixPath(without_query(shard).replace("\\", "/")).name.lower() for shard in shards]
+    """Sort ``train-000000.tar`` and ``imagenet1k-validation-00.tar`` by the first split in their names; else train."""
     by_split: dict[str, list[str]] = {}
-    for last_word in (None, 1):
-        by_split = {}
-        for shard, name in zip(shards, names, strict=True):
-            words = re.split(r"[-_.]", name)[:last_word]
-            split = next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), "train")
-            by_split.setdefault(split, []).append(shard)
-        if "train" in by_split:
-            break
+    for shard in shards:
+        name = PurePosixPath(without_query(shard).replace("\\", "/")).name.lower()
+        split = next((SPLIT_NAMES[word] for word in re.split(r"[-_.]", name) if word in SPLIT_NAMES), "train")
+        by_split.setdefault(split, []).append(shard)
     return by_split

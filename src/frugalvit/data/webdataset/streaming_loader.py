@@ -9,39 +9,26 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator
 from itertools import count, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, multiprocessing  # torch's sends tensors through shared memory
+from torch import Tensor
 
 from frugalvit.data.augment.mixup import Mixing
 from frugalvit.data.augment.transforms import Augment
-from frugalvit.data.cache.on_demand import may_start_processes, start_worker, worker_died_error
 from frugalvit.data.decode import decode, resize_to
 from frugalvit.data.loader import Batch, BatchSource, check_batch
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.data.unreadable import UnreadableImage
-from frugalvit.data.webdataset.stream import ShardStream, StreamSample, damage_message
+from frugalvit.data.webdataset.stream import ShardStream, StreamSample, check_damaged
+from frugalvit.data.worker_pool import WorkerPool, may_start_processes
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 
+_ADVICE = "--resume continues with the same number; a new run can use fewer with --workers."
 _AHEAD = 2  # batches that a reader prepares before a step needs them
-
-
-class ReaderTask(NamedTuple):
-    """What a reader does: its share of the stream, the batch, and the examples to skip."""
-
-    stream: ShardStream
-    reader: int
-    readers: int
-    batch: int
-    cached_size: tuple[int, int]
-    classes: tuple[str, ...] | None
-    skip: int
 
 
 class ReadBatch(NamedTuple):
@@ -59,7 +46,7 @@ class StreamingBatches(BatchSource):
 
     Args:
         cached_size: (S, S') to which images are resized before they reach the device.
-        steps_per_epoch: length of an epoch (the stream may have no known length).
+        steps_per_epoch: length of an epoch.
         classes: raw labels in the order of the classes; None trains without labels.
         workers: reader processes of this process; each needs shards of its own. 0 reads in this process.
         max_bad: share of unreadable images, among those read, and of damaged shards that ends the run.
@@ -86,8 +73,6 @@ class StreamingBatches(BatchSource):
         keep_clean: bool = False,
     ) -> None:
         check_batch(batch, world, mixing)
-        if mixing is not None and classes is None:
-            raise UserError("Mixing needs labels; give the classes of the stream.")
         readers = max(1, workers)
         if readers * world > len(stream.shards):
             raise UserError(
@@ -101,7 +86,7 @@ class StreamingBatches(BatchSource):
         self.rank, self.world, self.max_bad, self.keep_clean = rank, world, max_bad, keep_clean
         self.damaged: dict[str, str] = {}
         self.next_step: int | None = None
-        self.sources: list[_Reader] = []
+        self.sources: list[tuple[WorkerPool, deque[Callable[[], ReadBatch]]]] = []
         self._unreadable: list[tuple[str, str]] = []
 
     @property
@@ -115,7 +100,10 @@ class StreamingBatches(BatchSource):
     def batch_at(self, step: int) -> Batch:
         if step != self.next_step:
             self._start_readers(step)
-        read = self.sources[step % self.readers].take()
+        pool, pending = self.sources[step % self.readers]
+        wait = pending.popleft()
+        pending.append(pool.submit())
+        read = wait()
         self.next_step = step + 1
         self._record_unreadable(read.unreadable, step)
         self._record_damaged(read.damaged)
@@ -144,8 +132,8 @@ class StreamingBatches(BatchSource):
         return other
 
     def close(self) -> None:
-        for source in self.sources:
-            source.close()
+        for pool, _ in self.sources:
+            pool.close()
         self.sources, self.next_step = [], None
 
     def _start_readers(self, step: int) -> None:
@@ -154,10 +142,9 @@ class StreamingBatches(BatchSource):
         for reader in range(self.readers):
             taken = -(-(step - reader) // self.readers) if step > reader else 0  # batches this reader has returned
             number, readers = self.rank * self.readers + reader, self.world * self.readers
-            task = ReaderTask(self.stream, number, readers, local, self.cached_size, self.classes, taken * local)
-            self.sources.append(_Reader(task, in_process=self.workers == 0))
-        for source in self.sources:
-            source.read_ahead()
+            task = self.stream, number, readers, local, self.cached_size, self.classes, taken * local
+            pool = WorkerPool(min(1, self.workers), _batch_reader, *task, advice=_ADVICE)
+            self.sources.append((pool, deque(pool.submit() for _ in range(_AHEAD))))
 
     def _record_unreadable(self, unreadable: list[tuple[str, str]], step: int) -> None:
         for name, reason in unreadable:
@@ -173,123 +160,64 @@ class StreamingBatches(BatchSource):
     def _record_damaged(self, damaged: list[tuple[str, str]]) -> None:
         for shard, reason in damaged:
             if shard not in self.damaged:
-                console.warning(damage_message(shard, reason))
+                console.warning(f"shard {shard} is damaged, the rest of it is skipped: {reason}")
                 self.damaged[shard] = reason
-        shards = len(self.stream.shards)
-        if len(self.damaged) > max(1.0, self.max_bad * shards) and self.max_bad < 1:
-            shard, reason = list(self.damaged.items())[-1]
-            raise UserError(
-                f"{len(self.damaged)} of {shards} shards cannot be read, more than --cache.max-bad allows: {shard}: "
-                f"{reason}. Fix them and use --resume."
-            )
+        check_damaged(list(self.damaged.items()), len(self.stream.shards), self.max_bad)
 
 
-class _Reader:
-    """One sequence of batches, prepared ahead in a process of its own or, with ``in_process``, read here."""
-
-    def __init__(self, task: ReaderTask, in_process: bool) -> None:
-        self.pool: ProcessPoolExecutor | None = None
-        self.has_answered = False
-        self.pending: deque[Future[ReadBatch]] = deque()
-        if in_process:
-            self.batches = read_batches(task)
-        else:
-            self.pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _start_reader, (task,))
-
-    def take(self) -> ReadBatch:
-        """Return the next batch."""
-        if self.pool is None:
-            return next(self.batches)
-        try:
-            self.read_ahead()
-            batch = self.pending.popleft()
-            self.read_ahead()
-            read = batch.result()
-        except BrokenProcessPool as error:
-            advice = "--resume continues with the same number; a new run can use fewer with --workers."
-            raise worker_died_error("reads shards", advice, has_answered=self.has_answered) from error
-        self.has_answered = True
-        return read
-
-    def read_ahead(self) -> None:
-        """Let the process prepare the next batches."""
-        while self.pool is not None and len(self.pending) < _AHEAD:
-            self.pending.append(self.pool.submit(_next_batch))
-
-    def close(self) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(wait=False, cancel_futures=True)
+def _batch_reader(*arguments: Any) -> Callable[[], ReadBatch]:
+    return read_batches(*arguments).__next__
 
 
-def read_batches(task: ReaderTask) -> Iterator[ReadBatch]:
-    """Yield batches without end: epoch after epoch of the stream, the first ``skip`` examples not decoded.
+def read_batches(
+    stream: ShardStream,
+    reader: int,
+    readers: int,
+    batch: int,
+    cached_size: tuple[int, int],
+    classes: tuple[str, ...] | None,
+    skip: int,
+) -> Iterator[ReadBatch]:
+    """Yield a reader's batches without end: epoch after epoch, the first ``skip`` examples not decoded.
 
     A batch always takes the same number of examples, so that positions stay exact; readable images are repeated in
     place of unreadable ones.
     """
-    stream = copy.copy(task.stream)
-    stream.damaged, stream.warn = [], None  # damage is reported with the batches
-    samples = _samples(task._replace(stream=stream))
-    numbers = None if task.classes is None else {name: i for i, name in enumerate(task.classes)}
+    stream = copy.copy(stream)
+    stream.damaged = []  # reported with the batches
+    samples = _samples(stream, reader, readers, skip)
+    numbers = None if classes is None else {name: i for i, name in enumerate(classes)}
     while True:
-        images = torch.empty((task.batch, 3, *task.cached_size), dtype=torch.uint8)
+        images = torch.empty((batch, 3, *cached_size), dtype=torch.uint8)
         sizes, labels, unreadable = [], [], []
-        for sample in islice(samples, task.batch):
+        for sample in islice(samples, batch):
             number = -1 if numbers is None else numbers.get(str(sample.label), -1)
             if numbers is not None and number < 0:
                 unreadable.append((sample.key, f"its label {sample.label!r} is not one of the classes"))
                 continue
             try:
-                pixels = decode(sample.content, sample.key, at_least=task.cached_size)
+                pixels = decode(sample.content, sample.key, at_least=cached_size)
             except UnreadableImage as error:
                 unreadable.append((error.name, error.reason))
                 continue
-            images[len(sizes)] = torch.from_numpy(resize_to(pixels, task.cached_size)).permute(2, 0, 1)
+            images[len(sizes)] = torch.from_numpy(resize_to(pixels, cached_size)).permute(2, 0, 1)
             sizes.append(pixels.shape[:2])
             labels.append(number)
         if not sizes:
             name, reason = unreadable[0]
-            raise UserError(f"None of {task.batch} streamed images in a row can be used: {name}: {reason}.")
+            raise UserError(f"None of {batch} streamed images in a row can be used: {name}: {reason}.")
         damaged, stream.damaged = stream.damaged, []
-        rows = torch.arange(task.batch) % len(sizes)
+        rows = torch.arange(batch) % len(sizes)
         repeated = torch.tensor(labels)[rows]
         yield ReadBatch(
             images[rows], torch.tensor(sizes)[rows], None if numbers is None else repeated, unreadable, damaged
         )
 
 
-def _samples(task: ReaderTask) -> Iterator[StreamSample]:
-    """Yield the reader's examples, epoch after epoch, from its position on; with counts, full epochs are skipped."""
-    stream, skip = task.stream, task.skip
-    share = {"reader": task.reader, "readers": task.readers}
+def _samples(stream: ShardStream, reader: int, readers: int, skip: int) -> Iterator[StreamSample]:
+    """Yield the reader's examples, epoch after epoch, from its position on."""
     for epoch in count():
-        length = stream.length(epoch, **share)
-        if length is not None and 0 < length <= skip:
-            skip -= length
-            continue
-        read = 0
-        if length != 0:
-            for sample in stream.epoch(epoch, **share, skip=0 if length is None else skip):
-                read += 1
-                if length is None and skip:
-                    skip -= 1
-                    continue
-                yield sample
-        if not read and (not length or not skip):  # without counts the skipped examples are read too
-            why = f": {stream.damaged[0][0]}: {stream.damaged[0][1]}" if stream.damaged else ""
-            raise UserError(f"Reader {task.reader} of {task.readers} has no readable images in its shards{why}.")
-        skip = 0 if length is not None else skip
-
-
-_batches: Iterator[ReadBatch] | None = None  # of a reader process
-
-
-def _start_reader(task: ReaderTask) -> None:
-    global _batches
-    start_worker()
-    _batches = read_batches(task)
-
-
-def _next_batch() -> ReadBatch:
-    assert _batches is not None
-    return next(_batches)
+        length = stream.length(epoch, reader=reader, readers=readers)
+        if skip < length:
+            yield from stream.epoch(epoch, reader=reader, readers=readers, skip=skip)
+        skip = max(0, skip - length)

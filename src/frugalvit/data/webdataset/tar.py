@@ -7,7 +7,7 @@ is ever extracted, so a member called ``../../etc/passwd`` is only a name.
 import tarfile as tar
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Literal, NamedTuple, Self
+from typing import IO, Literal, Self
 
 _MAX_NAME = 1 << 20
 _DAMAGE = (tar.TarError, ValueError, OverflowError, RecursionError)
@@ -17,41 +17,27 @@ class BadShard(Exception):
     """A damaged archive, and why; the caller names it."""
 
 
-class Member(NamedTuple):
-    """A file in an archive: ``size`` bytes from ``offset`` on."""
-
-    name: str
-    offset: int
-    size: int
-
-
-def list_members(path: str | Path) -> Iterator[Member]:
+def list_members(path: str | Path) -> Iterator[tar.TarInfo]:
     """Yield the regular files of a tar file in order, reading its headers only; ``BadShard`` on any damage."""
     with Path(path).open("rb") as file:
-        for _, header in _headers(file, "r:"):
-            yield Member(header.name, header.offset_data, header.size)
+        for _, member in _headers(file, "r:"):
+            yield member
 
 
-def read_members(
-    stream: IO[bytes], is_wanted: Callable[[Member], bool], has_content: Callable[[Member], bool] = lambda member: True
-) -> Iterator[tuple[str, bytes]]:
-    """Yield names and contents of the wanted files of a tar stream, reading it forwards only.
-
-    Files without ``has_content`` are skipped over and yield an empty content.
-    """
-    for archive, header in _headers(stream, "r|"):
-        member = Member(header.name, header.offset_data, header.size)
+def read_members(stream: IO[bytes], is_wanted: Callable[[tar.TarInfo], bool]) -> Iterator[tuple[str, bytes]]:
+    """Yield names and contents of the wanted files of a tar stream, reading it forwards only."""
+    for archive, member in _headers(stream, "r|"):
         if is_wanted(member):
-            yield member.name, _content(archive, header) if has_content(member) else b""
+            yield member.name, _content(archive, member)
 
 
-def _content(archive: tar.TarFile, header: tar.TarInfo) -> bytes:
+def _content(archive: tar.TarFile, member: tar.TarInfo) -> bytes:
     try:
-        file = archive.extractfile(header)
+        file = archive.extractfile(member)
         content = b"" if file is None else file.read()
     except _DAMAGE as error:
         raise _bad_shard(error) from None
-    if len(content) < header.size:
+    if len(content) < member.size:
         raise BadShard("truncated: it ends inside a member")
     return content
 
@@ -61,13 +47,13 @@ def _headers(stream: IO[bytes], mode: Literal["r:", "r|"]) -> Iterator[tuple[tar
     try:
         with tar.open(fileobj=stream, mode=mode, tarinfo=_Header, encoding="utf-8") as archive:
             end = -1
-            while (header := archive.next()) is not None:
-                if header.size < 0 or archive.offset <= end:  # a hostile size would loop for ever
+            while (member := archive.next()) is not None:
+                if member.size < 0 or archive.offset <= end:  # a hostile size would loop for ever
                     raise BadShard("damaged: a header with an impossible size")
                 end = archive.offset
                 archive.members.clear()  # type: ignore[attr-defined]  # it would keep every header in memory
-                if header.isreg() and not header.issparse():
-                    yield archive, header
+                if member.isreg() and not member.issparse():
+                    yield archive, member
     except _DAMAGE as error:
         raise _bad_shard(error) from None
 
@@ -82,21 +68,13 @@ class _Header(tar.TarInfo):
         except tar.HeaderError:
             if len(buf) == tar.BLOCKSIZE and not buf.strip(b"\0"):
                 raise  # the end mark
-            raise BadShard(_describe_damage(bytes(buf))) from None
+            if len(buf) < tar.BLOCKSIZE:
+                raise BadShard("truncated: its end mark is missing") from None
+            raise BadShard("damaged, compressed, or not a tar file: a broken header") from None
         is_extension = header.type in (b"L", b"K", b"x", b"g", b"X")  # a long name, or pax
         if header.size < 0 or (is_extension and header.size > _MAX_NAME):
             raise BadShard("damaged: a header with an impossible size")
         return header
-
-
-def _describe_damage(block: bytes) -> str:
-    if not block:
-        return "empty, or truncated: its end mark is missing"
-    if len(block) < tar.BLOCKSIZE:
-        return "truncated: it ends inside a header"
-    if block.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
-        return "compressed: unpack it to a plain .tar first"
-    return "damaged, or not a tar file: a broken header"
 
 
 def _bad_shard(error: Exception) -> BadShard:

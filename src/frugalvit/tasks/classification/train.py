@@ -65,7 +65,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     unseen: ImageDataset | None  # test, if there is also val
 
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
-        source = builders.open_source(self.options, fabric, labelled=True)
+        source = builders.open_source(self.options, fabric)
         _refuse_dense_labels(source)
         check_trainable(source)
         self.images, self.evaluated, self.eval_split, self.unseen = _choose_splits(self.options, source)

@@ -1,21 +1,26 @@
 """Save and load trained detectors and segmenters (transfer.safetensors and transfer.json)."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
+from lightning_fabric import Fabric
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as tensor_bytes
 
 from frugalvit import __version__
 from frugalvit.backbones import Backbone, create_backbone
+from frugalvit.engine.hardware import numbered_device
 from frugalvit.errors import UserError
 from frugalvit.runs import layout
 from frugalvit.tasks.dense.task import DenseTask
 from frugalvit.utils.files import read_json, write_atomically, write_text
+from frugalvit.utils.text import short_message
 
 WEIGHTS, FACTS = layout.DENSE_WEIGHTS, layout.DENSE_FACTS
+T = TypeVar("T", bound=DenseTask)
 
 
 def save_trained(folder: Path, task: DenseTask, facts: dict[str, Any]) -> None:
@@ -25,14 +30,37 @@ def save_trained(folder: Path, task: DenseTask, facts: dict[str, Any]) -> None:
     content = tensor_bytes(tensors, metadata={"frugalvit": __version__})
     write_atomically(folder / WEIGHTS, lambda handle: handle.write(content))
     backbone = task.backbone
-    described = {
-        "version": __version__,
-        "backbone": backbone.spec(),
-        "mean": backbone.mean,
-        "std": backbone.std,
-        **facts,
-    }
-    write_text(folder / FACTS, json.dumps(described, indent=1, ensure_ascii=False))
+    network = {"version": __version__, "backbone": backbone.spec(), "mean": backbone.mean, "std": backbone.std}
+    write_text(folder / FACTS, json.dumps(network | facts, indent=1, ensure_ascii=False))
+
+
+def load_trained(
+    where: str, kind: str, build: Callable[[Backbone, dict[str, Any]], T], device: str, batch: int
+) -> tuple[T, dict[str, Any]]:
+    """Load a trained detector or segmenter for evaluation; return its task and its facts.
+
+    kind:  "detect" or "segment"
+    build: makes an equal task from the backbone and the facts
+    """
+    facts = read_facts(where, kind)
+    spec = facts["backbone"]
+    size = spec["img_size"]
+    backbone = create_backbone(
+        spec["name"],
+        img_size=tuple(size) if isinstance(size, list) else size,
+        num_classes=spec["num_classes"],
+        in_chans=spec["in_chans"],
+        **spec["keywords"] | {"mean": facts["mean"], "std": facts["std"]},
+    )
+    task = build(backbone, facts)
+    path = Path(where) / WEIGHTS
+    try:
+        tensors = load_tensors(path.read_bytes())
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{path} cannot be read ({short_message(error)}).") from None
+    task.net.load_state_dict(tensors)
+    task.fabric, task.eval_batch = single_device_fabric(device), batch
+    return task.to(task.fabric.device).eval(), facts
 
 
 def read_facts(where: str, kind: str) -> dict[str, Any]:
@@ -40,32 +68,13 @@ def read_facts(where: str, kind: str) -> dict[str, Any]:
     folder = Path(where)
     facts = read_json(folder / FACTS, dict)
     if facts is None:
-        if (folder / layout.CONFIG).is_file():
-            name = {"detect": "detector", "segment": "segmenter"}[kind]
-            raise UserError(f"{folder} has no trained {name} yet. Finish the run of 'frugalvit {kind} train' first.")
-        raise UserError(f"There is no run at {folder}. Use the folder that 'frugalvit {kind} train' printed.")
+        raise UserError(f"{folder} is not a finished run of 'frugalvit {kind} train'.")
     if facts.get("kind") != kind:
         raise UserError(f"{folder} is a run of 'frugalvit {facts.get('kind')}', not of '{kind}'.")
     return facts
 
 
-def rebuild_backbone(facts: dict[str, Any]) -> Backbone:
-    spec = facts["backbone"]
-    size = spec["img_size"]
-    return create_backbone(
-        spec["name"],
-        img_size=tuple(size) if isinstance(size, list) else size,
-        num_classes=spec["num_classes"],
-        in_chans=spec["in_chans"],
-        **spec["keywords"] | {"mean": facts["mean"], "std": facts["std"]},
-    )
-
-
-def load_weights(task: DenseTask, where: str) -> None:
-    """Load the weights of a trained run into an equal network."""
-    path = Path(where) / WEIGHTS
-    try:
-        tensors = load_tensors(path.read_bytes())
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:100]}).") from None
-    task.net.load_state_dict(tensors)
+def single_device_fabric(device: str) -> Fabric:
+    """Return a Fabric of one process on one device, in full precision."""
+    kind, number = numbered_device(device)
+    return Fabric(accelerator=kind, devices=[number] if kind == "cuda" else 1, precision="32-true")

@@ -1,7 +1,7 @@
 """Draw boxes, masks and classes over images."""
 
 import colorsys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,14 @@ import numpy as np
 from faster_coco_eval.core import mask as run_length
 from PIL import Image, ImageDraw, ImageFont
 
+from frugalvit.runs import layout
 from frugalvit.tasks.segmentation.metrics import IGNORED
 from frugalvit.utils.files import write_atomically
 
 _GREY = (90, 90, 90)
 """Colour of ignored pixels."""
+_SHOWN = 6
+"""Number of the best and of the worst images in a report."""
 
 
 def colour(number: int) -> tuple[int, int, int]:
@@ -37,63 +40,39 @@ def draw_objects(
         if "segmentation" in entry:
             inside = np.asarray(run_length.decode(entry["segmentation"])).astype(bool).reshape(pixels.shape[:2])
             canvas[inside] = 0.55 * canvas[inside] + 0.45 * np.array(colour(entry["label"]), np.float32)
-    picture = Image.fromarray(canvas.round().clip(0, 255).astype(np.uint8))
-    size, factor = _enlarged(picture.size, enlarge)
-    picture = picture.resize(size, Image.Resampling.BICUBIC)
+    picture = _enlarge(canvas.round().clip(0, 255).astype(np.uint8), enlarge)
+    factor = picture.width / pixels.shape[1]
     draw = ImageDraw.Draw(picture)
     font = ImageFont.load_default(size=max(11, round(max(picture.size) / 40)))
-    by_score = sorted(objects, key=lambda entry: entry.get("score", 1.0))
-    boxes = [_corners(entry["bbox"], factor, size) for entry in by_score]
-    for entry, box in zip(by_score, boxes, strict=True):
-        draw.rectangle(box, outline=colour(entry["label"]), width=max(1, min(2, round(factor))))
-    for entry, box in zip(by_score, boxes, strict=True):  # after all boxes, so that no line crosses a name
+    for entry in sorted(objects, key=lambda entry: entry.get("score", 1.0)):
         shade = colour(entry["label"])
+        left, top, width, height = (value * factor for value in entry["bbox"])
+        right, bottom = min(left + width, picture.width - 1), min(top + height, picture.height - 1)
+        left, top = min(left, right), min(top, bottom)
+        draw.rectangle((left, top, right, bottom), outline=shade, width=max(1, min(2, round(factor))))
         text = str(classes[entry["label"] - 1]) + (f" {entry['score']:.2f}" if "score" in entry else "")
-        corner = place_label(box, draw.textbbox((0, 0), text, font=font), size)
+        corner = (max(0.0, min(left, picture.width - draw.textlength(text, font=font))), top)
         draw.rectangle(draw.textbbox(corner, text, font=font), fill=shade)
         draw.text(corner, text, fill="white" if sum(shade) < 420 else "black", font=font)
     return picture
 
 
-def place_label(
-    box: tuple[float, float, float, float], text: tuple[float, float, float, float], size: tuple[int, int]
-) -> tuple[float, float]:
-    """Return the position of a name so that it is not cut off: above its box, else below it, else inside.
-
-    text: the corners of the name when drawn at (0, 0)
-    """
-    left, top, _, bottom = box
-    x = max(0.0, min(left + 1, size[0] - 1 - text[2]))
-    for y in (top - text[3] - 1, bottom + 1 - text[1]):
-        if y + text[1] >= 0 and y + text[3] < size[1]:
-            return x, y
-    return x, top
-
-
-def _corners(bbox: Sequence[float], factor: float, size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Return the corners of a box in the enlarged image, clipped so that its lines are visible."""
-    left, top, width, height = (value * factor for value in bbox)
-    right, bottom = min(left + width, size[0] - 1), min(top + height, size[1] - 1)
-    return min(left, right), min(top, bottom), right, bottom
-
-
-def _enlarged(size: tuple[int, int], min_side: int) -> tuple[tuple[int, int], float]:
-    """Return a size whose longer side is at least ``min_side``, and the factor."""
-    factor = max(1.0, min_side / max(size))
-    return (round(size[0] * factor), round(size[1] * factor)), factor
+def _enlarge(pixels: np.ndarray, min_side: int, how: Image.Resampling = Image.Resampling.BICUBIC) -> Image.Image:
+    """Return an image (H, W) or (H, W, 3) whose longer side is at least ``min_side``."""
+    factor = max(1.0, min_side / max(pixels.shape[:2]))
+    return Image.fromarray(pixels).resize((round(pixels.shape[1] * factor), round(pixels.shape[0] * factor)), how)
 
 
 def draw_classes(
     pixels: np.ndarray, labels: np.ndarray | None, strength: float = 0.6, enlarge: int = 480
 ) -> Image.Image:
     """Colour an image (H, W, 3) by its classes (H, W); ignored pixels are grey. Without classes only enlarge it."""
-    size, _ = _enlarged((pixels.shape[1], pixels.shape[0]), enlarge)
-    image = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
+    image = _enlarge(pixels, enlarge)
     if labels is None:
         return image
     table = np.array([colour(number) for number in range(256)], np.float32)
     table[IGNORED] = _GREY
-    classes = np.asarray(Image.fromarray(labels.astype(np.uint8)).resize(size, Image.Resampling.NEAREST))
+    classes = np.asarray(_enlarge(labels.astype(np.uint8), enlarge, Image.Resampling.NEAREST))
     mixed = (1 - strength) * np.asarray(image, np.float32) + strength * table[classes]
     return Image.fromarray(mixed.round().clip(0, 255).astype(np.uint8))
 
@@ -103,21 +82,13 @@ def with_legend(picture: Image.Image, present: Iterable[int], classes: Sequence[
     height = max(12, round(picture.width / 70))
     font, line = ImageFont.load_default(size=height), round(1.6 * height)
     named = [("ignored", _GREY) if n == IGNORED else (str(classes[n]), colour(n)) for n in sorted(set(present))]
-    corners: list[tuple[int, int]] = []
-    x = y = 0
-    for name, _ in named:
-        width = round(font.getlength(name)) + 2 * line
-        if x and x + width > picture.width:
-            x, y = 0, y + line
-        corners.append((x, y))
-        x += width
-    canvas = Image.new("RGB", (picture.width, picture.height + y + line), "white")
+    canvas = Image.new("RGB", (picture.width, picture.height + line * len(named)), "white")
     canvas.paste(picture, (0, 0))
     draw = ImageDraw.Draw(canvas)
-    for (name, shade), (left, top) in zip(named, corners, strict=True):
-        corner, side = (left + line // 4, picture.height + top + line // 4), line // 2
-        draw.rectangle((*corner, corner[0] + side, corner[1] + side), fill=shade)
-        draw.text((left + line, picture.height + top + line / 2), name, fill="black", font=font, anchor="lm")
+    for row, (name, shade) in enumerate(named):
+        top, margin = picture.height + row * line, line // 4
+        draw.rectangle((margin, top + margin, line - margin, top + line - margin), fill=shade)
+        draw.text((line, top + line / 2), name, fill="black", font=font, anchor="lm")
     return canvas
 
 
@@ -135,3 +106,22 @@ def save_picture(picture: Image.Image, path: Path) -> None:
     """Write a picture atomically, as JPEG (.jpg) or else as PNG."""
     kind: dict[str, Any] = {"format": "JPEG", "quality": 88} if path.suffix == ".jpg" else {"format": "PNG"}
     write_atomically(path, lambda handle: picture.save(handle, **kind))
+
+
+def draw_best_and_worst(
+    scores: Iterable[tuple[float, int]], draw: Callable[[float, int], tuple[Image.Image, str]], folder: Path
+) -> dict[str, list[dict[str, str]]]:
+    """Write pictures of the images with the highest and the lowest scores; return their files and captions.
+
+    scores: (score, index) of the images
+    draw:   score, index -> picture, caption
+    """
+    ranked = sorted(scores)
+    shown: dict[str, list[dict[str, str]]] = {"best": [], "worst": []}
+    for kind, chosen in (("best", ranked[::-1]), ("worst", ranked)):
+        for number, (score, index) in enumerate(chosen[:_SHOWN], 1):
+            picture, caption = draw(score, index)
+            name = f"{layout.PICTURES}/{kind}_{number}.jpg"
+            save_picture(picture, folder / name)
+            shown[kind].append({"image": name, "caption": caption})
+    return shown

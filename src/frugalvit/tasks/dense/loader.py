@@ -23,7 +23,7 @@ from frugalvit.data.decode import decode, read_header
 from frugalvit.data.rng import generator_for, uniform
 from frugalvit.data.unreadable import UnreadableImage, substitutes
 from frugalvit.errors import UserError
-from frugalvit.tasks.dense.image_headers import check_bad, warn_unreadable
+from frugalvit.tasks.dense.dataset import check_bad, warn_unreadable
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
 
@@ -35,19 +35,19 @@ _SHARE_OF_MEMORY = 0.25
 class ImageReader:
     """Decode images to uint8 (3, H, W) and cache them in memory if they fit.
 
-    keeps:  whether images are cached
-    room:   bytes left for the masks of cached images
-    bad:    (file, reason) of unreadable images
-    faults: {index: error} of the unreadable images known so far
+    is_cached:  whether images are cached
+    free_bytes: bytes left for the masks of cached images
+    bad:        (file, reason) of unreadable images
+    faults:     {index: error} of the unreadable images known so far
     """
 
     def __init__(
-        self, paths: Sequence[Path], sizes: Sequence[tuple[int, int]], *, where: str = "auto", device: str | None = None
+        self, paths: Sequence[Path], sizes: Sequence[tuple[int, int]], *, where: str = "auto", device: Any = None
     ) -> None:
         self.paths, self.sizes = list(paths), list(sizes)
         needed = 3 * sum(height * width for height, width in sizes)
-        self.room = _SHARE_OF_MEMORY * memory_share() - needed if where == "auto" else math.inf
-        self.keeps = where != "off" and self.room > 0
+        self.free_bytes = _SHARE_OF_MEMORY * memory_share() - needed if where == "auto" else math.inf
+        self.is_cached = where != "off" and self.free_bytes > 0
         self.device = device if where == "device" else None
         self._cache: dict[int, Tensor] = {}
         self.bad: list[tuple[str, str]] = []
@@ -58,7 +58,7 @@ class ImageReader:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def to_learn(self, index: int) -> tuple[int, Tensor]:
+    def read_or_substitute(self, index: int) -> tuple[int, Tensor]:
         """Return the index and the pixels of a training image; of the next one if it is unreadable."""
         for substitute in substitutes(index, len(self), None):
             if substitute not in self.faults:
@@ -84,7 +84,7 @@ class ImageReader:
         if cached is not None:
             return cached
         pixels = torch.from_numpy(decode(self.paths[index])).permute(2, 0, 1).contiguous()
-        if self.keeps:
+        if self.is_cached:
             self._cache[index] = pixels = pixels if self.device is None else pixels.to(self.device)
         return pixels
 
@@ -93,7 +93,7 @@ class ImageReader:
 
         Images that are cached, or all with ``decode``, are decoded; of the others only header and end are read.
         """
-        decode = decode or self.keeps
+        decode = decode or self.is_cached
         with ThreadPoolExecutor(workers) as pool:
             results = pool.map(lambda index: self._fault(index, decode), range(len(self)))
             label = "decoding images" if decode else "checking images"
@@ -167,11 +167,8 @@ class StepLoader(Generic[T]):
         """Return the indices of this rank's items. A batch may span two epochs, so that every batch is full."""
         part = self.batch // self.world
         start = step * self.batch + self.rank * part
-        return [self._index(position) for position in range(start, start + part)]
-
-    def _index(self, position: int) -> int:
-        epoch, within = divmod(position, self.count)
-        return self._order(epoch)[within]
+        positions = (divmod(position, self.count) for position in range(start, start + part))
+        return [self._order(epoch)[within] for epoch, within in positions]
 
     def _draw_order(self, epoch: int) -> list[int]:
         return torch.randperm(self.count, generator=generator_for(self.seed, "order", epoch)).tolist()

@@ -14,7 +14,6 @@ from frugalvit.data.decode import as_pixels
 from frugalvit.data.image_inputs import as_list
 from frugalvit.engine import hardware
 from frugalvit.engine.hardware import cpu_settings
-from frugalvit.tasks.dense.checkpoint import read_facts
 from frugalvit.tasks.detection import commands
 from frugalvit.tasks.segmentation import commands as segment_commands
 
@@ -33,10 +32,9 @@ class ReadyDetector:
     """A trained detector; ``classes`` are the names of its classes."""
 
     def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
-        facts = read_facts(str(where), "detect")
-        self.classes: tuple[str, ...] = tuple(facts["classes"])
         with hardware.preserve_onednn(), torch.random.fork_rng(devices=[]):
-            self._task = commands.load_task(str(where), facts, str(device), 1)
+            self._task, facts = commands.load_task(str(where), str(device))
+        self.classes: tuple[str, ...] = tuple(facts["classes"])
 
     def predict(self, pictures: Any, threshold: float = 0.5) -> list[list[Detection]]:
         """Return the objects of each image with a score of at least ``threshold``, the highest first.
@@ -44,31 +42,27 @@ class ReadyDetector:
         pictures: a path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them
         """
         self._task.net.set_score_threshold(threshold)
-        with cpu_settings(next(self._task.parameters()).device):
+        with cpu_settings(self._task.device):
             results = [self._task.detect([pixels], threshold)[0] for pixels in _tensors(pictures)]
         return [[self._object(entry) for entry in sorted(objects, key=lambda e: -e["score"])] for objects in results]
 
     def _object(self, entry: dict[str, Any]) -> Detection:
-        left, top, width, height = entry["bbox"]
-        lengths = entry.get("segmentation")
-        mask = None if lengths is None else run_length.decode(lengths).astype(bool)
-        return Detection(self.classes[entry["label"] - 1], entry["score"], (left, top, width, height), mask)
+        mask = run_length.decode(entry["segmentation"]).astype(bool) if "segmentation" in entry else None
+        return Detection(self.classes[entry["label"] - 1], entry["score"], tuple(entry["bbox"]), mask)
 
 
 class ReadySegmenter:
     """A trained segmenter; ``classes`` are the names of the numbers it predicts."""
 
     def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
-        facts = read_facts(str(where), "segment")
-        self.classes: tuple[str, ...] = tuple(facts["classes"])
         with hardware.preserve_onednn(), torch.random.fork_rng(devices=[]):
-            self._task = segment_commands.load_task(str(where), facts, str(device), 1)
+            self._task, facts = segment_commands.load_task(str(where), str(device))
+        self.classes: tuple[str, ...] = tuple(facts["classes"])
 
     def predict(self, pictures: Any) -> list[np.ndarray]:
         """Return for each image (H, W) the index in ``classes`` of every pixel. Inputs are as for a detector."""
-        with cpu_settings(next(self._task.parameters()).device):
-            maps = (self._task.predict([pixels], self._task.test)[0] for pixels in _tensors(pictures))
-            return [classes.cpu().numpy() for classes in maps]
+        with cpu_settings(self._task.device):
+            return [self._task.predict([p], self._task.test)[0].cpu().numpy() for p in _tensors(pictures)]
 
 
 def load_detector(where: str | Path, device: str | torch.device = "auto") -> ReadyDetector:

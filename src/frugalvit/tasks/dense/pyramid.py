@@ -35,7 +35,7 @@ class Pyramid(nn.Module):
             )
             self.channels = [width // 4, width // 2, width, width]
         self.norms = nn.ModuleList(MapNorm(width) for width in self.channels)
-        self.frozen = freeze_unused(backbone)
+        freeze_unused(backbone)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         maps = self.backbone.stages(images)
@@ -114,8 +114,8 @@ def _probe_side(backbone: Backbone) -> int:
     return max(128, min(224, min(backbone.img_size) // 32 * 32))
 
 
-def freeze_unused(backbone: Backbone) -> list[str]:
-    """Freeze the parameters that no stage uses (the classifier, the final norm) and return their names.
+def freeze_unused(backbone: Backbone) -> None:
+    """Freeze the parameters that no stage uses: the classifier, the final norm.
 
     Distributed training would wait for their gradients forever.
     """
@@ -124,11 +124,8 @@ def freeze_unused(backbone: Backbone) -> list[str]:
     with torch.enable_grad():
         images = torch.zeros(1, backbone.in_chans, _probe_side(backbone), _probe_side(backbone))
         sum(grid.float().sum() for grid in backbone.stages(images)).backward()  # type: ignore[union-attr]
-    frozen = []
-    for name, parameter in backbone.named_parameters():
-        if parameter.grad is None and parameter.requires_grad:
+    for parameter in backbone.parameters():
+        if parameter.grad is None:
             parameter.requires_grad_(False)
-            frozen.append(name)
         parameter.grad = None
     backbone.train(was_training)
-    return frozen

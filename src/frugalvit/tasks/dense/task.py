@@ -16,14 +16,14 @@ from frugalvit.engine.param_groups import decay_groups, layer_groups, no_weight_
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
 from frugalvit.tasks.classification.predict import nonfinite_message
-from frugalvit.tasks.dense.loader import StepLoader
+from frugalvit.tasks.dense.loader import ImageReader, StepLoader
 from frugalvit.tasks.dense.pyramid import Pyramid
 
 
 class DenseTask(Task):
     """A network on a backbone. Subclasses define batches, losses and scores.
 
-    steady: keep the statistics of the backbone's batch norms, because it has pre-trained weights and batches are small
+    freeze_norms: keep the statistics of the backbone's batch norms: it is pre-trained, and batches are small
     """
 
     net: Any  # Detector or Segmenter
@@ -31,29 +31,28 @@ class DenseTask(Task):
     std: Tensor
 
     def __init__(
-        self, backbone: Backbone, *, weight_decay: float = 0.05, layer_decay: float = 1.0, steady: bool = False
+        self, backbone: Backbone, *, weight_decay: float = 0.05, layer_decay: float = 1.0, freeze_norms: bool = False
     ) -> None:
         super().__init__()
-        if backbone.in_chans not in (1, 3):
-            raise UserError(
-                f"{backbone.name} takes images of {backbone.in_chans} channels. Use a backbone with in_chans 3, or 1 "
-                "for grey images."
-            )
         self._backbone = [backbone]  # in a list: the network owns it, and a second name would save it twice
-        self.weight_decay, self.layer_decay, self.freezes_norms = weight_decay, layer_decay, steady
+        self.weight_decay, self.layer_decay, self.freezes_norms = weight_decay, layer_decay, freeze_norms
         self.register_buffer("mean", torch.tensor(backbone.mean)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(backbone.std)[:, None, None], persistent=False)
-        self.feeding: StepLoader[Any] | None = None
+        self.loader: StepLoader[Any] | None = None
         self.evaluated: Any = None
         self.eval_split = "val"
         self.eval_batch = 1
-        self.seen: tuple[Any, Any] | None = None  # the dataset evaluated since the last step, and its results
+        self.last_evaluation: Any = None  # the dataset evaluated since the last step, and its results
         self.fabric: Fabric | None = None
 
-    def set_data(self, feeding: StepLoader[Any], evaluated: Any, split: str, fabric: Fabric, batch: int) -> None:
+    def set_data(self, loader: StepLoader[Any], evaluated: Any, split: str, fabric: Fabric, batch: int) -> None:
         """Set the source of training batches, and the evaluation dataset with its split name and batch size."""
-        self.feeding, self.evaluated, self.eval_split = feeding, evaluated, split
+        self.loader, self.evaluated, self.eval_split = loader, evaluated, split
         self.fabric, self.eval_batch = fabric, batch
+
+    @abstractmethod
+    def make_dataset(self, items: list[Any], data: Any, pictures: ImageReader) -> Any:
+        """Pair images with their annotations."""
 
     @property
     def backbone(self) -> Backbone:

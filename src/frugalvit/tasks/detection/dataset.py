@@ -66,7 +66,7 @@ class DetectionDataset:
         self.images, self.data, self.pictures, self.masks = images, data, pictures, masks
         self._classes = data.class_of()
         bits = sum(image.height * image.width * len(image.masked()) for image in images) if masks else 0
-        self._caches = pictures.keeps and bits // 8 <= pictures.room
+        self._caches = pictures.is_cached and bits // 8 <= pictures.free_bytes
         self._cache: dict[int, Objects] = {}
 
     def __len__(self) -> int:
@@ -74,7 +74,7 @@ class DetectionDataset:
 
     def load(self, index: int) -> tuple[Tensor, Objects]:
         """Return the pixels and objects of a training image; of the next one if it is unreadable."""
-        index, pixels = self.pictures.to_learn(index)
+        index, pixels = self.pictures.read_or_substitute(index)
         objects = self._cache.get(index)
         if objects is None:
             objects = self._read(index)
@@ -84,7 +84,7 @@ class DetectionDataset:
 
     def _read(self, index: int) -> Objects:
         image = self.images[index]
-        entries = image.learnable()
+        entries = image.trainable()
         boxes = torch.tensor([entry["bbox"] for entry in entries], dtype=torch.float32).reshape(-1, 4)
         boxes[:, 2:] += boxes[:, :2]
         labels = torch.tensor([self._classes[entry["category_id"]] for entry in entries], dtype=torch.int64)

@@ -3,15 +3,16 @@
 A new head is one file with a subclass of :class:`DetectorHead` and one line in ``DETECTOR_HEADS`` of config/dense.py.
 """
 
-import importlib
+import pkgutil
 from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
+from torchvision.models.detection.faster_rcnn import TwoMLPHead
 
 from frugalvit.config.dense import DETECTOR_HEADS
-from frugalvit.errors import UserError, did_you_mean
 from frugalvit.tasks.dense.pyramid import FeaturePyramid
-from frugalvit.tasks.detection.layers import DetectorSpec, Target
+from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, FloatPredictor, Target, mask_layers, roi_align
+from frugalvit.tasks.detection.rpn_roi import BatchedRoIHeads
 
 
 class DetectorHead(nn.Module, ABC):
@@ -43,12 +44,30 @@ class DetectorHead(nn.Module, ABC):
         """Return the modules whose outputs are scores and boxes; the task checks these for non-finite values."""
 
 
+class MaskRCNNHead(BatchedRoIHeads, DetectorHead):
+    """The second stage of Mask R-CNN (He et al. 2017): torchvision's box and mask heads with the paper's settings."""
+
+    def __init__(self, spec: DetectorSpec, features: FeaturePyramid) -> None:
+        super().__init__(
+            roi_align(spec, features, 7),
+            TwoMLPHead(spec.channels * 49, spec.hidden),
+            FloatPredictor(spec.hidden, spec.classes + 1),
+            fg_iou_thresh=0.5,
+            bg_iou_thresh=0.5,
+            batch_size_per_image=spec.samples,
+            positive_fraction=0.25,
+            bbox_reg_weights=None,
+            score_thresh=MIN_SCORE,
+            nms_thresh=0.5,
+            detections_per_img=spec.detections,
+            **mask_layers(spec, features),
+        )
+
+    def output_modules(self) -> list[nn.Module]:
+        return [self.box_predictor]
+
+
 def build_head(spec: DetectorSpec, features: FeaturePyramid) -> DetectorHead:
     """Build the head that ``spec.head`` names."""
-    if spec.head not in DETECTOR_HEADS:
-        raise UserError(f"There is no detector head '{spec.head}'.{did_you_mean(spec.head, list(DETECTOR_HEADS))}")
     head = DETECTOR_HEADS[spec.head]
-    if isinstance(head, str):
-        module, _, name = head.partition(":")
-        head = getattr(importlib.import_module(module), name)
-    return head(spec, features)
+    return (pkgutil.resolve_name(head) if isinstance(head, str) else head)(spec, features)

@@ -44,9 +44,6 @@ class DetectorSpec:
     octaves: int = 1  # anchor sizes per level, each twice the one before
     maskless: tuple[int, ...] = ()  # classes without a training mask: the head's masks of these are random
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "maskless", tuple(self.maskless))  # JSON has lists
-
     def anchor_sizes(self, stride: float) -> tuple[float, ...]:
         """Return the sides of the square anchors of a level, in pixels."""
         return tuple(self.anchors * stride * 2**octave for octave in range(self.octaves))

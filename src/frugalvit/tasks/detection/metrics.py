@@ -13,8 +13,6 @@ from torchvision.ops import box_convert, box_iou
 
 from frugalvit.tasks.detection.coco import CocoData, CocoImage, rle
 
-_AREAS = ((0, 32**2), (32**2, 96**2), (96**2, float("inf")))
-"""Square pixels of COCO's small, medium and large objects; an object on a limit has both sizes."""
 _MIN_OVERLAP = 0.5
 """IoU from which COCO counts a box as detected."""
 
@@ -30,9 +28,9 @@ class AveragePrecision:
     ap: float | None
     ap50: float | None
     ap75: float | None
-    small: float | None
-    medium: float | None
-    large: float | None
+    ap_small: float | None
+    ap_medium: float | None
+    ap_large: float | None
     curves: dict[str, list[float]]
     classes: list[float | None]
 
@@ -59,21 +57,22 @@ def average_precision(
         for entry in detections
     ]
     if not results:  # faster-coco-eval before 1.8 cannot load an empty list
-        return _without_detections(images, data)
+        results = [{"image_id": 1, "category_id": data.category_ids[0], "score": 0.0, "bbox": [0.0, 0.0, 1e-6, 1e-6]}]
     with contextlib.redirect_stdout(io.StringIO()):
         truth = COCO(ground_truth(images, data))
         evaluation = COCOeval_faster(
             truth,
             truth.loadRes(results),
             iouType=kind,  # type: ignore[arg-type]
-            print_function=_print_nothing,
+            print_function=lambda *_, **__: None,
         )
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
     precision = evaluation.eval["precision"][..., 0, -1]  # (IoU, recall, class), all areas, most detections
     stats = [None if value < 0 else float(value) for value in evaluation.stats[:6]]  # -1: no such object
-    return AveragePrecision(*stats, curves=_curves(precision), classes=_per_class(precision))
+    classes = [float(part[part > -1].mean()) if (part > -1).any() else None for part in np.moveaxis(precision, 2, 0)]
+    return AveragePrecision(*stats, curves=_curves(precision), classes=classes)
 
 
 def ground_truth(images: Sequence[CocoImage], data: CocoData) -> dict[str, Any]:
@@ -99,34 +98,12 @@ def ground_truth(images: Sequence[CocoImage], data: CocoData) -> dict[str, Any]:
     }
 
 
-def _without_detections(images: list[CocoImage], data: CocoData) -> AveragePrecision:
-    """Return 0 for everything that has objects."""
-    objects = [entry for image in images for entry in image.learnable()]
-    sizes = [0.0 if any(low <= o["area"] <= high for o in objects) else None for low, high in _AREAS]
-    present = {entry["category_id"] for entry in objects}
-    classes = [0.0 if identity in present else None for identity in data.category_ids]
-    total = 0.0 if objects else None
-    return AveragePrecision(total, total, total, *sizes, curves={}, classes=classes)
-
-
 def _curves(precision: np.ndarray) -> dict[str, list[float]]:
     present = [k for k in range(precision.shape[2]) if precision[0, 0, k] > -1]
     if not present:
         return {}
     overlaps = {"IoU 0.50": 0, "IoU 0.75": 5, "IoU 0.90": 8}
     return {name: [float(v) for v in precision[index][:, present].mean(1)] for name, index in overlaps.items()}
-
-
-def _per_class(precision: np.ndarray) -> list[float | None]:
-    means: list[float | None] = []
-    for number in range(precision.shape[2]):
-        values = precision[:, :, number]
-        means.append(float(values[values > -1].mean()) if (values > -1).any() else None)
-    return means
-
-
-def _print_nothing(*_: object, **__: object) -> None:
-    """Keep faster-coco-eval's tables off standard output."""
 
 
 def agreement(truth: list[dict[str, Any]], detections: list[dict[str, Any]]) -> float:

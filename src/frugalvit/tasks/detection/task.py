@@ -8,9 +8,10 @@ import torch
 from faster_coco_eval.core import mask as run_length
 from torch import Tensor, nn
 
-from frugalvit.tasks.dense.loader import StepLoader, share
+from frugalvit.tasks.dense.loader import ImageReader, StepLoader, share
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask
+from frugalvit.tasks.detection.coco import CocoData, CocoImage
 from frugalvit.tasks.detection.dataset import DetectionDataset, Objects, View, make_targets, padded_size, stack_images
 from frugalvit.tasks.detection.layers import Target
 from frugalvit.tasks.detection.metrics import AveragePrecision, average_precision
@@ -31,7 +32,7 @@ class DetectionTask(DenseTask):
     """A detector and its losses."""
 
     best_metric = "box_ap"
-    feeding: StepLoader[tuple[Tensor, Objects]] | None
+    loader: StepLoader[tuple[Tensor, Objects]] | None
     evaluated: DetectionDataset | None
 
     def __init__(self, net: Detector, view: View, **settings: Any) -> None:
@@ -44,6 +45,9 @@ class DetectionTask(DenseTask):
     def pyramid(self) -> Pyramid:
         return self.net.features.pyramid
 
+    def make_dataset(self, items: list[CocoImage], data: CocoData, pictures: ImageReader) -> DetectionDataset:
+        return DetectionDataset(items, data, pictures, self.net.spec.masks)
+
     def _check_outputs(self, module: nn.Module, inputs: Any, outputs: tuple[Any, Any]) -> None:
         if not self.training:
             parts = [part for output in outputs for part in (output if isinstance(output, list) else [output])]
@@ -52,9 +56,9 @@ class DetectionTask(DenseTask):
     # -- training
 
     def batch_at(self, step: int) -> DetectionBatch:
-        assert self.feeding is not None
-        self.seen = None
-        items, numbers = self.feeding.at(step)
+        assert self.loader is not None
+        self.last_evaluation = None
+        items, numbers = self.loader.at(step)
         pictures, objects = zip(*items, strict=True)
         before = [(pixels.shape[1], pixels.shape[2]) for pixels in pictures]
         rows = numbers.tolist()
@@ -70,14 +74,16 @@ class DetectionTask(DenseTask):
 
     def evaluate(self, step: int) -> dict[str, float]:
         assert self.evaluated is not None
-        self.seen = (self.evaluated, self.find(self.evaluated))
-        scores = summary_of(self.scores(*self.seen))
+        self.last_evaluation = (self.evaluated, self.find(self.evaluated))
+        scores = summary_of(self.scores(*self.last_evaluation))
         overall = {name: value for name, value in scores.items() if name.endswith(("ap", "ap50", "ap75"))}
         return {name: value for name, value in overall.items() if value is not None}
 
     def cached_detections(self, dataset: DetectionDataset) -> list[dict[str, Any]]:
         """Return the detections of a dataset; those of the last evaluation if no step followed it."""
-        return self.seen[1] if self.seen is not None and self.seen[0] is dataset else self.find(dataset)
+        if self.last_evaluation is not None and self.last_evaluation[0] is dataset:
+            return self.last_evaluation[1]
+        return self.find(dataset)
 
     def find(self, dataset: DetectionDataset) -> list[dict[str, Any]]:
         """Detect objects in all images, on all ranks. Detections are in the order of the images."""
@@ -132,9 +138,8 @@ class DetectionTask(DenseTask):
 def summary_of(scores: dict[str, AveragePrecision]) -> dict[str, float | None]:
     """Return box_ap, box_ap50, box_ap75, mask_ap, …; None if there is no such object."""
     names = {"bbox": "box", "segm": "mask"}
-    parts = (("ap", "ap"), ("ap50", "ap50"), ("ap75", "ap75"), ("small", "ap_small"), ("medium", "ap_medium"))
-    parts = (*parts, ("large", "ap_large"))
-    return {f"{names[kind]}_{key}": getattr(ap, part) for kind, ap in scores.items() for part, key in parts}
+    keys = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+    return {f"{names[kind]}_{key}": getattr(ap, key) for kind, ap in scores.items() for key in keys}
 
 
 def _entries(objects: Target, maskless: tuple[int, ...]) -> list[dict[str, Any]]:

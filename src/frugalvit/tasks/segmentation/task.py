@@ -13,10 +13,10 @@ from torch.nn import functional as F
 
 from frugalvit.config.dense import TestConfig
 from frugalvit.data.augment import color
-from frugalvit.tasks.dense.loader import StepLoader, share, to_device_flat
+from frugalvit.tasks.dense.loader import ImageReader, StepLoader, share, to_device_flat
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask
-from frugalvit.tasks.segmentation.dataset import SegmentationDataset
+from frugalvit.tasks.segmentation.dataset import Scene, SceneData, SegmentationDataset
 from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
 from frugalvit.tasks.segmentation.upernet import Segmenter, most_probable, probabilities
 from frugalvit.utils import console
@@ -97,7 +97,7 @@ class SegmentationTask(DenseTask):
     """
 
     best_metric = "miou"
-    feeding: StepLoader[tuple[Tensor, Tensor]] | None
+    loader: StepLoader[tuple[Tensor, Tensor]] | None
     evaluated: SegmentationDataset | None
 
     def __init__(
@@ -120,12 +120,15 @@ class SegmentationTask(DenseTask):
     def pyramid(self) -> Pyramid:
         return self.net.pyramid
 
+    def make_dataset(self, items: list[Scene], data: SceneData, pictures: ImageReader) -> SegmentationDataset:
+        return SegmentationDataset(items, data, pictures)
+
     # -- training
 
     def batch_at(self, step: int) -> SegmentBatch:
-        assert self.feeding is not None
-        self.seen = None
-        items, numbers = self.feeding.at(step)
+        assert self.loader is not None
+        self.last_evaluation = None
+        items, numbers = self.loader.at(step)
         side, rows = self.side, numbers.tolist()
         crops = [
             choose_crop(item[1], side, self.scales, self.largest_share, row)
@@ -162,16 +165,16 @@ class SegmentationTask(DenseTask):
 
     def evaluate(self, step: int) -> dict[str, float]:
         assert self.evaluated is not None
-        self.seen = (self.evaluated, self.scores(self.evaluated, TestConfig()))
-        return self.seen[1][0].summary()
+        self.last_evaluation = (self.evaluated, self.scores(self.evaluated, TestConfig()))
+        return self.last_evaluation[1][0].summary()
 
     def cached_scores(
         self, dataset: SegmentationDataset, test: TestConfig
     ) -> tuple[Confusion, list[tuple[int, float]]]:
         """Return the scores of a dataset. With default ``test`` reuse those of an evaluation after the last step."""
         is_default = test.model_dump() == TestConfig().model_dump()
-        if self.seen is not None and self.seen[0] is dataset and is_default:
-            return self.seen[1]
+        if self.last_evaluation is not None and self.last_evaluation[0] is dataset and is_default:
+            return self.last_evaluation[1]
         return self.scores(dataset, test)
 
     def scores(self, dataset: SegmentationDataset, test: TestConfig) -> tuple[Confusion, list[tuple[int, float]]]:

@@ -1,8 +1,9 @@
-"""The training run that detection and segmentation share."""
+"""What the commands of detection and segmentation share: train, eval, predict."""
 
 import statistics
+import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -12,7 +13,7 @@ from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
-from frugalvit.config.dense import TransferConfig
+from frugalvit.config.dense import DetectEvalConfig, SegmentEvalConfig, TransferConfig
 from frugalvit.config.resolved import ResolvedTransferConfig
 from frugalvit.data.dataset import FileExamples
 from frugalvit.engine.distributed import collective_timeout
@@ -24,15 +25,19 @@ from frugalvit.experiment.auto_values import Facts
 from frugalvit.experiment.dense_auto_values import resolve_dense_input
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.resume import network_keywords
-from frugalvit.experiment.summary import describe_weights, finite, run_facts
+from frugalvit.experiment.summary import describe_weights, finite, run_facts, run_result
 from frugalvit.runs import layout
 from frugalvit.runs.data_record import SkippedFile, write_data_usage
 from frugalvit.tasks.dense.checkpoint import save_trained
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader, worker_count
+from frugalvit.tasks.dense.task import DenseTask
+from frugalvit.utils import console
+from frugalvit.utils.files import make_folder
 from frugalvit.utils.tables import CommandResult, Table
 
 C = TypeVar("C", bound=TransferConfig)
 R = TypeVar("R", bound=ResolvedTransferConfig)
+E = TypeVar("E", DetectEvalConfig, SegmentEvalConfig)
 
 
 class DenseExperiment(Experiment[C, R]):
@@ -47,23 +52,18 @@ class DenseExperiment(Experiment[C, R]):
     eval_split: str
     unseen: list[Any] | None  # test, if there is also val
 
-    # -- what differs between detection and segmentation
+    # -- the parts that a task names: functions above its experiment
 
-    @abstractmethod
-    def open_annotations(self) -> Any:
-        """Open the data of ``self.options``."""
-
-    @abstractmethod
-    def make_dataset(self, items: list[Any], pictures: ImageReader) -> Any:
-        """Pair images with their annotations."""
-
-    @abstractmethod
-    def make_schedule(self, steps: int) -> Schedule:
-        """Return the learning rate over ``steps``."""
-
-    @abstractmethod
-    def score_task(self, dataset: Any, folder: Path | None) -> dict[str, Any]:
-        """Score the task on a dataset; write the material of the report into the folder."""
+    open_annotations: Callable[[Any], Any]
+    """options -> data"""
+    make_task: Callable[[Any, Any, Backbone], DenseTask]
+    """config, data, backbone -> task"""
+    make_schedule: Callable[[Any, int], Schedule]
+    """config, steps -> learning rate"""
+    score_task: Callable[[Any, Any, Path | None], dict[str, Any]]
+    """task, dataset, folder -> scores; writes the material of the report into the folder"""
+    make_tables: Callable[[dict[str, Any]], list[Table]]
+    """summary -> tables to print"""
 
     @abstractmethod
     def model_facts(self) -> dict[str, Any]:
@@ -77,10 +77,8 @@ class DenseExperiment(Experiment[C, R]):
         return super().run()
 
     def open_data(self, fabric: Fabric | None) -> Any:
-        data, options = self.open_annotations(), self.options
-        self.items, self.eval_items, self.eval_split, self.unseen = choose_splits(
-            data.splits, str(options.data), options.split
-        )
+        data, options = self.open_annotations(self.options), self.options
+        self.items, self.eval_items, self.eval_split, self.unseen = choose_splits(data.splits, str(options.data))
         return data
 
     def facts(self) -> Facts:
@@ -106,7 +104,10 @@ class DenseExperiment(Experiment[C, R]):
 
     def build_plan(self) -> TrainPlan:
         plan = TrainPlan.from_config(self.config, len(self.items), self.fabric.world_size)
-        return replace(plan, lr=self.make_schedule(plan.steps), evaluate_every=self.config.evaluate_every)
+        return replace(plan, lr=self.make_schedule(self.config, plan.steps), evaluate_every=self.config.evaluate_every)
+
+    def build_task(self) -> DenseTask:
+        return self.make_task(self.config, self.data, self.backbone)
 
     def training_files(self) -> tuple[FileExamples, Sequence[str], str]:
         annotations = list(dict.fromkeys(item.truth for item in self.items))
@@ -143,25 +144,25 @@ class DenseExperiment(Experiment[C, R]):
         pictures = open_pictures(items, config.cache.where, self.fabric.device)
         bad = pictures.find_bad(worker_count(config.workers), config.cache.max_bad)
         builders.check_same_images(self.fabric, len(items) - len(bad), len(items), config)
-        return self.make_dataset(items, pictures)
+        return self.task.make_dataset(items, self.data, pictures)
 
     def _open_eval_set(self, items: list[Any]) -> Any:
         """Open the images to score on; unreadable ones are named and left out."""
         config, device = self.config, self.fabric.device
         intact, pictures = readable(items, config.cache.max_bad, config.workers, config.cache.where, device)
         builders.check_same_images(self.fabric, len(intact), len(items), config)
-        return self.make_dataset(intact, pictures)
+        return self.task.make_dataset(intact, self.data, pictures)
 
     def _record_usage(self) -> None:
         """Write the notes on the data, the number of images of each split, and the files that were skipped."""
         bad = [SkippedFile(name, *entry) for name, part in self.used.items() for entry in part.pictures.bad]
         used = {name: len(part) - len(part.pictures.faults) for name, part in self.used.items()}
-        while_training = ["train"] if not self.used["train"].pictures.keeps else []
+        while_training = ["train"] if not self.used["train"].pictures.is_cached else []
         write_data_usage(self.run_folder, self.data.notes, used, [*self.data.bad, *bad], while_training)
 
     def compile_task(self) -> None:
         if self.config.compile is True:
-            self.task.pyramid.compile(dynamic=True)
+            self.task.compile_with(graphs=False)
 
     def score(self, outcome: dict[str, Any]) -> dict[str, Any]:
         """Score the best weights on test; without it, on the images of the evaluations."""
@@ -171,9 +172,9 @@ class DenseExperiment(Experiment[C, R]):
         self._record_usage()
         run, task = self.run_folder, self.task
         if self.load_best(outcome):
-            task.seen = None
+            task.last_evaluation = None
         with collective_timeout(self.fabric, self.config.peer_timeout):
-            scores = self.score_task(final, run.folder if run.writer else None)
+            scores = self.score_task(task, final, run.folder if run.writer else None)
         return {
             "run": str(run.folder),
             "task": self.kind,
@@ -196,6 +197,11 @@ class DenseExperiment(Experiment[C, R]):
             run.picture(f"{layout.PICTURES}/{picture.stem}", picture)
         return {"classes": list(self.data.classes)}
 
+    def result(self, summary: dict[str, Any]) -> CommandResult:
+        tables = self.make_tables(summary)
+        commands = [f"frugalvit {self.kind} predict {console.shell_quote(summary['run'])} IMAGE…"]
+        return replace(run_result(summary, tables[0], commands), tables=tables)
+
 
 def _list_files(paths: list[Path]) -> FileExamples:
     """Return files as images whose fingerprint depends on their names, not on the folder."""
@@ -204,22 +210,15 @@ def _list_files(paths: list[Path]) -> FileExamples:
     return files
 
 
-def choose_splits(
-    splits: dict[str, list[Any]], data: str, mode: str
-) -> tuple[list[Any], list[Any], str, list[Any] | None]:
-    """Return training images, evaluation images, the name of their split, and test images if there is also val.
-
-    mode: how the splits were made (--split)
-    """
+def choose_splits(splits: dict[str, list[Any]], data: str) -> tuple[list[Any], list[Any], str, list[Any] | None]:
+    """Return training images, evaluation images, the name of their split, and test images if there is also val."""
     if not splits.get("train"):
         raise UserError(f"{data} has no training images; its splits are {', '.join(splits) or 'empty'}.")
     if splits.get("val"):
         return splits["train"], splits["val"], "val", splits.get("test") or None
     if splits.get("test"):
         return splits["train"], splits["test"], "test", None  # evaluated only: it chooses nothing
-    if mode in ("auto", "remake"):
-        raise UserError(f"{data} has one image; at least two are needed, one to train on and one to score on.")
-    raise UserError(f"{data} has no images to score on: no val, no test. Use --split auto, which makes val from train.")
+    raise UserError(f"{data} has no images to score on. --split auto makes val from train, which needs two images.")
 
 
 def readable(
@@ -240,11 +239,52 @@ def readable(
 
 def open_pictures(items: list[Any], where: str = "auto", device: torch.device | None = None) -> ImageReader:
     sizes = [(item.height, item.width) for item in items]
-    return ImageReader(
-        [item.path for item in items], sizes, where=where, device=None if device is None else str(device)
-    )
+    return ImageReader([item.path for item in items], sizes, where=where, device=device)
 
 
 def limit_warmup(warmup: int, steps: int) -> int:
     """Return the warm-up in steps, at most a fifth of the run."""
     return min(warmup, steps // 5)
+
+
+# -- eval and predict
+
+
+def evaluate_model(
+    config: E,
+    open_model: Callable[[E], tuple[DenseTask, Any, str]],
+    score: Callable[[Any, Any, Path | None], dict[str, Any]],
+    make_tables: Callable[[dict[str, Any]], list[Table]],
+) -> CommandResult:
+    """Score a trained model on a split; with --out write pictures and the table of classes.
+
+    open_model: returns the task, the data with one split, and the name of what is scored
+    """
+    start = time.monotonic()
+    folder = None if config.out is None else make_folder(check_empty_folder(config.out))
+    task, data, scored_on = open_model(config)
+    for note in data.notes:
+        console.info(note)
+    (split,) = data.splits.values()
+    items, pictures = readable(split)
+    scores = score(task, task.make_dataset(items, data, pictures), folder)
+    task.refuse_nonfinite(config.model)
+    seconds = round(time.monotonic() - start, 2)
+    named = {"scored_on": scored_on, "scored_images": len(items), "seconds": seconds}
+    summary = {"run": config.model, **scores, **named}
+    return CommandResult(summary, make_tables(summary), [f"pictures  {folder}/{layout.PICTURES}"] if folder else [])
+
+
+def unique_names(paths: list[Path]) -> list[str]:
+    """Return a unique name for every file: its stem, with a number if two files have the same."""
+    stems = [path.stem for path in paths]
+    is_unique = len(set(stems)) == len(stems)
+    return stems if is_unique else [f"{stem}_{number}" for number, stem in enumerate(stems, 1)]
+
+
+def check_empty_folder(out: str) -> Path:
+    """Return the folder if it is empty: earlier results, or the images themselves, are never overwritten."""
+    folder = Path(out)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} already exists and is not empty. Choose another folder with --out.")
+    return folder

@@ -6,41 +6,32 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image, UnidentifiedImageError
-from PIL.TiffImagePlugin import TiffImageFile
 
-from frugalvit.data.decode import known_formats, read_header
+from frugalvit.data.decode import decode, known_formats
 from frugalvit.data.splits import hold_out
-from frugalvit.data.unreadable import UnreadableImage
+from frugalvit.data.unreadable import UnreadableImage, check_unreadable
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import SkippedFile
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
-from frugalvit.utils.text import pluralize
+from frugalvit.utils.text import pluralize, truncate_list
 
 UNREADABLE = (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError)
 """What Pillow raises for a file that is not an image, or too large."""
-_ROTATED = range(5, 9)  # EXIF orientations that swap width and height
-_WIDTH, _HEIGHT, _ORIENTATION = 0x0100, 0x0101, 0x0112  # tags of TIFF and EXIF
-_MAX_WARNINGS = 10
-"""Unreadable images that are named one by one."""
+_ORIENTATION = 0x0112  # tag of EXIF
 
 
 def find_image_folder(where: Path, annotations: Path, names: Sequence[str]) -> Path:
     """Find the folder that holds all images that a JSON file names, in the usual layouts."""
     stem = annotations.stem.removeprefix("instances_")
-    folders = [
-        annotations.parent,
-        where,
-        *(base / part for base in (where, where / "images") for part in ("images", stem)),
-    ]
-    folders += [where / "images" / stem.rstrip("0123456789"), where / stem.rstrip("0123456789")]
+    parts = ("", "images", stem, f"images/{stem}", stem.rstrip("0123456789"), f"images/{stem.rstrip('0123456789')}")
+    folders = [annotations.parent, *(where / part for part in parts)]
     best = max(folders, key=lambda folder: sum((folder / name).is_file() for name in names[:8]))
     absent = [name for name in names if not (best / name).is_file()]
     if absent:
-        more = f" and {len(absent) - 1:,} more" if len(absent) > 1 else ""
         raise UserError(
-            f"{annotations.name} names missing images: {absent[0]}{more} (searched {best} and other folders). Put the "
-            f"images beside it, or into {where / 'images'}."
+            f"{annotations.name} names missing images: {truncate_list(absent)} (searched {best} and other folders). "
+            f"Put the images beside it, or into {where / 'images'}."
         )
     return best
 
@@ -54,7 +45,7 @@ def read_image_sizes(
     bad:     list to which unreadable images are added
     """
     with ThreadPoolExecutor(min(16, 4 * cores())) as pool:
-        results = pool.map(_size_or_fault, paths, chunksize=32)
+        results = pool.map(read_image_size, paths, chunksize=32)
         sizes = list(console.progress(results, total=len(paths), label="checking images"))
     faults = [size for size in sizes if isinstance(size, UnreadableImage)]
     warn_unreadable(faults, len(paths), max_bad)
@@ -62,54 +53,37 @@ def read_image_sizes(
     return [None if isinstance(size, UnreadableImage) else size for size in sizes]
 
 
-def _size_or_fault(path: Path) -> tuple[int, int] | UnreadableImage:
-    try:
-        return read_image_size(path)
-    except UnreadableImage as fault:
-        return fault
+def read_image_size(path: Path) -> tuple[int, int] | UnreadableImage:
+    """Read the (height, width) of an upright image; return the error of an unreadable one.
 
-
-def read_image_size(path: Path) -> tuple[int, int]:
-    """Read the (height, width) of an upright image from its header, or raise ``UnreadableImage``."""
+    The header is enough, unless EXIF rotates the image: versions of Pillow disagree about the size of a rotated TIFF.
+    """
     try:
         with Image.open(path, formats=known_formats()) as image:
-            width, height = image.size
-            if isinstance(image, TiffImageFile):  # newer versions of Pillow give the upright size, older the stored one
-                width, height = int(image.tag_v2[_WIDTH]), int(image.tag_v2[_HEIGHT])
-            is_rotated = _orientation(image) in _ROTATED
-    except UNREADABLE as error:
-        read_header(path)  # raises with a better reason for most files
-        raise UnreadableImage(str(path), " ".join(str(error).replace(str(path), "").split())[:100]) from None
-    return (width, height) if is_rotated else (height, width)
-
-
-def _orientation(image: Image.Image) -> int:
+            if image.getexif().get(_ORIENTATION, 1) == 1:
+                return image.height, image.width
+    except UNREADABLE:
+        pass  # decoding names the reason
     try:
-        return image.getexif().get(_ORIENTATION, 1)
-    except UNREADABLE:  # a PNG may have EXIF after its pixels; the decoder reports a truncated file
-        return 1
+        height, width, _ = decode(path).shape
+    except UnreadableImage as fault:
+        return fault
+    return height, width
 
 
 def warn_unreadable(faults: Sequence[UnreadableImage], count: int, max_bad: float) -> None:
     """Warn of unreadable images; raise UserError if they are more than this share of ``count``."""
     check_bad(faults, count, max_bad)
-    for fault in faults[:_MAX_WARNINGS]:
-        console.warning(f"{fault} (left out)")
-    if len(faults) > _MAX_WARNINGS:
-        console.warning(f"left out as well: {pluralize(len(faults) - _MAX_WARNINGS, 'unreadable image')}")
+    if faults:
+        console.warning(
+            f"left out {pluralize(len(faults), 'unreadable image')}: {truncate_list([str(fault) for fault in faults])}"
+        )
 
 
 def check_bad(faults: Sequence[UnreadableImage], count: int, max_bad: float) -> None:
     """Raise UserError if more than this share of ``count`` images is unreadable, or all are."""
-    if not faults:
-        return
-    first = f"the first: {faults[0].name} ({faults[0].reason})"
-    if len(faults) == count:
-        raise UserError(f"None of the {count} images can be read, {first}.")
-    if len(faults) > max_bad * count:
-        raise UserError(
-            f"{len(faults)} of {count} images cannot be read, {first}. Fix or remove them, or raise --cache.max-bad."
-        )
+    limit = max(0, min(count - 1, int(max_bad * count)))
+    check_unreadable([(fault.name, fault.reason) for fault in faults], limit, count)
 
 
 def make_splits(splits: dict[str, list[Any]], mode: str, fraction: float, notes: list[str]) -> dict[str, list[Any]]:
