@@ -9,9 +9,11 @@ import pytest
 from frugalvit.cli.flags import make_parser, parse
 from frugalvit.config import compare, tools
 from frugalvit.config.base import Config, flatten, set_dotted
-from frugalvit.config.dense import DetectConfig, SegmentConfig
+from frugalvit.config.dense import DetectConfig, SegmentConfig, SegmentEvalConfig
 from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.probe import BenchStepConfig, EmbedConfig, KnnConfig
 from frugalvit.config.run import RunConfig
+from frugalvit.config.tools import CorrespondConfig
 from frugalvit.config.train import PredictConfig, TrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
@@ -222,3 +224,26 @@ def test_home_folders_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     images = PredictConfig.parse({"model": "~/m", "images": ["~/a.jpg", "b.jpg"]}).images
     assert (config.data, config.out, config.init) == ("/home/me/photos", "a~/b", "/home/me/run")
     assert images == ["/home/me/a.jpg", "b.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("config", "values", "flags"),
+    [
+        (SegmentEvalConfig, {"test": {"scales": [1.0]}}, "--scales .* --multi-scale"),
+        (SegmentEvalConfig, {"test": {"flip": False}}, "--flip .* --multi-scale"),
+        (KnnConfig, {"blocks": 2}, "--blocks .* --features last_blocks"),
+        (EmbedConfig, {"known": "x.csv"}, "--known .* --select"),
+        (EmbedConfig, {"count": 3}, "--count .* --neighbours"),
+        (EmbedConfig, {"picture": "x.png"}, "--picture .* --neighbours or --select or --duplicates"),
+        (BenchStepConfig, {"kind": "pretrain", "localization": 0.3}, "--localization .* --kind train"),
+        (BenchStepConfig, {"kind": "train", "prototypes": 64}, "--prototypes .* --kind pretrain"),
+        (BenchStepConfig, {"kind": "train", "workers": 3}, "--workers .* --against"),
+        (CorrespondConfig, {"images": ["x.png"], "limit": 3}, "--limit .* --data"),
+        (CorrespondConfig, {"data": "x", "fit": "whole"}, "--fit .* --images"),
+    ],
+)
+def test_options_without_effect_are_errors(config: Any, values: dict[str, Any], flags: str) -> None:
+    if config is not BenchStepConfig:
+        values = {"model": "m"} | ({} if config is CorrespondConfig else {"data": "d"}) | values
+    with pytest.raises(UserError, match=flags):
+        config.parse(values)

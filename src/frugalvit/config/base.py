@@ -30,6 +30,22 @@ class Config(pydantic.BaseModel):
             return [cls._expand_home(one) for one in value]
         return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
 
+    @pydantic.model_validator(mode="after")
+    def _check_partners(self) -> Self:
+        """Reject an option that has no effect because the option it ``needs`` is not set."""
+        for name, field in type(self).model_fields.items():
+            extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+            needs = str(extra.get("needs") or "")
+            default = tuple(field.default) if isinstance(field.default, list) else field.default
+            value = getattr(self, name)
+            if not needs or (tuple(value) if isinstance(value, list) else value) == default:
+                continue
+            partners = [part.partition("=") for part in needs.split(" or ")]
+            if not any(getattr(self, one) == wanted if wanted else getattr(self, one) for one, _, wanted in partners):
+                flags = [f"--{one.replace('_', '-')} {wanted}".strip() for one, _, wanted in partners]
+                raise ValueError(f"--{name.replace('_', '-')} has no effect without {' or '.join(flags)}")
+        return self
+
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
         """Validate nested ``values``; the first mistake is raised as a one-line ``UserError``."""
@@ -54,15 +70,17 @@ def option(
     short: str | None = None,
     positional: bool = False,
     hidden: bool = False,
+    needs: str | None = None,
     **limits: Any,
 ) -> Any:
     """Define an option with its help text.
 
     short: a second flag for a dotted or long option, e.g. ``--continue``
     hidden: not in ``--help``; the option exists to be refused with a reason
+    needs: options of the same group, one of which must be set, else this one is refused: ``"select or features=grid"``
     limits: pydantic's (``ge=0``, ``gt=0``, ``le=1``, ``default_factory=...``)
     """
-    extra = {"short": short, "positional": positional, "hidden": hidden}
+    extra = {"short": short, "positional": positional, "hidden": hidden, "needs": needs}
     if "default_factory" in limits:
         return pydantic.Field(description=help, json_schema_extra=extra, **limits)
     return pydantic.Field(default, description=help, json_schema_extra=extra, **limits)

@@ -164,9 +164,11 @@ class TestConfig(Config):
 
     multi_scale: bool = option(False, "average over several scales and flips", short="--multi-scale")
     scales: list[Positive] = option(
-        (0.5, 0.75, 1.0, 1.25, 1.5, 1.75), "scales relative to img-size, separated by spaces (with --multi-scale)"
+        (0.5, 0.75, 1.0, 1.25, 1.5, 1.75),
+        "scales relative to img-size, separated by spaces (with --multi-scale)",
+        needs="multi_scale",
     )
-    flip: bool = option(True, "also mirror each (with --multi-scale)")
+    flip: bool = option(True, "also mirror each (with --multi-scale)", needs="multi_scale")
     window: Whole | Auto = option("auto", "side of a sliding window; auto: img-size with --multi-scale; 0: full images")
 
 

@@ -78,7 +78,7 @@ class FeaturesConfig(ExtractConfig):
     """The features to extract."""
 
     features: Literal["pooled", "last_blocks"] = option("pooled", _FEATURES)
-    blocks: int = option(4, _BLOCKS, ge=1)
+    blocks: int = option(4, _BLOCKS, ge=1, needs="features=last_blocks")
 
 
 class ProbeConfig(FeaturesConfig):
@@ -151,11 +151,17 @@ class EmbedConfig(FeaturesConfig):
         "pooled", "pooled, last_blocks, or the grid of tokens"
     )
     neighbours: str | None = option(None, "draw the nearest neighbours of this image file")
-    count: int = option(10, "number of neighbours", ge=1)
+    count: int = option(10, "number of neighbours", ge=1, needs="neighbours")
     select: int | None = option(None, "choose this many representative images to label, as a table and a picture", ge=1)
-    known: str | None = option(None, "table or folder of images that are already labelled, for --select")
+    known: str | None = option(
+        None, "table or folder of images that are already labelled, for --select", needs="select"
+    )
     duplicates: float | None = option(None, "group images with at least this cosine similarity, e.g. 0.98", gt=0, le=1)
-    picture: str | None = option(None, "file of the picture (default: neighbours.png, or beside the table)")
+    picture: str | None = option(
+        None,
+        "file of the picture (default: neighbours.png, or beside the table)",
+        needs="neighbours or select or duplicates",
+    )
 
     @pydantic.model_validator(mode="after")
     def _check_contradictions(self) -> Self:
@@ -188,8 +194,8 @@ class BenchStepConfig(Config):
     backbone: str = option("swin_tiny_w7", "model name")
     img_size: int = option(224, "input size in pixels", ge=8)
     batch: int = option(64, "images per step", ge=2)
-    prototypes: int = option(65536, "prototypes of each head; for pretrain", ge=2)
-    localization: float = option(0.5, "λ of Drloc; 0: without; for train", ge=0)
+    prototypes: int = option(65536, "prototypes of each head; for pretrain", ge=2, needs="kind=pretrain")
+    localization: float = option(0.5, "λ of Drloc; 0: without; for train", ge=0, needs="kind=train")
     steps: int = option(30, "timed steps; the median of groups of five is reported", ge=5)
     device: Device = option("auto", "device to compute on")
     precision: Precision = option("auto", PRECISION)
@@ -197,5 +203,5 @@ class BenchStepConfig(Config):
         "auto", "torch.compile the step on a GPU; graphs: replay it as CUDA graphs; auto: as in a long run"
     )
     against: bool = option(False, "also time the paper's algorithm as written: loops, full softmax, no compilation")
-    workers: int = option(2, "worker processes of the baseline DataLoader, for --against", ge=0)
+    workers: int = option(2, "worker processes of the baseline DataLoader, for --against", ge=0, needs="against")
     profile: str | None = option(None, "write the time of each kernel to this text file")

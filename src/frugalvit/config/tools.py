@@ -103,11 +103,13 @@ class CorrespondConfig(_LookConfig):
     images: list[str] = option([], "one image (its second view is mirrored and grey) or two", positional=True)
     against: list[str] = option([], "more models to draw and score")
     data: str | None = option(None, "score the matches on this dataset")
-    split: Literal["auto", "train", "val", "test"] = option("auto", "split of --data; auto: val, else test, else train")
-    limit: int = option(1000, "images to score, spread evenly over the split", ge=1)
-    batch: int = option(64, "images per batch", ge=1)
+    split: Literal["auto", "train", "val", "test"] = option(
+        "auto", "split of --data; auto: val, else test, else train", needs="data"
+    )
+    limit: int = option(1000, "images to score, spread evenly over the split", ge=1, needs="data")
+    batch: int = option(64, "images per batch", ge=1, needs="data")
     top: int = option(10, "number of most similar pairs", ge=1)
-    fit: Literal["crop", "whole"] = option("crop", "center crop of the evaluation, or the full image")
+    fit: Literal["crop", "whole"] = option("crop", "center crop of the evaluation, or the full image", needs="images")
     seed: Seed = option(0, "seed of the second views' colours")
     format: Literal["png", "svg", "pdf"] = option("png", "format of the figures")
 
