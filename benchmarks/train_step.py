@@ -35,7 +35,7 @@ from frugalvit.engine.compile import prepare_compiler, replays_by_itself
 from frugalvit.engine.hardware import configure_cuda, default_onednn, make_precision, pick_device
 from frugalvit.engine.step import TrainStep, make_optimizer
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_pretraining, resolve_training
+from frugalvit.experiment.defaults import AutoValues, Facts, resolve_pretraining, resolve_training
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
 from frugalvit.tasks.pretraining.task import PretrainingTask

@@ -25,7 +25,7 @@ from frugalvit.data.augmentation.transforms import MultiCrop
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batches
 from frugalvit.engine.schedules import Constant
-from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_training
+from frugalvit.experiment.defaults import AutoValues, Facts, resolve_training
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.tasks.pretraining.train import make_plan

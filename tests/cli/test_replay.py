@@ -9,9 +9,8 @@ import torch
 from frugalvit.cli import main as cli
 from frugalvit.cli.replay import _rebuild, replay
 from frugalvit.config.train import ReplayConfig, TrainConfig
-from frugalvit.data.loader import Batch
+from frugalvit.data.loader import Batch, BatchShard
 from frugalvit.errors import UserError
-from frugalvit.experiment.drloc_pairs import BatchShard
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.classification.train import train
 from helpers.tiny_runs import TRAIN, write_images

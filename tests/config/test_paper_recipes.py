@@ -10,7 +10,7 @@ from frugalvit import create_backbone
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.engine.schedules import Cosine
-from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_pretraining, resolve_training
+from frugalvit.experiment.defaults import AutoValues, Facts, resolve_pretraining, resolve_training
 from frugalvit.tasks.classification.train import make_plan, make_task
 
 FLOWERS = Facts(2040, 102, 500, "cuda", "swin", 27_500_000)

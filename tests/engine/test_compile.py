@@ -22,7 +22,7 @@ from frugalvit.data.loader import Batch
 from frugalvit.engine.compile import PAYS_FROM, compile_task, prepare_compiler
 from frugalvit.engine.schedules import Constant
 from frugalvit.engine.step import TrainPlan
-from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_training
+from frugalvit.experiment.defaults import AutoValues, Facts, resolve_training
 from frugalvit.objectives import DenseLocalization
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.classification.train import make_task, train

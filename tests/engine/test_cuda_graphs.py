@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 import train_step
 from frugalvit.config.probe import BenchStepConfig
-from frugalvit.engine import cuda_graphs
-from frugalvit.engine.cuda_graphs import WARM_UP, GraphedStep
+from frugalvit.engine import step as engine_step
 from frugalvit.engine.ema import EMA
 from frugalvit.engine.schedules import Constant, Cosine
-from frugalvit.engine.step import TrainStep
+from frugalvit.engine.step import WARM_UP, GraphedStep, TrainStep
 from frugalvit.errors import UserError
 
 Values = dict[str, Tensor]
@@ -50,7 +49,7 @@ def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
         return record
 
-    monkeypatch.setattr(cuda_graphs, "on_side_stream", lambda action, stream: action())
+    monkeypatch.setattr(engine_step, "on_side_stream", lambda action, stream: action())
     monkeypatch.setattr(GraphedStep, "_capture", _patched(make))
     return replays
 
@@ -74,12 +73,12 @@ def _patched(make: Callable[..., Any]) -> Callable[..., Any]:
     real = GraphedStep._capture
 
     def with_its_parameters(self: GraphedStep, action: Any, inputs: Any) -> Any:
-        before = cuda_graphs.capture
-        cuda_graphs.capture = make(list(self.parameters))
+        before = engine_step.capture
+        engine_step.capture = make(list(self.parameters))
         try:
             return real(self, action, inputs)
         finally:
-            cuda_graphs.capture = before
+            engine_step.capture = before
 
     return with_its_parameters
 
@@ -172,8 +171,8 @@ def test_capture_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(action: Any, stream: Any, pool: Any) -> Any:
         raise RuntimeError("operation not permitted\nwhen stream is capturing")
 
-    monkeypatch.setattr(cuda_graphs, "on_side_stream", lambda action, stream: action())
-    monkeypatch.setattr(cuda_graphs, "capture", refuse)
+    monkeypatch.setattr(engine_step, "on_side_stream", lambda action, stream: action())
+    monkeypatch.setattr(engine_step, "capture", refuse)
     for _ in range(WARM_UP):
         made.run(action, [torch.ones(2, 2), None, False])
     with pytest.raises(UserError, match=r"operation not permitted when stream is capturing.*Use --compile true"):

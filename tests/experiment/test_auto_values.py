@@ -14,8 +14,8 @@ from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
 from frugalvit.engine.step import TrainPlan
-from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_pretraining, resolve_training
-from frugalvit.experiment.dense_auto_values import resolve_detection
+from frugalvit.experiment.defaults import AutoValues, Facts, resolve_pretraining, resolve_training
+from frugalvit.experiment.dense_defaults import resolve_detection
 
 SWIN_T, NANO = 28_000_000, 400_000
 FLOWERS = Facts(2040, 102, 224, "cuda", "swin", SWIN_T)

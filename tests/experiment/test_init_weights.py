@@ -11,8 +11,8 @@ from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.builders import make_backbone
+from frugalvit.experiment.defaults import AutoValues
 from frugalvit.experiment.load_model import adopt_init_architecture
 
 NARROW = {"embed_dim": 8, "depths": [1, 1, 1], "num_heads": [1, 2, 2]}

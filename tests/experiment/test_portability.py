@@ -10,7 +10,7 @@ import torch
 import frugalvit
 from frugalvit.config.data import AugmentConfig, CropsConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.data.augmentation import affine
+from frugalvit.data.augmentation import operations
 from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import EvalTransform, MultiCrop, TrainAugment
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
@@ -101,10 +101,10 @@ def test_augmentation_needs_no_float64(kind: str) -> None:
 def test_bicubic_sampling_on_mps() -> None:
     """MPS has no bicubic sampling; the replacement differs by half a per cent on noise."""
     images, fill = torch.rand(6, 3, 24, 30), torch.full((3,), 0.5)
-    maps = affine.rotation(torch.linspace(-30, 30, 6))
-    expected = affine.affine(images, maps, fill, "bicubic")
+    maps = operations.rotation(torch.linspace(-30, 30, 6))
+    expected = operations.affine(images, maps, fill, "bicubic")
     with AppleGpu():
-        found = affine.affine(images.to(MPS), maps.to(MPS), fill.to(MPS), "bicubic")
+        found = operations.affine(images.to(MPS), maps.to(MPS), fill.to(MPS), "bicubic")
         torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=0.02)
 
 

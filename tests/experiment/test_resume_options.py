@@ -13,7 +13,7 @@ from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders, resume
-from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_training
+from frugalvit.experiment.defaults import AutoValues, Facts, resolve_training
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification.train import make_plan
 from frugalvit.tasks.pretraining.task import PretrainingTask

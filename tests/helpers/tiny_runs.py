@@ -12,6 +12,8 @@ import torch
 import yaml
 from PIL import Image
 
+from frugalvit.experiment import defaults
+
 TRAIN = {
     "backbone": "swin_nano",
     "backbone_args": {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]},
@@ -131,13 +133,13 @@ def _unequal(one: Any, other: Any, where: str = "") -> list[str]:
 
 def resolve(config: Any, images: int = 64, **facts: Any) -> Any:
     """The resolved configuration of a run on this many images of two classes, on a CPU."""
-    from frugalvit.experiment import auto_values, dense_auto_values
+    from frugalvit.experiment import dense_defaults
 
-    known, auto = auto_values.Facts(images, 2, 32, "cpu", **facts), auto_values.AutoValues()
+    known, auto = defaults.Facts(images, 2, 32, "cpu", **facts), defaults.AutoValues()
     if config.recipe_task() == "train":
-        return auto_values.resolve_training(config, known, auto)
+        return defaults.resolve_training(config, known, auto)
     if config.recipe_task() == "pretrain":
-        return auto_values.resolve_pretraining(config, known, auto)
+        return defaults.resolve_pretraining(config, known, auto)
     if config.recipe_task() == "segment":
-        return dense_auto_values.resolve_segmentation(config, known, auto)
-    return dense_auto_values.resolve_detection(config, known, [4, 8, 16, 32, 64], (False, "no masks"), auto)
+        return dense_defaults.resolve_segmentation(config, known, auto)
+    return dense_defaults.resolve_detection(config, known, [4, 8, 16, 32, 64], (False, "no masks"), auto)

@@ -31,7 +31,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data import open_data
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.cache import file_format
+from frugalvit.data.cache import store
 from frugalvit.data.decode import decode
 from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.errors import UserError
@@ -258,7 +258,7 @@ def test_decoded_images(tmp_path_factory: pytest.TempPathFactory, data: st.DataO
         images.copy_(torch.arange(images.numel()).view(images.shape) % 256)
         return torch.tensor([[4, 5]] * 3), torch.tensor([0, 1, 3]), [("two.png", "broken")]
 
-    file_format.write_file(path, "print", (4, 3, 4, 5), fill)
+    store.write_file(path, "print", (4, 3, 4, 5), fill)
     content = path.read_bytes()
     pixels = 3 * 3 * 4 * 5
     if data.draw(st.booleans()):
@@ -270,7 +270,7 @@ def test_decoded_images(tmp_path_factory: pytest.TempPathFactory, data: st.DataO
         tables = data.draw(st.just(content[pixels : pixels + 48]) | st.binary(min_size=48, max_size=48))
         trailer = struct.pack("<IQ", zlib.crc32(tables + text), len(text)) + content[-8:]
         path.write_bytes(content[:pixels] + tables + text + trailer)
-    opened = file_format.open_file(path, "print")
+    opened = store.open_file(path, "print")
     if opened is not None:
         assert opened.images.shape[1] == 3 and len(opened.sizes) == len(opened.index) and opened.sizes.min() > 0
 

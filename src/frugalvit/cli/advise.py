@@ -26,7 +26,7 @@ from frugalvit.engine.hardware import pick_device
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.auto_values import AutoValues, Facts, resolve_input, resolve_pretraining, resolve_training
+from frugalvit.experiment.defaults import AutoValues, Facts, resolve_input, resolve_pretraining, resolve_training
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.dense.annotation_kind import AnnotationInfo, find_annotation_kind
 from frugalvit.tasks.pretraining import train as pretrain

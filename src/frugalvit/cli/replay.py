@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from frugalvit.backbones.weights.safe_load import read_checkpoint
 from frugalvit.config.resolved import ResolvedPretrainConfig, ResolvedTrainConfig
 from frugalvit.config.train import ReplayConfig
-from frugalvit.data.loader import Batch
+from frugalvit.data.loader import Batch, BatchShard
 from frugalvit.engine.failure_dump import REPLAYABLE_TASKS, nonfinite_names
 from frugalvit.engine.schedules import Constant
 from frugalvit.engine.step import TrainPlan, seed_step
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.drloc_pairs import BatchShard
 from frugalvit.runs import layout
 from frugalvit.runs.layout import find_run
 from frugalvit.tasks.classification import train

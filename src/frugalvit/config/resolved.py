@@ -1,6 +1,6 @@
 """The configuration of a run after "auto" is resolved: frozen, and without "auto" in the fields that training uses.
 
-``experiment/auto_values.py`` makes these. "auto" stays where each machine chooses (device, precision, compile, workers,
+``experiment/defaults.py`` makes these. "auto" stays where each machine chooses (device, precision, compile, workers,
 cache), where it says how to read data, and in the options of a loss that is off.
 """
 # Narrower types than in the base class are sound here, because every Config is frozen. Pydantic takes a field from the

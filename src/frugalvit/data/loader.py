@@ -29,6 +29,15 @@ MAX_GROUPED_STEPS, MAX_GROUPED_PIXELS = 8, 2**23
 """Steps, and pixels of views, augmented in one call on a GPU. With more pixels the device is the bottleneck anyway."""
 
 
+@dataclass(frozen=True)
+class BatchShard:
+    """Which equal part of every batch this rank has."""
+
+    seed: int = 0
+    rank: int = 0
+    world: int = 1
+
+
 @dataclass
 class Batch:
     """One step's input.

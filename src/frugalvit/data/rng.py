@@ -17,6 +17,11 @@ def generator_for(seed: int, purpose: str, number: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
+def device_generator(seed: int, purpose: str, number: int, device: torch.device) -> torch.Generator:
+    """Return the same generator on a device."""
+    return torch.Generator(device).manual_seed(generator_for(seed, purpose, number).initial_seed())
+
+
 def uniform(count: int, columns: int, generator: torch.Generator) -> Tensor:
     """Draw (count, columns) uniform numbers in [0, 1), in double so that areas and angles round as in Python."""
     return torch.rand((count, columns), generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Decide when and how to compile a step; the task's ``compile_with`` decides what. Graphs: see ``cuda_graphs``."""
+"""Decide when and how to compile a step; the task's ``compile_with`` decides what. Graphs: see ``step``."""
 
 from typing import Literal
 

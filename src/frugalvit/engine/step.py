@@ -6,9 +6,12 @@ skips steps with non-finite gradients.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
@@ -16,17 +19,10 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from frugalvit.config.resolved import ResolvedRunConfig
-from frugalvit.engine.cuda_graphs import GraphedStep
-from frugalvit.engine.grad_guard import (
-    MOVED,
-    STATISTICS,
-    BufferSnapshot,
-    clip_per_tensor,
-    step_if_finite,
-    unwrapped,
-)
+from frugalvit.engine.failure_dump import is_out_of_memory
 from frugalvit.engine.schedules import Constant, Schedule
 from frugalvit.engine.task import Task
+from frugalvit.errors import UserError
 
 
 @dataclass
@@ -196,3 +192,179 @@ def steps_per_epoch(images: int, batch: int) -> int:
 def total_steps(steps: int | None, epochs: float, images: int, batch: int) -> int:
     """Return the length of a run in optimizer steps: ``steps`` if it is set, else that many epochs."""
     return steps if steps is not None else max(1, round(epochs * steps_per_epoch(images, batch)))
+
+
+# -- gradients between backward and the optimiser: clip them, skip non-finite steps, restore buffers
+
+_foreach: Any = torch  # the multi-tensor functions have private names
+
+
+def clip_per_tensor(parameters: list[nn.Parameter], limit: float) -> Tensor:
+    """Clip each gradient tensor to the norm ``limit``, as released EsViT does; return the global norm before."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    norms = _foreach._foreach_norm(gradients)
+    joint = torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
+    if limit > 0:
+        scales = _foreach._foreach_add(norms, 1e-6)
+        _foreach._foreach_reciprocal_(scales)
+        _foreach._foreach_mul_(scales, limit)
+        _foreach._foreach_clamp_max_(scales, 1.0)
+        _foreach._foreach_mul_(gradients, scales)
+    return joint
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """Return the optimiser without Fabric's wrapper; gradient scalers identify it by this object."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def step_if_finite(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool = False) -> Tensor:
+    """Step the optimiser if the gradients are finite, else count the step; return True if it was skipped.
+
+    On a GPU the decision stays on the device: fused AdamW reads ``found_inf`` and keeps weights and moments. With fp16
+    (``scaled``) the gradient scaler does the same and halves its scale.
+    """
+    bad = ~torch.isfinite(norm)
+    guard[0] = torch.where(bad, guard[0] + 1, torch.zeros_like(guard[0]))
+    guard[1] += bad
+    inner = unwrapped(optimizer)
+    if norm.device.type == "cuda":
+        inner.grad_scale, inner.found_inf = None, bad.float()
+        optimizer.step()
+    elif scaled or not bool(bad):
+        optimizer.step()
+    return bad
+
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""BatchNorm buffers, which every forward pass changes."""
+
+
+MOVED = (*STATISTICS, "center")
+"""All buffers that a step changes."""
+
+
+class BufferSnapshot:
+    """A copy of the buffers with these names, to restore later."""
+
+    def __init__(self, task: nn.Module, names: tuple[str, ...]) -> None:
+        kinds: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
+        for name, buffer in task.named_buffers():
+            if name.rpartition(".")[2] in names:
+                kinds[buffer.dtype].append(buffer)
+        self.kinds = list(kinds.values())
+        self.before: list[Tensor] = []
+
+    def save(self) -> None:
+        self.before = [_as_one(buffers) for buffers in self.kinds]
+
+    def restore(self) -> None:
+        for buffers, before in zip(self.kinds, self.before, strict=True):
+            _fill(buffers, before)
+
+    def restore_if(self, bad: Tensor) -> None:
+        """Restore if ``bad``; on a GPU without synchronising."""
+        if bad.device.type == "cpu" and not bool(bad):
+            return
+        for buffers, before in zip(self.kinds, self.before, strict=True):
+            _fill(buffers, torch.where(bad, before, _as_one(buffers)))
+
+
+def _as_one(buffers: list[Tensor]) -> Tensor:
+    return torch.cat([buffer.flatten() for buffer in buffers])
+
+
+def _fill(buffers: list[Tensor], values: Tensor) -> None:
+    parts = values.split([buffer.numel() for buffer in buffers])
+    _foreach._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)])
+
+
+# -- CUDA graphs: capture the gradients of a step and replay them
+#
+# With small images the CPU is the limit: it queues hundreds of kernels per step. A graph is one call, and reserves
+# memory. Inputs are copied into fixed tensors; dropout and stochastic depth read the generator's seed at each replay.
+# Clipping, the optimiser and the EMA stay outside the graph. The first steps run normally on a side stream: they
+# compile and load kernels, which must not happen during capture.
+
+WARM_UP = 3
+"""Normal steps before a kind of input is captured."""
+Inputs = Sequence[Tensor | bool | None]
+Values = dict[str, Tensor]
+
+
+class CapturedGraph(NamedTuple):
+    """A captured step: how to replay it, its input tensors, its losses and gradients."""
+
+    replay: Callable[[], None]
+    inputs: Inputs
+    values: Values
+    gradients: list[Tensor | None]
+
+
+class GraphedStep:
+    """Runs a step as CUDA graphs: one graph for each combination of shapes, flags and missing tensors."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+        self.parameters = parameters
+        self.stream = _stream(device) if device.type == "cuda" else None
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self.warmed_up: Counter[object] = Counter()
+        self.captured: dict[object, CapturedGraph] = {}
+
+    def run(self, action: Callable[..., Values], inputs: Inputs) -> Values:
+        """Run one step and return its losses (the next step overwrites them); gradients go to the parameters."""
+        kind = tuple((value.shape, value.dtype) if isinstance(value, Tensor) else value for value in inputs)
+        if kind not in self.captured:
+            self.warmed_up[kind] += 1
+            if self.warmed_up[kind] <= WARM_UP:
+                return on_side_stream(lambda: action(*inputs), self.stream)
+            self.captured[kind] = self._capture(action, inputs)
+        graph = self.captured[kind]
+        for fixed, value in zip(graph.inputs, inputs, strict=True):
+            if isinstance(fixed, Tensor) and isinstance(value, Tensor):
+                fixed.copy_(value)
+        graph.replay()
+        for parameter, gradient in zip(self.parameters, graph.gradients, strict=True):
+            parameter.grad = gradient
+        return graph.values
+
+    def _capture(self, action: Callable[..., Values], inputs: Inputs) -> CapturedGraph:
+        fixed = [value.clone() if isinstance(value, Tensor) else value for value in inputs]
+        try:
+            replay, values = capture(lambda: action(*fixed), self.stream, self.pool)
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"This step cannot be captured as a CUDA graph ({reason}…). Use --compile true.") from error
+        return CapturedGraph(replay, fixed, values, [parameter.grad for parameter in self.parameters])
+
+
+@functools.cache
+def _stream(device: torch.device) -> Any:
+    """Return one stream for all graphs: cuBLAS keeps a workspace per stream."""
+    return torch.cuda.Stream(device)
+
+
+def on_side_stream(action: Callable[[], Values], stream: Any) -> Values:
+    """Run on another stream: autograd accumulates gradients on the forward pass's stream."""
+    here = torch.cuda.current_stream()
+    stream.wait_stream(here)
+    with torch.cuda.stream(stream):
+        values = action()
+    here.wait_stream(stream)
+    return values
+
+
+def capture(action: Callable[[], Values], stream: Any, pool: Any) -> tuple[Callable[[], None], Values]:
+    """Capture an action as a graph; return its replay function and its output tensors.
+
+    Graphs of one ``pool`` share temporary memory, since no two run at once.
+    """
+    graph = torch.cuda.CUDAGraph()
+    # thread_local: threads that decode and prefetch images may allocate during the capture.
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        values = action()
+    return graph.replay, values

@@ -16,6 +16,7 @@ from frugalvit.backbones.weights.model_config import class_names as names_in_fol
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedRunConfig
 from frugalvit.config.run import RunConfig
+from frugalvit.config.train import DrlocConfig
 from frugalvit.data import open_data
 from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import Augment, EvalTransform
@@ -34,8 +35,9 @@ from frugalvit.engine import distributed
 from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import PAIR, AutoValue, AutoValues
+from frugalvit.experiment.defaults import PAIR, AutoValue, AutoValues
 from frugalvit.experiment.resume import network_keywords
+from frugalvit.objectives import RelativeLocalization
 from frugalvit.runs import layout
 from frugalvit.runs.layout import has_checkpoint
 from frugalvit.runs.run_folder import RunFolder, new_run_folder, read_data_facts
@@ -369,3 +371,12 @@ def check_same_images(fabric: Fabric, readable: int, total: int, config: RunConf
             f"The processes can read different images of {config.data} (this one {readable:,} of {total:,}). Check "
             "that every machine has all of them; use --cache.where off if some are unreadable everywhere."
         )
+
+
+def make_localization(settings: DrlocConfig, dim: int, largest: tuple[int, int]) -> RelativeLocalization:
+    """Build the loss for grids of ``dim`` channels and at most ``largest`` cells, hidden layers in autocast."""
+    variant, grid_size = settings.variant, settings.grid_size
+    if grid_size is None and variant in ("ce", "reg"):
+        grid_size = largest  # the number of classes depends on it
+    width = settings.head_width(dim)
+    return RelativeLocalization(dim, variant, settings.pairs, width, grid_size, settings.form, precision="autocast")

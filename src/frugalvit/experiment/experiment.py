@@ -1,5 +1,6 @@
 """Experiment: one training command, from its options to a finished run folder."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from frugalvit.engine.distributed import (
 from frugalvit.engine.trainer import RunInterrupted, TrainPlan, fit
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders, resume
-from frugalvit.experiment.auto_values import AutoValues, Facts, record_recipe, resolve_input
+from frugalvit.experiment.defaults import AutoValues, Facts, record_recipe, resolve_input
 from frugalvit.experiment.extra_objectives import load_plugins
 from frugalvit.experiment.load_model import adopt_init_architecture
 from frugalvit.report.page import write_report
@@ -30,7 +31,7 @@ from frugalvit.runs import layout
 from frugalvit.runs.layout import missing_parents, remove_empty_run
 from frugalvit.runs.run_folder import RunFolder, finished_summary
 from frugalvit.runs.trackers import check_trackers
-from frugalvit.utils import console
+from frugalvit.utils import console, launch_env
 from frugalvit.utils.tables import CommandResult, Table, as_text
 
 C = TypeVar("C", bound=RunConfig)
@@ -143,6 +144,8 @@ class Experiment(ABC, Generic[C, R]):
             self.options = resume.load_resumed_config(requested)
         elif requested.init and not Path(requested.init).exists():
             raise UserError(f"--init {requested.init}: there is no such run, exported folder or checkpoint file.")
+        else:
+            self._check_data_early()
         fabric = self.fabric = builders.make_fabric(self.options)
         resume.check_ranks_agree(requested, fabric)
         if requested.resume and (finished := finished_summary(requested.resume)):
@@ -259,3 +262,10 @@ class Experiment(ABC, Generic[C, R]):
             if not source_run or requested.is_set("data"):
                 raise
             raise type(error)(f"{error} If the data of {source_run} has moved, pass its new path.") from None
+
+    def _check_data_early(self) -> None:
+        """Fail early on missing data: open it once before launching several processes."""
+        data, world = self.options.data, launch_env.devices_and_nodes(self.options.devices, self.options.nodes)
+        local = data is not None and not any(sign in data for sign in ":*{[")  # neither an address nor a pattern
+        if local and math.prod(world) > 1 and not Path(str(data)).exists():
+            self._open_data(self.options, None)

@@ -14,7 +14,7 @@ from frugalvit.backbones.weights.released_checkpoints import classifier_part
 from frugalvit.config.run import RunConfig
 from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import AutoValues
+from frugalvit.experiment.defaults import AutoValues
 from frugalvit.experiment.resume import command_of
 from frugalvit.runs import layout
 from frugalvit.runs.checkpoint import read_state

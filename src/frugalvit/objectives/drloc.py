@@ -467,3 +467,42 @@ class LocalizationObjective(Objective):
 
     def forward(self, features: Features, context: ObjectiveContext) -> Tensor:
         return self.localization(features.grid)
+
+
+# -- the pairs of one batch in a task
+#
+# They are drawn for the full batch, and each rank takes those of its images: N ranks use the same pairs as one rank,
+# and a resumed run uses the same pairs as before.
+
+Pairs = Tensor | None
+"""Cells of the first and second tokens of the pairs, (2, B, m); None if all pairs are used."""
+
+
+def draw_batch_pairs(
+    head: RelativeLocalization,
+    grid_size: tuple[int, int],
+    images: int,
+    generator: torch.Generator,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    views: int = 1,
+) -> Pairs:
+    """Draw the pairs of this rank's ``images`` (views · B) on grids of ``grid_size``."""
+    if head.pairs == "all":
+        return None
+    size = head.pooled_size(*grid_size)
+    drawn = draw_cells(images * world, size, head.pairs, generator, generator.device)
+    if world == 1:
+        return drawn
+    each = images // views
+    mine = slice(rank * each, (rank + 1) * each)
+    return drawn.unflatten(1, (views, -1))[:, :, mine].flatten(1, 2)
+
+
+def loss_at_pairs(head: RelativeLocalization, grid: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    """Return loss and error (in cells) of a grid (B, D, h, w) at these pairs."""
+    if pairs is None:
+        return head.measure(grid)
+    first, second = positions(pairs, head.pooled_size(grid.shape[2], grid.shape[3])[1])
+    return head.measure_at(grid, first, second)

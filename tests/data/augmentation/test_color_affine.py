@@ -13,23 +13,23 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional
 
 from frugalvit.config.data import AugmentConfig
-from frugalvit.data.augmentation import affine, color
+from frugalvit.data.augmentation import operations
 from frugalvit.data.augmentation.transforms import TrainAugment
 from helpers.augment_images import DEVICES, LEVEL, pictures
 
 GRADED: dict[str, tuple[Callable, Callable, list[float]]] = {
-    "brightness": (color.brightness, functional.adjust_brightness, [0.0, 0.3, 1.0, 1.4, 1.9, 0.7]),
-    "contrast": (color.contrast, functional.adjust_contrast, [0.0, 0.3, 1.0, 1.4, 1.9, 0.7]),
-    "saturation": (color.saturation, functional.adjust_saturation, [0.0, 0.3, 1.0, 1.4, 1.9, 0.7]),
-    "hue": (color.hue, functional.adjust_hue, [-0.5, -0.1, 0.0, 0.05, 0.31, 0.5]),
-    "sharpness": (color.sharpness, functional.adjust_sharpness, [0.0, 0.3, 1.0, 1.4, 1.9, 0.7]),
-    "solarize": (color.solarize, functional.solarize, [0.0, 26 * LEVEL, 128 * LEVEL, 0.7, 1.0, 100 * LEVEL]),
+    "brightness": (operations.brightness, functional.adjust_brightness, [0.0, 0.3, 1.0, 1.4, 1.9, 0.7]),
+    "contrast": (operations.contrast, functional.adjust_contrast, [0.0, 0.3, 1.0, 1.4, 1.9, 0.7]),
+    "saturation": (operations.saturation, functional.adjust_saturation, [0.0, 0.3, 1.0, 1.4, 1.9, 0.7]),
+    "hue": (operations.hue, functional.adjust_hue, [-0.5, -0.1, 0.0, 0.05, 0.31, 0.5]),
+    "sharpness": (operations.sharpness, functional.adjust_sharpness, [0.0, 0.3, 1.0, 1.4, 1.9, 0.7]),
+    "solarize": (operations.solarize, functional.solarize, [0.0, 26 * LEVEL, 128 * LEVEL, 0.7, 1.0, 100 * LEVEL]),
 }
 PLAIN: dict[str, tuple[Callable, Callable]] = {
-    "invert": (color.invert, functional.invert),
-    "autocontrast": (color.autocontrast, functional.autocontrast),
-    "equalize": (color.equalize, functional.equalize),
-    "grayscale": (color.grayscale, lambda image: functional.rgb_to_grayscale(image, 3)),
+    "invert": (operations.invert, functional.invert),
+    "autocontrast": (operations.autocontrast, functional.autocontrast),
+    "equalize": (operations.equalize, functional.equalize),
+    "grayscale": (operations.grayscale, lambda image: functional.rgb_to_grayscale(image, 3)),
 }
 
 
@@ -60,14 +60,14 @@ def test_plain_operations(name: str, device: str) -> None:
 @DEVICES
 def test_posterize(device: str) -> None:
     images, bits = pictures(9), torch.arange(9)
-    result = color.posterize((images.float() / 255).to(device), bits.to(device)).cpu()
+    result = operations.posterize((images.float() / 255).to(device), bits.to(device)).cpu()
     for image, count, mine in zip(images, bits.tolist(), result, strict=True):
         assert torch.equal((mine * 255).round().to(torch.uint8), functional.posterize(image, count))
 
 
 def test_solarize_add() -> None:
     images = pictures(2)
-    result = color.solarize_add(images.float() / 255, torch.tensor([50.0, 110.0]) / 255)
+    result = operations.solarize_add(images.float() / 255, torch.tensor([50.0, 110.0]) / 255)
     for image, amount, mine in zip(images, (50, 110), result, strict=True):
         theirs = auto_augment.solarize_add(Image.fromarray(image.permute(1, 2, 0).numpy()), amount)
         assert (mine.permute(1, 2, 0) * 255 - torch.from_numpy(np.array(theirs))).abs().max() < 1e-3
@@ -79,7 +79,7 @@ def test_solarize_add() -> None:
 def test_gaussian_blur(size: tuple[int, int], kernel: int, device: str) -> None:
     images = pictures(6, *size)
     sigma = torch.tensor([0.1, 0.5, 1.0, 1.5, 2.0, 0.3])
-    result = color.gaussian_blur((images.float() / 255).to(device), sigma.to(device), kernel).cpu()
+    result = operations.gaussian_blur((images.float() / 255).to(device), sigma.to(device), kernel).cpu()
     for image, spread, mine in zip(images, sigma.tolist(), result, strict=True):
         theirs = functional.gaussian_blur(image.float() / 255, [kernel, kernel], [spread, spread])
         torch.testing.assert_close(mine, theirs, atol=1e-5 if device == "cpu" else LEVEL, rtol=0)
@@ -89,16 +89,23 @@ def test_gaussian_blur(size: tuple[int, int], kernel: int, device: str) -> None:
 def test_smallest_blur_changes_nothing(device: str) -> None:
     """The square of its sigma is 0."""
     images = (pictures(2).float() / 255).to(device)
-    result = color.gaussian_blur(images, torch.tensor([1e-30, 0.0], device=device), 13)
+    result = operations.gaussian_blur(images, torch.tensor([1e-30, 0.0], device=device), 13)
     torch.testing.assert_close(result, images, atol=1e-6 if device == "cpu" else LEVEL, rtol=0)
 
 
 def test_other_channel_counts_pass() -> None:
     images = torch.rand(2, 5, 8, 8)
     half = torch.tensor([0.5, 0.5])
-    for operation in (color.brightness, color.contrast, color.saturation, color.hue, color.sharpness, color.posterize):
+    for operation in (
+        operations.brightness,
+        operations.contrast,
+        operations.saturation,
+        operations.hue,
+        operations.sharpness,
+        operations.posterize,
+    ):
         assert operation(images, half).shape == images.shape
-    assert torch.equal(color.hue(images, half), images)
+    assert torch.equal(operations.hue(images, half), images)
 
 
 @DEVICES
@@ -110,14 +117,14 @@ def test_affine_operations(mode: str, device: str) -> None:
     one = torch.ones(1)
     maps = torch.cat(
         [
-            affine.rotation(one * 20),
-            affine.shear_x(one * 0.3, 24),
-            affine.shear_y(one * -0.2, 18),
-            affine.translation(one * 4, one * 0),
-            affine.translation(one * 0, one * -3.25),
+            operations.rotation(one * 20),
+            operations.shear_x(one * 0.3, 24),
+            operations.shear_y(one * -0.2, 18),
+            operations.translation(one * 4, one * 0),
+            operations.translation(one * 0, one * -3.25),
         ]
     )
-    result = affine.affine(images.to(device), maps.to(device), fill.to(device), mode).cpu()
+    result = operations.affine(images.to(device), maps.to(device), fill.to(device), mode).cpu()
     interpolation = InterpolationMode(mode)
 
     def theirs(image: Tensor, **changes: object) -> Tensor:
@@ -142,20 +149,20 @@ def test_affine_operations(mode: str, device: str) -> None:
 def test_direction_of_affine_operations_is_pils(mode: str, most: float) -> None:
     """PIL's bilinear filter differs only at the border."""
     image = pictures(6, 40, 32)[5:].float() / 255
-    image = color.gaussian_blur(image, torch.tensor([2.0]), 13)
+    image = operations.gaussian_blur(image, torch.tensor([2.0]), 13)
     photo = Image.fromarray((image[0].permute(1, 2, 0) * 255).round().to(torch.uint8).numpy())
     fill = (128, 128, 128)
     keywords = {"resample": Image.Resampling[mode.upper()], "fillcolor": fill}
     one = torch.ones(1)
     pairs = [
-        (affine.rotation(one * 15), auto_augment.rotate(photo, 15, **dict(keywords))),
-        (affine.shear_x(one * 0.2, 40), auto_augment.shear_x(photo, 0.2, **dict(keywords))),
-        (affine.shear_y(one * 0.2, 32), auto_augment.shear_y(photo, 0.2, **dict(keywords))),
-        (affine.translation(one * 8, one * 0), auto_augment.translate_x_rel(photo, 0.25, **dict(keywords))),
-        (affine.translation(one * 0, one * 10), auto_augment.translate_y_rel(photo, 0.25, **dict(keywords))),
+        (operations.rotation(one * 15), auto_augment.rotate(photo, 15, **dict(keywords))),
+        (operations.shear_x(one * 0.2, 40), auto_augment.shear_x(photo, 0.2, **dict(keywords))),
+        (operations.shear_y(one * 0.2, 32), auto_augment.shear_y(photo, 0.2, **dict(keywords))),
+        (operations.translation(one * 8, one * 0), auto_augment.translate_x_rel(photo, 0.25, **dict(keywords))),
+        (operations.translation(one * 0, one * 10), auto_augment.translate_y_rel(photo, 0.25, **dict(keywords))),
     ]
     for maps, theirs in pairs:
-        ours = affine.affine(image, maps, torch.full((3,), 128 / 255), mode)[0].permute(1, 2, 0) * 255
+        ours = operations.affine(image, maps, torch.full((3,), 128 / 255), mode)[0].permute(1, 2, 0) * 255
         difference = (ours - torch.from_numpy(np.array(theirs)).float()).abs()
         assert (difference > 2).float().mean() < most
 
@@ -175,7 +182,7 @@ def cubic_by_loops(image: Tensor, x: float, y: float) -> Tensor:
     return total
 
 
-@pytest.mark.parametrize(("cubic", "tolerance"), [(affine.cubic_by_nine, 1e-5), (affine.cubic_by_two, 0.01)])
+@pytest.mark.parametrize(("cubic", "tolerance"), [(operations.cubic_by_nine, 1e-5), (operations.cubic_by_two, 0.01)])
 def test_cubic_sampling_equals_the_kernel(cubic: Callable[..., Tensor], tolerance: float) -> None:
     """On noise, where the approximation is worst."""
     image = torch.rand(1, 3, 7, 9, generator=torch.Generator().manual_seed(0))

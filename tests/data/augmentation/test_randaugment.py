@@ -11,7 +11,7 @@ from timm.data import auto_augment
 from timm.data.random_erasing import RandomErasing
 from torchvision.transforms.v2 import functional
 
-from frugalvit.data.augmentation import affine
+from frugalvit.data.augmentation import operations
 from frugalvit.data.augmentation.randaugment import ColorJitter, RandAugment, Step, run_steps
 from frugalvit.data.rng import uniform
 from helpers.augment_images import DEVICES, pictures
@@ -101,9 +101,9 @@ def test_rand_augment_strengths_are_timms(magnitude: float, monkeypatch: pytest.
                 assert mine == pytest.approx(theirs, abs=1e-6)
     maps = steps["affine"].strength.view(5, 2, 6)
     level = magnitude / 10
-    torch.testing.assert_close(maps[0, 0], affine.rotation(torch.tensor([30 * level]))[0])
-    torch.testing.assert_close(maps[1, 1], affine.shear_x(torch.tensor([-0.3 * level]), 40)[0])
-    torch.testing.assert_close(maps[2, 0], affine.shear_y(torch.tensor([0.3 * level]), 20)[0])
+    torch.testing.assert_close(maps[0, 0], operations.rotation(torch.tensor([30 * level]))[0])
+    torch.testing.assert_close(maps[1, 1], operations.shear_x(torch.tensor([-0.3 * level]), 40)[0])
+    torch.testing.assert_close(maps[2, 0], operations.shear_y(torch.tensor([0.3 * level]), 20)[0])
     assert maps[3, 0, 2] == pytest.approx(0.45 * level * 20) and maps[4, 1, 5] == pytest.approx(-0.45 * level * 40)
 
 
@@ -128,8 +128,8 @@ def test_steps_touch_only_their_rows() -> None:
 
 def test_erasing_distribution_is_timms() -> None:
     count, size = 3000, (32, 40)
-    numbers = uniform(count, affine.ERASING_COLUMNS, torch.Generator().manual_seed(0))
-    ours = affine.erasing_boxes(numbers, size, (0.02, 1 / 3), (0.3, 1 / 0.3))
+    numbers = uniform(count, operations.ERASING_COLUMNS, torch.Generator().manual_seed(0))
+    ours = operations.erasing_boxes(numbers, size, (0.02, 1 / 3), (0.3, 1 / 0.3))
     reference = RandomErasing(1.0, mode="const", device="cpu")
     areas, heights = [], []
     with torch.random.fork_rng():
@@ -147,9 +147,9 @@ def test_erasing_distribution_is_timms() -> None:
 
 def test_erased_box_is_smaller_than_the_image() -> None:
     """As in timm, nothing is erased if every attempt is too large."""
-    numbers = uniform(50, affine.ERASING_COLUMNS, torch.Generator().manual_seed(0))
-    assert not affine.erasing_boxes(numbers, (20, 20), (1.0, 1.0), (1.0, 1.0))[:, 2].any()
-    wide = affine.erasing_boxes(numbers, (20, 20), (0.5, 1.0), (0.5, 2.0))
+    numbers = uniform(50, operations.ERASING_COLUMNS, torch.Generator().manual_seed(0))
+    assert not operations.erasing_boxes(numbers, (20, 20), (1.0, 1.0), (1.0, 1.0))[:, 2].any()
+    wide = operations.erasing_boxes(numbers, (20, 20), (0.5, 1.0), (0.5, 2.0))
     assert wide[:, 2].max() == 19 and wide[wide[:, 2] > 0, 3].max() == 19
 
 
@@ -157,7 +157,7 @@ def test_erased_box_is_smaller_than_the_image() -> None:
 def test_erasing_fills_the_box_with_noise(device: str) -> None:
     images = torch.zeros(3, 3, 20, 20, device=device)
     boxes = torch.tensor([[2.0, 3, 10, 12], [0, 0, 0, 5], [10, 10, 10, 10]], device=device)
-    out = affine.erase(images, boxes, torch.tensor([0, 5, 77777], device=device)).cpu()
+    out = operations.erase(images, boxes, torch.tensor([0, 5, 77777], device=device)).cpu()
     assert (out[0, :, 2:12, 3:15] != 0).all() and int((out[0] != 0).sum()) == 3 * 120
     assert not out[1].any()
     noise = out[2, :, 10:, 10:]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from frugalvit.data.cache import build, file_format
+from frugalvit.data.cache import build, store
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.errors import UserError
 from helpers.image_cache import no_decoding, only_file, store_of, write_images
@@ -31,7 +31,7 @@ def test_the_file_is_read_instead_of_decoding(tmp_path: Path, monkeypatch: pytes
         assert torch.equal(again.images, first.images) and again.unreadable == first.unreadable
         assert torch.equal(again.sizes, first.sizes) and torch.equal(again.index, first.index)
     assert not list((tmp_path / "cache").rglob("*.part"))
-    assert file_format.open_file(only_file(tmp_path / "cache"), "another fingerprint") is None
+    assert store.open_file(only_file(tmp_path / "cache"), "another fingerprint") is None
 
 
 def test_a_changed_source_is_decoded_again(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_an_unwritable_cache_is_an_error_only_on_request(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(file_format, "_reserve", full)
+    monkeypatch.setattr(store, "_reserve", full)
     if where == "disk":
         with pytest.raises(UserError, match=r"No space left.*--cache\.folder"):
             cached(tmp_path, examples)

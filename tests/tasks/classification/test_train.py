@@ -23,10 +23,10 @@ from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batch
 from frugalvit.errors import UserError
-from frugalvit.experiment import drloc_pairs
 from frugalvit.experiment.builders import EvalSet
 from frugalvit.experiment.load_model import load_model
 from frugalvit.experiment.summary import relative_name, worst_mistakes
+from frugalvit.objectives.drloc import loss_at_pairs
 from frugalvit.tasks.classification import task
 from frugalvit.tasks.classification import train as commands
 from frugalvit.tasks.classification.metrics import ClassificationScores
@@ -139,11 +139,10 @@ def test_a_hardly_learned_drloc_task_is_noted(
     photos: Path, tmp_path: Path, weight: float, error: float, noted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compared with the error of a constant answer; a run without the loss has no note."""
-    measured = drloc_pairs.loss_at
     monkeypatch.setattr(
         task,
-        "loss_at",
-        lambda head, *rest: (measured(head, *rest)[0], torch.tensor(error * head.constant_baseline_error(4, 4))),
+        "loss_at_pairs",
+        lambda head, *rest: (loss_at_pairs(head, *rest)[0], torch.tensor(error * head.constant_baseline_error(4, 4))),
     )
     settings = {"localization": {"weight": weight}, "steps": 2}
     result = train(config(photos, tmp_path / "run", **settings))

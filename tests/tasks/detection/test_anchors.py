@@ -10,8 +10,8 @@ from torchvision.ops import box_iou
 
 from frugalvit import create_backbone
 from frugalvit.config.dense import DetectConfig
-from frugalvit.experiment.auto_values import AutoValues, Facts
-from frugalvit.experiment.dense_auto_values import resolve_detection
+from frugalvit.experiment.defaults import AutoValues, Facts
+from frugalvit.experiment.dense_defaults import resolve_detection
 from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides, with_top
 from frugalvit.tasks.detection.layers import DetectorSpec, FloatAnchors, roi_align
 from frugalvit.tasks.detection.model import Detector

@@ -16,7 +16,7 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.engine.param_groups import remap_optimizer_state
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import AutoValues
+from frugalvit.experiment.defaults import AutoValues
 from frugalvit.runs.run_folder import read_data_facts
 from frugalvit.tasks.pretraining.continue_run import ContinuedRun, start_from_heads
 from helpers.tiny_runs import PRETRAIN, load_state, read_metrics, write_config, write_images

@@ -20,8 +20,8 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.augmentation.transforms import MultiCrop
 from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import AutoValues
 from frugalvit.experiment.builders import make_backbone
+from frugalvit.experiment.defaults import AutoValues
 from frugalvit.experiment.load_model import adopt_init_architecture, load_model
 from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.collapse import Health

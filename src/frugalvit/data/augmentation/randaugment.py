@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from frugalvit.data.augmentation import affine, color
+from frugalvit.data.augmentation import operations
 from frugalvit.data.rng import to_device_packed
 
 
@@ -27,20 +27,20 @@ class Step(NamedTuple):
 
 
 _PLAIN: dict[str, Callable[..., Tensor]] = {
-    "autocontrast": color.autocontrast,
-    "equalize": color.equalize,
-    "invert": color.invert,
-    "grayscale": color.grayscale,
+    "autocontrast": operations.autocontrast,
+    "equalize": operations.equalize,
+    "invert": operations.invert,
+    "grayscale": operations.grayscale,
 }
 _GRADED: dict[str, Callable[..., Tensor]] = {
-    "brightness": color.brightness,
-    "contrast": color.contrast,
-    "saturation": color.saturation,
-    "hue": color.hue,
-    "sharpness": color.sharpness,
-    "solarize": color.solarize,
-    "solarize_add": color.solarize_add,
-    "posterize": color.posterize,
+    "brightness": operations.brightness,
+    "contrast": operations.contrast,
+    "saturation": operations.saturation,
+    "hue": operations.hue,
+    "sharpness": operations.sharpness,
+    "solarize": operations.solarize,
+    "solarize_add": operations.solarize_add,
+    "posterize": operations.posterize,
 }
 
 
@@ -56,18 +56,18 @@ def run_steps(
     The affine operations use ``fill`` outside the image, and ``interpolation`` "bilinear" or "bicubic".
     """
     steps = [step for step in steps if len(step.rows)]
-    operations = _PLAIN | _GRADED
+    functions = _PLAIN | _GRADED
     if fill is not None:
-        operations["affine"] = partial(affine.affine, fill=fill, mode=interpolation)
-    operations["blur"] = partial(color.gaussian_blur, kernel_size=blur_size)
+        functions["affine"] = partial(operations.affine, fill=fill, mode=interpolation)
+    functions["blur"] = partial(operations.gaussian_blur, kernel_size=blur_size)
     on_device = iter(to_device_packed([t for step in steps for t in step[1:] if t is not None], images.device))
     for step in steps:
         rows = next(on_device)
         strength = () if step.strength is None else (next(on_device),)
         if len(step.rows) == len(images):  # rows are sorted and unique, so these are all images in order
-            images = operations[step.operation](images, *strength)
+            images = functions[step.operation](images, *strength)
         else:
-            changed = operations[step.operation](images.index_select(0, rows), *strength)
+            changed = functions[step.operation](images.index_select(0, rows), *strength)
             images.index_copy_(0, rows, changed)
     return images
 
@@ -173,11 +173,11 @@ class RandAugment:
         height, width = size
         level, none = signed / 10, torch.zeros_like(signed)
         maps = {
-            "rotate": affine.rotation(level * 30),
-            "shear_x": affine.shear_x(level * 0.3, height),
-            "shear_y": affine.shear_y(level * 0.3, width),
-            "translate_x": affine.translation(level * 0.45 * width, none),
-            "translate_y": affine.translation(none, level * 0.45 * height),
+            "rotate": operations.rotation(level * 30),
+            "shear_x": operations.shear_x(level * 0.3, height),
+            "shear_y": operations.shear_y(level * 0.3, width),
+            "translate_x": operations.translation(level * 0.45 * width, none),
+            "translate_y": operations.translation(none, level * 0.45 * height),
         }
         slot_of = torch.full((len(self.names),), -1)
         for slot, name in enumerate(self.affine_names):

@@ -1,7 +1,7 @@
 """Transforms from cached images to network inputs: training, multi-crop and evaluation.
 
 Each transform declares how many uniform numbers it uses per image (``columns``). ``apply`` is a pure function of
-images, sizes and those numbers; calling the transform draws them first. The operations are in ``color``, ``affine``
+images, sizes and those numbers; calling the transform draws them first. The operations are in ``operations``
 and ``crop_resize``; ``randaugment`` decides which image gets which.
 """
 
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from frugalvit.config.data import SMALL_INPUT, AugmentConfig, CropsConfig
-from frugalvit.data.augmentation import affine
-from frugalvit.data.augmentation.color import luma
+from frugalvit.data.augmentation import operations
 from frugalvit.data.augmentation.crop_resize import (
     RANDOM_BOX_COLUMNS,
     Interpolation,
@@ -24,6 +23,7 @@ from frugalvit.data.augmentation.crop_resize import (
     crop_resize,
     pad_crop,
 )
+from frugalvit.data.augmentation.operations import luma
 from frugalvit.data.augmentation.randaugment import (
     ColorJitter,
     RandAugment,
@@ -88,7 +88,7 @@ class Normalize:
 class TrainAugment:
     """Supervised training: crop, flip, RandAugment, jitter, grey, blur, normalise, erase; in timm's order.
 
-    ``experiment/auto_values.py`` resolves operations "auto" for a run; otherwise "auto" is 2.
+    ``experiment/defaults.py`` resolves operations "auto" for a run; otherwise "auto" is 2.
 
     >>> augment = TrainAugment(AugmentConfig(), 224)
     >>> batch = augment(stored_images, sizes, generator)          # (B, 3, 224, 224), normalised
@@ -107,8 +107,8 @@ class TrainAugment:
         self.crop = config.crop
         if self.crop == "auto":
             self.crop = default_crop(max(self.out_size))
-        operations = 2 if config.operations == "auto" else config.operations
-        self.rand = RandAugment(operations, config.operation_prob, config.magnitude, config.magnitude_std)
+        layers = 2 if config.operations == "auto" else config.operations
+        self.rand = RandAugment(layers, config.operation_prob, config.magnitude, config.magnitude_std)
         self.jitter = ColorJitter(config.jitter, config.jitter_prob)
         self.widths = {
             "box": RANDOM_BOX_COLUMNS if self.crop == "resized" else 2,
@@ -117,7 +117,7 @@ class TrainAugment:
             "jitter": self.jitter.columns,
             "gray": 1,
             "blur": 2,
-            "erase": 1 + affine.ERASING_COLUMNS,
+            "erase": 1 + operations.ERASING_COLUMNS,
         }
         self.columns = sum(self.widths.values())
 
@@ -159,9 +159,9 @@ class TrainAugment:
         if not len(rows):
             return batch
         numbers = numbers[rows, 1:]
-        boxes = affine.erasing_boxes(numbers, self.out_size, config.erasing_area, (0.3, 1 / 0.3))
-        rows, boxes, starts = to_device_packed([rows, boxes, affine.noise_starts(numbers[:, -1])], batch.device)
-        return batch.index_copy_(0, rows, affine.erase(batch.index_select(0, rows), boxes, starts))
+        boxes = operations.erasing_boxes(numbers, self.out_size, config.erasing_area, (0.3, 1 / 0.3))
+        rows, boxes, starts = to_device_packed([rows, boxes, operations.noise_starts(numbers[:, -1])], batch.device)
+        return batch.index_copy_(0, rows, operations.erase(batch.index_select(0, rows), boxes, starts))
 
 
 class MultiCrop:

@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from frugalvit.data.bad_images import UnreadableImage, check_unreadable
-from frugalvit.data.cache.file_format import CachedImages, CacheWriteError, open_file, write_file
 from frugalvit.data.cache.on_demand import OnDemandStore
-from frugalvit.data.cache.store import CachedStore, ImageStore
+from frugalvit.data.cache.store import CachedImages, CachedStore, CacheWriteError, ImageStore, open_file, write_file
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import describe_darkness, resize_to
 from frugalvit.data.image_size import min_cached_size, probe_images

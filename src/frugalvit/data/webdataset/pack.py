@@ -108,7 +108,7 @@ def _write_index(folder: Path, index: dict[str, Any]) -> None:
 def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[str]) -> list[dict[str, Any]]:
     """Write the decoded images of every split; a split is left out, with a note, if the disk has no space for it."""
     from frugalvit.data.cache.build import decode_all, decoding_threads
-    from frugalvit.data.cache.file_format import write_file
+    from frugalvit.data.cache.store import write_file
 
     packed = open_shards(str(folder))
     size = img_size

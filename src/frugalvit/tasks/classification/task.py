@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,14 +16,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.architectures.swin import SwinTransformer
 from frugalvit.config.train import LocalizationConfig
-from frugalvit.data.loader import Batch, BatchSource, eval_batches
+from frugalvit.data.loader import Batch, BatchShard, BatchSource, eval_batches
+from frugalvit.data.rng import device_generator
 from frugalvit.engine.ema import EMA
 from frugalvit.engine.param_groups import decay_groups, layer_groups, merge_param_groups, no_weight_decay_names
 from frugalvit.engine.schedules import Schedule
 from frugalvit.engine.task import Task
-from frugalvit.experiment.drloc_pairs import BatchShard, Pairs, draw, loss_at, measure, pair_generator
 from frugalvit.experiment.extra_objectives import ExtraObjectives
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
+from frugalvit.objectives.drloc import Pairs, draw_batch_pairs, loss_at_pairs
 from frugalvit.tasks.classification.metrics import ClassificationScores
 from frugalvit.utils import console
 
@@ -86,9 +88,7 @@ class ClassificationTask(Task):
         if isinstance(self.localization, DenseLocalization):
             assert weight is not None
             grids = self.backbone.blocks(batch.images if clean is None else clean)
-            losses["localization"], losses["localization_error"] = measure(
-                self.localization, grids, batch.number, self.share
-            )
+            losses["localization"], losses["localization_error"] = self._dense_localization(grids, batch.number)
             losses["loss"] = losses["loss"] + weight * losses["localization"]
         return losses
 
@@ -117,7 +117,7 @@ class ClassificationTask(Task):
         losses = {"loss": cross_entropy, "cross_entropy": cross_entropy}
         if isinstance(self.localization, RelativeLocalization) and weight is not None:
             grid = features.grid if clean is None else self.backbone(clean).grid
-            localization, error = loss_at(self.localization, grid, pairs)
+            localization, error = loss_at_pairs(self.localization, grid, pairs)
             losses = {
                 "loss": cross_entropy + weight * localization,
                 "cross_entropy": cross_entropy.detach(),
@@ -131,8 +131,23 @@ class ClassificationTask(Task):
         if not isinstance(self.localization, RelativeLocalization):
             return None
         size = self.backbone.grid_size((batch.images.shape[2], batch.images.shape[3]))
-        generator = pair_generator(batch.number, self.share, batch.images.device)
-        return draw(self.localization, size, len(batch.images), self.share, generator)
+        generator = device_generator(self.share.seed, "pairs", batch.number, batch.images.device)
+        return self._draw(self.localization, size, len(batch.images), generator)
+
+    def _draw(
+        self, head: RelativeLocalization, size: tuple[int, int], images: int, generator: torch.Generator
+    ) -> Pairs:
+        return draw_batch_pairs(head, size, images, generator, rank=self.share.rank, world=self.share.world)
+
+    def _dense_localization(self, grids: Sequence[Tensor], number: int) -> tuple[Tensor, Tensor]:
+        """Return the loss of the grids (B, C_l, h_l, w_l) of all blocks at new pairs, and the error of the last."""
+        assert isinstance(self.localization, DenseLocalization)
+        generator = device_generator(self.share.seed, "pairs", number, grids[0].device)
+
+        def loss(head: RelativeLocalization, grid: Tensor) -> tuple[Tensor, Tensor]:
+            return loss_at_pairs(head, grid, self._draw(head, (grid.shape[2], grid.shape[3]), len(grid), generator))
+
+        return self.localization.apply_per_level(grids, loss)
 
     @property
     def supports_cuda_graphs(self) -> bool:

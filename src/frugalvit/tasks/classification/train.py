@@ -23,8 +23,8 @@ from frugalvit.engine.schedules import Constant, Cosine, Ramp, Schedule, warmup_
 from frugalvit.engine.trainer import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.auto_values import PAIR, Facts, resolve_training
-from frugalvit.experiment.drloc_pairs import make_head
+from frugalvit.experiment.builders import make_localization
+from frugalvit.experiment.defaults import PAIR, Facts, resolve_training
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.summary import (
@@ -220,7 +220,7 @@ def _make_localization(config: ResolvedTrainConfig, backbone: Backbone) -> Relat
         width = settings.head_width(backbone.dim)
         head = DenseLocalization(dims, "l1", settings.pairs, width, sizes, settings.form, precision="autocast")
     else:
-        head = make_head(settings, backbone.dim, backbone.grid_size(backbone.img_size))
+        head = make_localization(settings, backbone.dim, backbone.grid_size(backbone.img_size))
     if settings.form == "released" and backbone.family in ("swin", "t2t"):
         head.apply(_init_as_released)
     return head

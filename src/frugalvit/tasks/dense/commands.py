@@ -21,8 +21,8 @@ from frugalvit.engine.schedules import Schedule
 from frugalvit.engine.trainer import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.auto_values import Facts
-from frugalvit.experiment.dense_auto_values import resolve_dense_input
+from frugalvit.experiment.defaults import Facts
+from frugalvit.experiment.dense_defaults import resolve_dense_input
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.resume import network_keywords
 from frugalvit.experiment.summary import describe_weights, finite, run_facts, run_result

@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from frugalvit.backbones import Backbone
-from frugalvit.data.augmentation.color import luma
+from frugalvit.data.augmentation.operations import luma
 from frugalvit.engine.param_groups import decay_groups, layer_groups, no_weight_decay_names
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from frugalvit.data.augmentation.color import luma
+from frugalvit.data.augmentation.operations import luma
 from frugalvit.tasks.dense.loader import ImageReader, to_device_flat
 from frugalvit.tasks.detection.coco import CocoData, CocoImage, masks_of
 from frugalvit.tasks.detection.layers import Target

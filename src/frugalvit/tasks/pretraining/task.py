@@ -16,15 +16,16 @@ from torch.utils.checkpoint import checkpoint
 
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.factory import from_spec
-from frugalvit.data.loader import Batch, BatchSource
+from frugalvit.data.loader import Batch, BatchShard, BatchSource
+from frugalvit.data.rng import device_generator
 from frugalvit.engine.ema import EMA
 from frugalvit.engine.param_groups import decay_groups, no_weight_decay_names
 from frugalvit.engine.schedules import Schedule
 from frugalvit.engine.task import Task
-from frugalvit.experiment.drloc_pairs import BatchShard, Pairs, draw, loss_at, pair_generator
 from frugalvit.experiment.extra_objectives import ExtraObjectives
 from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
+from frugalvit.objectives.drloc import Pairs, draw_batch_pairs, loss_at_pairs
 from frugalvit.tasks.pretraining.collapse import Health
 from frugalvit.utils import console
 
@@ -127,7 +128,7 @@ class PretrainingTask(Task):
                 total = total + 0.0 * sum(parameter.sum() for parameter in self.regions.student.parameters())
         if self.localization is not None:
             grids = torch.cat([crop.grid for crop in student[:count]])
-            losses["localization"], losses["localization_error"] = loss_at(self.localization, grids, pairs)
+            losses["localization"], losses["localization_error"] = loss_at_pairs(self.localization, grids, pairs)
             total = total + localization_weight * losses["localization"]
         if with_health:
             losses |= self._health_metrics(student, teacher, temperature, with_regions)
@@ -141,9 +142,12 @@ class PretrainingTask(Task):
         if self.localization is None:
             return None
         size = self.student.grid_size((crops[0].shape[2], crops[0].shape[3]))
-        generator = pair_generator(number, self.share, crops[0].device)
-        count = self.global_crops
-        return draw(self.localization, size, count * len(crops[0]), self.share, generator, views=count)
+        share, count = self.share, self.global_crops
+        generator = device_generator(share.seed, "pairs", number, crops[0].device)
+        images = count * len(crops[0])
+        return draw_batch_pairs(
+            self.localization, size, images, generator, rank=share.rank, world=share.world, views=count
+        )
 
     def is_capturable(self, step: int) -> bool:
         """True after the steps in which the region loss or the last layer is off."""

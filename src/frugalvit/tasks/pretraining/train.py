@@ -18,8 +18,8 @@ from frugalvit.engine.schedules import Cosine, Linear, warmup_steps
 from frugalvit.engine.trainer import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.auto_values import Facts, resolve_pretraining
-from frugalvit.experiment.drloc_pairs import make_head
+from frugalvit.experiment.builders import make_localization
+from frugalvit.experiment.defaults import Facts, resolve_pretraining
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.summary import augmentation_sheet, finite, run_facts, run_result, save_pictures
@@ -228,7 +228,7 @@ def make_task(
         make_teacher(student),
         views=ViewMatching(student.pooled_dim, **heads) if view_weight > 0 else None,
         regions=RegionMatching(student.dim, **heads) if region_weight > 0 else None,
-        localization=make_head(config.localization, student.dim, grid) if weight > 0 else None,
+        localization=make_localization(config.localization, student.dim, grid) if weight > 0 else None,
         weights=(view_weight, region_weight, weight),
         teacher_temp=Linear(matching.teacher_temp_start, matching.teacher_temp, warm),
         momentum=Cosine(matching.momentum, 1.0, plan.steps),

@@ -17,8 +17,8 @@ from frugalvit.config.resolved import ResolvedSegmentConfig
 from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.schedules import Polynomial, Schedule
 from frugalvit.errors import UserError
-from frugalvit.experiment.auto_values import Facts
-from frugalvit.experiment.dense_auto_values import resolve_segmentation
+from frugalvit.experiment.defaults import Facts
+from frugalvit.experiment.dense_defaults import resolve_segmentation
 from frugalvit.runs import layout
 from frugalvit.tasks.dense.checkpoint import load_trained
 from frugalvit.tasks.dense.commands import (

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frugalvit.config.dense import TestConfig
-from frugalvit.data.augmentation import color
+from frugalvit.data.augmentation import operations
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader, share, to_device_flat
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask
@@ -83,10 +83,10 @@ def distort(images: Tensor, numbers: Tensor, inside: Tensor) -> Tensor:
     apply, amount = numbers[:, 0::2].float() < 0.5, (numbers[:, 1::2] * 2 - 1).float()
     strength = torch.where(apply, amount, torch.zeros_like(amount)).to(images.device)
     images = (images + strength[:, 0].view(-1, 1, 1, 1) / 8).clamp(0, 1)
-    mean = (color.luma(images) * inside).sum((1, 2, 3), keepdim=True) / inside.sum((1, 2, 3), keepdim=True)
-    images = color.blend(images, mean, 1 + strength[:, 1] / 2)
-    images = color.saturation(images, 1 + strength[:, 2] / 2)
-    return color.hue(images, strength[:, 3] / 10)
+    mean = (operations.luma(images) * inside).sum((1, 2, 3), keepdim=True) / inside.sum((1, 2, 3), keepdim=True)
+    images = operations.blend(images, mean, 1 + strength[:, 1] / 2)
+    images = operations.saturation(images, 1 + strength[:, 2] / 2)
+    return operations.hue(images, strength[:, 3] / 10)
 
 
 class SegmentationTask(DenseTask):

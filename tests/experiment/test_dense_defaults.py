@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from frugalvit.config.dense import DetectConfig, SegmentConfig
-from frugalvit.experiment.auto_values import AutoValues, Facts
-from frugalvit.experiment.dense_auto_values import (
+from frugalvit.experiment.defaults import AutoValues, Facts
+from frugalvit.experiment.dense_defaults import (
     dense_epochs,
     resolve_dense_input,
     resolve_detection,

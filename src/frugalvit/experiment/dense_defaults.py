@@ -6,8 +6,14 @@ from typing import TypeVar
 from frugalvit.config.dense import DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.config.resolved import ResolvedDetectConfig, ResolvedSegmentConfig
 from frugalvit.engine.step import steps_per_epoch, total_steps
-from frugalvit.experiment.auto_values import AutoValues, describe_interval, resolve_batch_size
-from frugalvit.experiment.defaults import SMALL_NETWORK, Facts, default_backbone
+from frugalvit.experiment.defaults import (
+    SMALL_NETWORK,
+    AutoValues,
+    Facts,
+    default_backbone,
+    describe_interval,
+    resolve_batch_size,
+)
 
 D = TypeVar("D", bound=TransferConfig)
 
