@@ -136,7 +136,7 @@ def test_escape_sequences_do_not_reach_the_terminal(capsys: pytest.CaptureFixtur
     assert cli.main(["train", name]) == 2
     console.warning(f"left out: {name}")
     console.info(name)
-    print(console.ProgressBar(2, name).line(1, 1.0, ""), file=sys.stderr)
+    print(console.ProgressBar(2, name).label, file=sys.stderr)
     printed = capsys.readouterr().err
     assert "\x1b" not in printed and "\x07" not in printed and printed.count(".png") >= 4
 
