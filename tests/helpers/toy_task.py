@@ -8,9 +8,9 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
+from frugalvit.engine.loop import TrainPlan, fit
 from frugalvit.engine.schedules import Constant
 from frugalvit.engine.task import Task
-from frugalvit.engine.trainer import TrainPlan, fit
 from frugalvit.runs.run_folder import RunFolder
 
 

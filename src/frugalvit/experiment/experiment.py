@@ -20,7 +20,7 @@ from frugalvit.engine.distributed import (
     fail_on_lost_rank,
     run_on_rank_zero,
 )
-from frugalvit.engine.trainer import RunInterrupted, TrainPlan, fit
+from frugalvit.engine.loop import RunInterrupted, TrainPlan, fit
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders, resume
 from frugalvit.experiment.defaults import AutoValues, Facts, record_recipe, resolve_input

@@ -17,8 +17,8 @@ from frugalvit.config.dense import DetectEvalConfig, SegmentEvalConfig, Transfer
 from frugalvit.config.resolved import ResolvedTransferConfig
 from frugalvit.data.dataset import FileExamples
 from frugalvit.engine.distributed import collective_timeout
+from frugalvit.engine.loop import TrainPlan
 from frugalvit.engine.schedules import Schedule
-from frugalvit.engine.trainer import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.defaults import Facts

@@ -14,8 +14,8 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedPretrainConfig
 from frugalvit.data.augmentation.transforms import MultiCrop
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
+from frugalvit.engine.loop import TrainPlan
 from frugalvit.engine.schedules import Cosine, Linear, warmup_steps
-from frugalvit.engine.trainer import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization

@@ -16,8 +16,8 @@ import torch
 from lightning_fabric import Fabric
 
 from frugalvit.cli import main as cli
+from frugalvit.engine import loop as trainer
 from frugalvit.engine import step as stepping
-from frugalvit.engine import trainer
 from frugalvit.engine.failure_dump import is_out_of_memory
 from frugalvit.engine.hardware import make_precision
 from frugalvit.errors import UserError
