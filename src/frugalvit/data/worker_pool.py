@@ -35,8 +35,9 @@ class WorkerPool:
         self.advice = advice
         if workers:
             # Spawned, not forked: forking a process that has threads or a CUDA context can hang.
-            context = multiprocessing.get_context("spawn")
-            self.pool = ProcessPoolExecutor(workers, context, _start_worker, (make, arguments))
+            self.pool = ProcessPoolExecutor(
+                workers, multiprocessing.get_context("spawn"), _start_worker, (make, arguments)
+            )
         else:
             self.function = make(*arguments)
 

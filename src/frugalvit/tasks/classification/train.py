@@ -281,7 +281,7 @@ def _choose_splits(
         return images, test, "test", None
     raise UserError(
         f"{source.location} has no images to score on. Use --split auto, which makes val from train; it needs two "
-        "images of some class."
+        "images of some class, or two shards of a stream."
     )
 
 
