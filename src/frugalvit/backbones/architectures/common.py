@@ -134,9 +134,9 @@ class StagedModel(nn.Module):
         return normed if norm else grid, self.head_drop(normed.mean((2, 3)))
 
     def forward_grid_blocks(self, images: Tensor) -> list[Tensor]:
-        grids: list[Tensor] = []
-        self.run_blocks(images, lambda state: grids.append(self.to_grid(state)))
-        return grids
+        states: list[Any] = []
+        self.run_blocks(images, states.append)
+        return [self.to_grid(state) for state in states]
 
     def last_attention(self, images: Tensor) -> Tensor:
         last_block = self.stage_parts()[-1][1][-1]
