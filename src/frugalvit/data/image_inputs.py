@@ -43,7 +43,7 @@ class InputImages:
             raise UserError(f"{self.names[0]} holds no images.")
 
     def batches(self, size: int, label: str, at_least: tuple[int, int] | None = None) -> Iterator[list[Decoded]]:
-        """Yield the readable images in lists of ``size``; ``at_least`` is the size to decode at least."""
+        """Yield the readable images in lists of ``size``; ``at_least`` is that of ``decode``."""
         batch: list[Decoded] = []
         for index, path in enumerate(console.progress(self.paths, label=label)):
             try:
