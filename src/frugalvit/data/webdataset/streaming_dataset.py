@@ -129,7 +129,7 @@ def open_stream(
         raise UserError(f"--split {split} needs every image listed: use --stream false, or name the shards to use.")
     fraction = val_fraction if split == "auto" and "val" not in splits and hold_out else 0.0
     survey = known or agree(lambda: _survey(shards, index, fraction, max_bad, where, notes))
-    if len(survey.counts) + len(survey.held) != len(shards):  # other numbers would mix training and validation shards
+    if len(survey.counts) + len(survey.held) != len(shards):  # otherwise it could train on validation images
         raise UserError(
             f"{where} has {pluralize(len(shards), 'training shard')} now and had "
             f"{len(survey.counts) + len(survey.held):,} when the run started: restore them, or start a new run from "

@@ -160,7 +160,7 @@ class StreamingBatches(BatchSource):
     def _record_damaged(self, damaged: list[tuple[str, str]]) -> None:
         for shard, reason in damaged:
             if shard not in self.damaged:
-                console.warning(f"shard {shard} is damaged, its rest is skipped: {reason}")
+                console.warning(f"shard {shard} is damaged, so its rest is skipped: {reason}")
                 self.damaged[shard] = reason
         check_damaged(list(self.damaged.items()), len(self.stream.shards), self.max_bad)
 
