@@ -25,7 +25,7 @@ Size = tuple[int, int]
 
 
 def to_grid(output: object, model: nn.Module, image: Size, channels: int | None = None) -> Tensor:
-    """Return the output of ``forward_features`` or a block as (B, C, h, w); UserError if it is no grid.
+    """Return the output of ``forward_features`` or a block as (B, C, h, w); UserError if it is not one.
 
     channels: the width of the output, if known. It distinguishes (B, C, h, w) from (B, h, w, C).
     """

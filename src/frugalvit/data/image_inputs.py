@@ -38,7 +38,7 @@ class InputImages:
             elif path.is_file():
                 self.paths.append(path)
             else:
-                raise UserError(f"No image {name}.")
+                raise UserError(f"There is no image or folder {name}.")
         if not self.paths:
             raise UserError(f"{self.names[0]} holds no images.")
 

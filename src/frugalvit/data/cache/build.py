@@ -164,7 +164,7 @@ def _decode_to_file(
         entry.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CacheWriteError(
-            f"Cannot write to the cache folder {folder} ({error.strerror}); see --cache.folder."
+            f"Cannot write to the cache folder {folder} ({error.strerror}). Choose another --cache.folder."
         ) from None
     with ExitStack() as stack:
         console.info(f"image cache: {entry} (waits while another process decodes these images)")

@@ -218,7 +218,7 @@ class SharedStores:
 #
 #     images (M, 3, S, S') | sizes (M, 2) | indices (M,) | header | checksum, header length, magic
 #
-# It is written under another name and renamed when it is complete, so nobody reads the file of a killed writer.
+# It is written under another name and renamed when it is complete, so no reader sees the file of a killed writer.
 
 _TRAILER = struct.Struct("<IQ8s")
 _MAGIC = b"frugal2\n"

@@ -113,7 +113,7 @@ def _import_datasets() -> Any:
     try:
         import datasets
     except ImportError:
-        raise UserError("This needs the 'datasets' package: pip install 'frugalvit[streams]'.") from None
+        raise UserError("Hugging Face data needs the package 'datasets': pip install 'frugalvit[streams]'.") from None
     return datasets
 
 
@@ -146,7 +146,7 @@ def _build_splits(loaded: Any, where: str, name: str) -> DatasetSplits:
     if left_out:
         notes.append(f"{where}: not read: {truncate_list(left_out)} (not train, val or test, or empty).")
     if not by_split:
-        raise UserError(f"{where} has no train, val or test split, only {truncate_list([*map(str, parts)]) or 'none'}.")
+        raise UserError(f"{where} lacks train, val and test; its splits: {truncate_list([*map(str, parts)]) or 'none'}.")
     first = by_split.get("train", next(iter(by_split.values())))
     column = _image_column(first, where)
     label = next((key for key in _LABEL_COLUMNS if _is_label(first.features.get(key))), None)

@@ -232,5 +232,5 @@ def _result(source: DatasetSplits, out: Path, index: dict[str, Any], notes: list
     data |= {"decoded": index.get("decoded", [])}
     verb = "train" if source.classes else "pretrain"
     return CommandResult(
-        data, tables, [*source.notes, *notes, f"Train on them with: frugalvit {verb} {console.shell_quote(out)}"]
+        data, tables, [*source.notes, *notes, f"Train on the shards: frugalvit {verb} {console.shell_quote(out)}"]
     )

@@ -124,7 +124,7 @@ def open_stream(
     splits, index = list_shards(where)
     shards = splits.get("train", [])
     if not shards:
-        raise UserError(f"{where} has no training shards, only {', '.join(splits) or 'nothing'}.")
+        raise UserError(f"{where} has no training shards; splits: {', '.join(splits) or 'none'}.")
     if split not in ("auto", "given"):
         raise UserError(f"--split {split} needs every image listed: use --stream false, or name the shards to use.")
     fraction = val_fraction if split == "auto" and "val" not in splits and hold_out else 0.0
