@@ -78,7 +78,7 @@ class ImageDataset:
         raise NotImplementedError
 
     def stored_size(self, index: int) -> int:
-        """Return the bytes of ``raw(index)``, if possible without reading it; -1 if the image is missing."""
+        """Return the size of ``raw(index)`` in bytes, if possible without reading; -1 if it is missing."""
         raise NotImplementedError
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:

@@ -134,7 +134,7 @@ def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, i
 
 
 def read_header(content: bytes | str | Path, name: str | None = None, *, complete: bool = False) -> Header:
-    """Read format, size and mode without decoding. Raises ``UnreadableImage``; ``complete``: if truncated, too."""
+    """Read format, size and mode without decoding. Raises ``UnreadableImage``; if ``complete``, also if truncated."""
     image, stream, label = _open(content, name)
     with stream:
         header = Header(image.format or "?", image.width, image.height, image.mode)

@@ -146,7 +146,7 @@ def _build_splits(loaded: Any, where: str, name: str) -> DatasetSplits:
     if left_out:
         notes.append(f"{where}: not read: {truncate_list(left_out)} (not train, val or test, or empty).")
     if not by_split:
-        raise UserError(f"{where} lacks train, val and test; its splits: {truncate_list([*map(str, parts)]) or 'none'}.")
+        raise UserError(f"{where} lacks train, val and test; splits: {truncate_list([*map(str, parts)]) or 'none'}.")
     first = by_split.get("train", next(iter(by_split.values())))
     column = _image_column(first, where)
     label = next((key for key in _LABEL_COLUMNS if _is_label(first.features.get(key))), None)

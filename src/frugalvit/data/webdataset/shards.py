@@ -89,7 +89,7 @@ class ShardExamples(ImageDataset):
 
 
 def _shard_fingerprint(shard: str, index: PackedIndex | None, times: bool) -> tuple[object, ...]:
-    """Return size and checksum of the index, the same for a copy; without an index size and time."""
+    """Return size and index checksum, which a copy keeps; without an index, size and time."""
     path = Path(shard)
     if not path.exists():
         return ("missing",)
