@@ -93,7 +93,7 @@ def check_trainable(source: DatasetSplits) -> None:
     """Raise ``UserError`` if a classifier cannot be trained on this dataset."""
     train = source.splits.get("train")
     if train is None or not len(train):
-        raise UserError(f"{source.location} has no training images; splits: {', '.join(source.splits) or 'none'}.")
+        raise UserError(f"{source.location} has no training images, only {', '.join(source.splits) or 'empty splits'}.")
     if train.targets is not None:
         raise UserError(
             f"{source.location} has several labels per image. 'frugalvit probe suite' can use it, train cannot."
