@@ -1,10 +1,10 @@
-"""Backbone: images -> Features, around any timm network; and GridModel, the interface of our own networks.
+"""Backbone turns images into Features with any timm network; GridModel is the interface of ours.
 
 A network in ``architectures/`` is first an ordinary timm model: ``@register_model``, ``forward_features``,
 ``forward_head(x, pre_logits)``, ``get_classifier``, ``reset_classifier``, ``set_grad_checkpointing``, ``num_features``,
 ``num_classes``, ``feature_info``; ``forward(x)`` is ``forward_head(forward_features(x))``. Its constructor takes at
 least ``img_size``, ``in_chans``, ``num_classes``, ``drop_path_rate`` and ``patch_size``: the pixels between two
-neighbouring tokens of the first stage. This is the stride of the first embedding; a kernel wider than the stride keeps
+neighbouring tokens of the first stage. This is the stride of the first embedding. A kernel wider than the stride keeps
 its width, so that weights still fit.
 
 It also implements :class:`GridModel`, so that the final grid, the blocks and the attention need no module names.
@@ -48,7 +48,7 @@ class GridModel(Protocol):
         ...
 
     def forward_grid_blocks(self, images: Tensor) -> list[Tensor]:
-        """Every block's output as (B, C_i, h_i, w_i), in order, without the final norm, without class tokens."""
+        """Return every block's output (B, C_i, h_i, w_i) in order, without final norm and class tokens."""
         ...
 
     def final_norm(self, grid: Tensor) -> Tensor:
@@ -146,10 +146,10 @@ class Backbone(nn.Module):
         return (heads[0](parts[0]) + heads[1](parts[1])) / 2
 
     def stages(self, images: Tensor) -> list[Tensor]:
-        """The output of every stage without final norm, (B, C_i, h_i, w_i), fine to coarse.
+        """Return the output of every stage without final norm, (B, C_i, h_i, w_i), fine to coarse.
 
-        A network with more than four resolutions (counting its stem) returns the four coarsest; a plain ViT, which has
-        one resolution, returns one map.
+        A network with more than four resolutions (counting its stem) returns the four coarsest. A plain ViT has one
+        resolution and returns one map.
         """
         if self.is_grid_model:
             blocks = self.blocks(images)
@@ -163,16 +163,16 @@ class Backbone(nn.Module):
         return [self._crop(grid, size, padded) for grid in last.values()][-4:]
 
     def blocks(self, images: Tensor) -> list[Tensor]:
-        """Every block's output (B, C_i, h_i, w_i) without final norm, in order: the grids of Drloc Eq. 7."""
+        """Return every block's output (B, C_i, h_i, w_i) without final norm, in order: Drloc Eq. 7."""
         return [grid for stage in self._blocks_by_stage(images) for grid in stage]
 
     def block_dims(self) -> list[int]:
-        """Channels of every block's grid."""
+        """Return the channels of every block's grid."""
         with timm_features.eval_no_grad(self.model):  # the statistics of batch norms must not change
             return [grid.shape[1] for grid in self.blocks(self._zeros(self.img_size))]
 
     def last_blocks(self, images: Tensor, n: int = 4, *, class_token: bool = False) -> Tensor:
-        """Token means of the last ``n`` blocks, concatenated: (B, sum of dims), EsViT's input to the linear probe.
+        """Return the token means of the last ``n`` blocks: (B, sum of dims), input of EsViT's linear probe.
 
         Blocks of the last stage pass through the final norm; earlier ones have another width and do not. All blocks of
         a plain ViT are its last stage. ``class_token=True`` takes the class token of a ViT instead of the mean, as
@@ -192,10 +192,10 @@ class Backbone(nn.Module):
         return torch.cat(features[-n:], 1)
 
     def attention(self, images: Tensor) -> Tensor:
-        """Softmax attention of the last block, (B, heads, T, T), rows sum to 1; UserError without such attention.
+        """Return the last block's softmax attention (B, heads, T, T), rows sum to 1; UserError if it has none.
 
-        T counts class, distillation and register tokens first, then the grid row by row. Attention within windows is
-        spread over all tokens, with zeros between windows.
+        T counts class, distillation and register tokens first, then the grid row by row. Attention within windows
+        fills the full T x T, with zeros between windows.
         """
         self._check(images)
         if self.is_grid_model:
@@ -206,7 +206,7 @@ class Backbone(nn.Module):
         return timm_features.last_attention(self.model, images, self.name)
 
     def grid_size(self, img_size: int | Size) -> Size:
-        """(h, w) of the final grid for images of this size."""
+        """Return (h, w) of the final grid for images of this size."""
         size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])
         if size not in self._grid_sizes:
             height, width = self._run_zeros(size).grid.shape[2:]
@@ -214,12 +214,12 @@ class Backbone(nn.Module):
         return self._grid_sizes[size]
 
     def cell_size(self, img_size: Size) -> tuple[float, float]:
-        """Height and width in pixels of a cell of the final grid; the last may extend beyond images of this size."""
+        """Return a cell's height and width in pixels. The last cells may extend beyond images of this size."""
         padded = img_size if self.is_grid_model else self._padded_size(img_size)
         return cell_sides(self.model, padded, self.grid_size(padded))
 
     def spec(self) -> dict[str, Any]:
-        """All arguments of ``create_backbone`` for the same network, as plain values for JSON and YAML.
+        """Return all arguments of ``create_backbone`` for this network, as plain values for JSON and YAML.
 
         ``create_backbone(name, img_size, num_classes, in_chans, **keywords)``.
         """
@@ -233,9 +233,9 @@ class Backbone(nn.Module):
         }
 
     def architecture_kwargs(self) -> dict[str, Any]:
-        """Keywords that give the same network, with the same patches and windows, for any image size.
+        """Return keywords for the same network, with the same patches and windows, at any image size.
 
-        Without stochastic depth and ``grid_norm``: each run chooses these.
+        They leave out stochastic depth and ``grid_norm``, which each run chooses.
         """
         fixed = {key: value for key, value in self.keywords.items() if key not in ("drop_path", "grid_norm")}
         return fixed | {"keep_patch_size": True}
@@ -244,7 +244,7 @@ class Backbone(nn.Module):
         return f"name={self.name!r}, img_size={self.img_size}, dim={self.dim}, num_classes={self.num_classes}"
 
     def _check(self, images: Tensor) -> None:
-        """Check type and shape only: reading values would wait for the device."""
+        """Check only type and shape, because reading values would wait for the device."""
         if not isinstance(images, Tensor) or not images.is_floating_point():
             kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
             raise UserError(
@@ -260,7 +260,7 @@ class Backbone(nn.Module):
             raise UserError(f"{self.name} got an empty batch of 0 images; skip it")
 
     def _forward_timm(self, images: Tensor) -> tuple[Any, Tensor]:
-        """The input of ``forward_head``, and the grid."""
+        """Return the input of ``forward_head``, and the grid."""
         size = (images.shape[2], images.shape[3])
         if self._use_intermediates:
             output, maps = self.model.forward_intermediates(images, indices=1, norm=self.grid_norm)  # type: ignore[operator]
@@ -269,7 +269,7 @@ class Backbone(nn.Module):
         return output, to_grid(output, self.model, size, self.model.num_features)  # type: ignore[arg-type]
 
     def _check_classifier(self, pooled: Tensor) -> None:
-        """Refuse a classifier that reads more than ``pooled`` (VOLO's auxiliary head): training would be wrong."""
+        """Raise UserError if the classifier reads more than ``pooled``, as VOLO's: training would be wrong."""
         if self.num_classes == 0 or self._padded_size(self.img_size) != self.img_size:
             return
         with timm_features.eval_no_grad(self.model):
@@ -315,7 +315,7 @@ class Backbone(nn.Module):
             return self.forward(self._zeros(size))
 
     def _pad(self, images: Tensor) -> tuple[Tensor, Size]:
-        """Pad images (bottom and right) to a size that the network accepts; also return their own size."""
+        """Pad images (bottom and right) to a size that the network accepts. Also returns their own size."""
         size = (images.shape[2], images.shape[3])
         padded = self._padded_size(size)
         if padded == size:
@@ -329,10 +329,10 @@ class Backbone(nn.Module):
         return grid[:, :, :rows, :columns]
 
     def _padded_size(self, size: Size) -> Size:
-        """The size that images of ``size`` are padded to."""
-        if is_exporting():  # no trial runs while a program is recorded
+        """Return the size that images of ``size`` are padded to."""
+        if is_exporting():  # an export must not record trial runs
             return self._padded_sizes.get(size, size)
-        # A compiled graph is for one size. PyTorch 2.11 cannot compare a constant tuple, so two numbers are unpacked.
+        # A compiled graph is for one size. PyTorch 2.11 cannot compare a constant tuple, so unpack two numbers.
         height, width = self._find_padded_size((operator.index(size[0]), operator.index(size[1])))
         return height, width
 

@@ -1,4 +1,4 @@
-"""``create_backbone``: a name to a Backbone, for our networks and every timm network with a final grid."""
+"""``create_backbone``: build a Backbone by name, ours or any timm network with a final grid."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from frugalvit.backbones.small_images import adapt, format_keywords, note_small_
 from frugalvit.backbones.timm_features import Size, build_on_meta
 from frugalvit.errors import UserError, to_count
 
-# Offered to every network, and dropped for those without the keyword: with them one object takes every image size.
+# Tried with every network, and dropped if it lacks the keyword. With them one object takes every image size.
 _FLEXIBLE = {"dynamic_img_size": True, "strict_img_size": False}
 
 
@@ -48,7 +48,7 @@ def create_backbone(
     size = to_size(img_size)
     num_classes, in_chans = to_count("num_classes", num_classes, 0), to_count("in_chans", in_chans)
     keywords = {key: value for key, value in keywords.items() if value is not None}
-    # drop_path_rate is timm's name. Left in the keywords, it would override drop_path of a teacher.
+    # drop_path_rate is timm's name. In the keywords it would override the drop_path of a teacher.
     rate = keywords.pop("drop_path_rate", None)
     drop_path = rate if drop_path is None else drop_path
     if drop_path is not None and not (isinstance(drop_path, int | float) and 0 <= drop_path < 1):
@@ -67,7 +67,7 @@ def create_backbone(
         with torch.device(device):
             return make()
 
-    with torch.random.fork_rng(devices=[]):  # trial builds may draw weights: the final ones depend on the seed alone
+    with torch.random.fork_rng(devices=[]):  # trial builds may draw weights: final weights depend only on the seed
         extra, notes = adapt(name, size, keywords, build)
         resolved = {**keywords, **extra}
         if keep_patch_size and extra:
@@ -98,7 +98,7 @@ def create_backbone(
 
 
 def from_spec(spec: dict[str, Any], **changes: Any) -> Backbone:
-    """Create the network that ``Backbone.spec`` describes, with new weights; ``changes`` override its options."""
+    """Create the network of ``Backbone.spec`` with new weights; ``changes`` override its options."""
     options = {key: spec[key] for key in ("img_size", "num_classes", "in_chans")}
     return create_backbone(spec["name"], **options | spec["keywords"] | changes)
 
@@ -114,7 +114,7 @@ def build_meta(name: str, img_size: int | Sequence[int], num_classes: int, in_ch
 def build_timm(
     name: str, architecture: str, keywords: dict[str, Any], img_size: Size, pretrained: bool = False
 ) -> nn.Module:
-    """Call timm.create_model with the size options that the network knows, and turn its errors into UserError."""
+    """Call timm.create_model with the size options that the network accepts. Errors become UserError."""
     keywords = dict(keywords)
     stem_stride = keywords.pop("stem_stride", None)
     square = img_size[0] == img_size[1]  # some networks take only one number
@@ -158,7 +158,7 @@ def to_size(img_size: int | Sequence[int]) -> Size:
 
 
 def _default_statistics(in_chans: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """ImageNet's mean and std for 3 channels, their average for 1, the middle of the range for others."""
+    """Return ImageNet's mean and std for 3 channels, their average for 1, else 0.5 and 0.25."""
     if in_chans == 3:
         return IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
     if in_chans == 1:
@@ -169,7 +169,7 @@ def _default_statistics(in_chans: int) -> tuple[tuple[float, ...], tuple[float, 
 def _resolve_statistics(
     model: nn.Module, in_chans: int, pretrained: bool, mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std: the caller's, else those of the pretrained weights, else the defaults."""
+    """Return mean and std: the caller's, else those of the pretrained weights, else the defaults."""
     default_mean, default_std = _default_statistics(in_chans)
     configuration = getattr(model, "pretrained_cfg", None) or {}
     if pretrained and in_chans == 3 and configuration.get("mean"):
@@ -182,7 +182,7 @@ def _resolve_statistics(
 
 
 def _unexpected_keywords(message: str) -> list[str]:
-    """Keywords that a TypeError names: Python names one, some of timm's checks name a list."""
+    """Return the keywords that a TypeError names: Python names one, timm may name a list."""
     named = re.search(r"unexpected keyword argument(?:\(s\): \[(.*)\]| ('\w+'))", message)
     return re.findall(r"'(\w+)'", named[1] or named[2]) if named else []
 

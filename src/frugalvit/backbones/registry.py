@@ -107,12 +107,12 @@ def is_model_name(name: str) -> bool:
 
 
 def suggest_names(name: str) -> str:
-    """`` Did you mean …?`` with up to three similar names, or an empty string."""
+    """Return `` Did you mean …?`` with up to three similar names, or an empty string."""
     return did_you_mean(name, [*MODEL_NAMES, *timm.list_models()], 3)
 
 
 def get_family(model: nn.Module) -> str:
-    """Return the family of a network, which selects its default options: "swin", "vit", "resnet" …"""
+    """Return the family of a network ("swin", "vit", "resnet" …), which selects its default options."""
     if isinstance(model, GridModel):
         return model.family
     module = type(model).__module__.rsplit(".", 1)[-1]
@@ -123,7 +123,7 @@ def get_family(model: nn.Module) -> str:
 def frugalvit_small_stem(
     pretrained: bool = False, architecture: str = "resnet50", stem_stride: int = 1, **keywords: Any
 ) -> nn.Module:
-    """A timm network with a smaller stem stride; exported folders name it, so that timm can build it again."""
+    """A timm network with a smaller stem stride. Exported folders use this name, so that timm can build it."""
     model = timm.create_model(architecture, pretrained=pretrained, **keywords)
     set_stem_stride(model, stem_stride)
     return model

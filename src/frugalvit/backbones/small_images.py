@@ -1,8 +1,8 @@
-"""Small images: this module chooses patch size, window size and stem stride, and explains the choice.
+"""Choose patch size, window size and stem stride for small images, and explain the choice.
 
-A network published for 224 pixels ends in a 1x1 grid at 32 pixels, which leaves nothing to localize or to match. For
-images under 224 pixels, if the final grid of the published shape is too small, the first patches (or the stem's stride)
-get smaller until it is large enough, and windows are chosen that divide every map. Explicit keywords win.
+A network published for 224 pixels ends in a 1x1 grid at 32 pixels, which leaves nothing to localize or to match. So
+below 224 pixels, if the final grid is too small, this module reduces the first patches (or the stem's stride) until it
+is large enough. It also chooses windows that divide every map. Explicit keywords have priority.
 """
 
 import inspect
@@ -20,11 +20,11 @@ from frugalvit.errors import UserError
 PUBLISHED = 224
 """Networks keep their published shape from this image size on."""
 
-_SMALL_NETWORK = 50_000_000  # parameters; filling more with zeros takes longer than a run on the meta device
+_SMALL_NETWORK = 50_000_000  # parameters; filling more with zeros is slower than a run on the meta device
 
 SMALLEST_GRID = 4
 SMALLEST_PLAIN_GRID = 7
-"""For a plain ViT, which has no finer maps before its last: Drloc's 7 x 7."""
+"""For a plain ViT, which has no finer maps: Drloc's 7 x 7."""
 
 
 class Build(Protocol):
@@ -34,7 +34,7 @@ class Build(Protocol):
 
 
 def adapt(name: str, img_size: Size, explicit: dict[str, Any], build: Build) -> tuple[dict[str, Any], list[str]]:
-    """Return keywords to add for images of ``img_size``, and notes with the reasons; nothing from 224 pixels on."""
+    """Return keywords to add for images of ``img_size`` below 224 pixels, and notes with the reasons."""
     if min(img_size) >= PUBLISHED:
         return {}, []
     model = build({})
@@ -75,7 +75,7 @@ def final_grid(model: nn.Module, img_size: Size) -> Size:
         grid = _run(model, img_size)
         if min(grid):
             return grid
-        model.to("meta")  # tensors outside its buffers still have their values
+        model.to("meta")  # tensors that are not buffers still have their values
     return _run(model, img_size)
 
 
@@ -95,7 +95,7 @@ def _run(model: nn.Module, img_size: Size) -> Size:
 
 
 def padded_grid(model: nn.Module, img_size: Size) -> Size:
-    """Return (h, w) of the final grid of an image that is padded if necessary, as a Backbone does."""
+    """Return (h, w) of the final grid, with padding if necessary, as in a Backbone."""
     grid = final_grid(model, img_size)
     if min(grid):
         return grid
@@ -118,10 +118,10 @@ def note_small_grid(name: str, img_size: Size, build: Build) -> list[str]:
 
 
 def set_stem_stride(model: nn.Module, stride: int) -> None:
-    """Set the total stride of a convolutional stem: first drop its pooling, then lower the first convolution's stride.
+    """Set the total stride of a convolutional stem: drop the pooling, then lower the first stride.
 
-    The kernels stay, so weights still fit; the padding is set for a map of ceil(pixels / stride). A ResNet's stem has
-    stride 4 = 2 (convolution) x 2 (pooling).
+    The kernels stay, so weights still fit. The padding gives a map of ceil(pixels / stride). A ResNet's stem has stride
+    4 = 2 (convolution) x 2 (pooling).
     """
     convolution, pooled = _stem(model)
     if convolution is None:
@@ -142,7 +142,7 @@ def set_stem_stride(model: nn.Module, stride: int) -> None:
 def _refine_grid(
     model: nn.Module, img_size: Size, build: Build, smallest: int, plain: bool, published: Size
 ) -> tuple[dict[str, Any], Size]:
-    """Return the smallest change that makes the final grid large enough, or else the one with the largest grid."""
+    """Return the smallest change that makes the grid large enough, else the change with the largest grid."""
     best: dict[str, Any] = {}
     grid = published
     for option in _options(model, img_size, plain):
@@ -214,7 +214,7 @@ def _is_plain(model: nn.Module) -> bool:
 
 
 def _patch_size(model: nn.Module) -> int | None:
-    """Side of the first patches if they do not overlap, or as the network states it."""
+    """Return the side of the first patches if the network states it or if they do not overlap."""
     for holder in (model, getattr(model, "patch_embed", None), getattr(model, "stem", None)):
         size = getattr(holder, "patch_size", None)
         if isinstance(size, int):

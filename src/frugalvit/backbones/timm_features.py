@@ -1,7 +1,7 @@
-"""Grids, stages, blocks and attention of timm networks, which have no common interface for blocks and attention.
+"""Grids, stages, blocks and attention of timm networks, which have no common interface for them.
 
 The final grid comes from ``forward_features``, stages from ``forward_intermediates``, blocks and attention from hooks.
-A network that does not fit raises UserError.
+An unsupported network raises UserError.
 """
 
 import math
@@ -25,9 +25,9 @@ Size = tuple[int, int]
 
 
 def to_grid(output: object, model: nn.Module, image: Size, channels: int | None = None) -> Tensor:
-    """Return ``output`` of ``forward_features`` (or of a block) as (B, C, h, w); UserError if it is not a grid.
+    """Return the output of ``forward_features`` or a block as (B, C, h, w); UserError if it is not one.
 
-    channels: the width of the output, if known; distinguishes (B, C, h, w) from (B, h, w, C).
+    channels: the width of the output, if known. It distinguishes (B, C, h, w) from (B, h, w, C).
     """
     if not isinstance(output, Tensor) or output.dim() not in (3, 4):
         raise UserError(f"{_name(model)} gives no single grid of tokens; choose a network that ends in one feature map")
@@ -47,7 +47,7 @@ def _is_channels_last(output: Tensor, model: nn.Module, channels: int | None) ->
 
 
 def _prefix_and_size(count: int, model: nn.Module, image: Size) -> tuple[int, Size]:
-    """Prefix tokens and (h, w), such that prefix + h * w = count and h : w is close to the image's shape."""
+    """Return prefix and (h, w) such that prefix + h * w = count and h : w is close to the image's shape."""
     stated = prefix_tokens(model)
     prefixes = [0, 1, 2] if stated is None else [stated, 0]
     for prefix in prefixes:
@@ -61,7 +61,7 @@ def _prefix_and_size(count: int, model: nn.Module, image: Size) -> tuple[int, Si
 
 
 def _closest_shape(count: int, image: Size) -> Size | None:
-    """The factors (h, w) of ``count`` closest to the image's aspect; None if no pair is within a step of rounding."""
+    """Return the factors (h, w) of ``count`` closest to the image's aspect; None beyond rounding."""
     if count < 1 or (count == 1 and max(image) >= 64):  # a single token of a large image is a class token
         return None
     shapes = [(height, count // height) for height in range(1, count + 1) if count % height == 0]
@@ -72,23 +72,23 @@ def _closest_shape(count: int, image: Size) -> Size | None:
 
 
 def prefix_tokens(model: nn.Module) -> int | None:
-    """Number of tokens before the grid (class, registers); None if the network does not state it."""
+    """Return the number of tokens before the grid (class, registers); None if not stated."""
     count = getattr(model, "num_prefix_tokens", None)
     return int(count) if isinstance(count, int) else None
 
 
 def reduction(model: nn.Module) -> int | None:
-    """Pixels between two neighbouring tokens of the final grid, as stated in ``feature_info``."""
+    """Return the pixels between neighbouring tokens of the final grid, as ``feature_info`` states."""
     info = getattr(model, "feature_info", None)
     last = list(info)[-1] if info else {}
     return last.get("reduction") or None
 
 
 def cell_sides(model: nn.Module, image: Size, grid: Size) -> tuple[float, float]:
-    """Height and width in pixels of a cell of the final grid; the last cells may extend beyond the image.
+    """Return a cell's height and width in pixels. The last cells may extend beyond the image.
 
-    This is the stated reduction, or a half, a quarter … of it for a smaller stem stride. If none of these gives this
-    grid, the image is divided by the number of cells.
+    This is the stated reduction, or a half, a quarter … of it for a smaller stem stride. If no such value gives
+    this grid, the image is divided by the number of cells.
     """
     stated = int(reduction(model) or 0)
     steps = [stated / 2**halvings for halvings in range(stated.bit_length())]
@@ -101,12 +101,12 @@ def cell_sides(model: nn.Module, image: Size, grid: Size) -> tuple[float, float]
 
 
 def cells_in_image(grid: Size, image: Size, padded: Size) -> Size:
-    """Rows and columns of a padded image's grid that contain pixels of the image itself."""
+    """Return the rows and columns of a padded image's grid that contain pixels of the image."""
     return -(-image[0] * grid[0] // padded[0]), -(-image[1] * grid[1] // padded[1])
 
 
 def padded_sizes(model: nn.Module, size: Size, img_size: Size) -> list[Size]:
-    """Sizes to pad images of ``size`` to until the network, built for ``img_size``, accepts them; smallest first."""
+    """Return the sizes to try, in order, to pad images of ``size`` for a network of ``img_size``."""
     step = reduction(model) or 32
     published = (getattr(model, "pretrained_cfg", None) or {}).get("input_size") or (3, *img_size)
     units = [(1, 1), (step, step), (32, 32), (64, 64), img_size, tuple(published[1:])]
@@ -118,14 +118,14 @@ def padded_sizes(model: nn.Module, size: Size, img_size: Size) -> list[Size]:
 
 
 def stage_maps(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
-    """The maps listed in ``feature_info``, as (B, C_i, h_i, w_i), without final norm."""
+    """Return the maps of ``feature_info`` as (B, C_i, h_i, w_i), without final norm."""
     if not hasattr(model, "forward_intermediates"):
         raise UserError(f"{name} has no forward_intermediates, so its stages are unknown; choose another network")
     return model.forward_intermediates(images, norm=False, intermediates_only=True)  # type: ignore[operator]
 
 
 def stage_blocks(model: nn.Module, name: str) -> list[list[nn.Module]]:
-    """The blocks of every stage, fine to coarse. A plain ViT is one stage."""
+    """Return the blocks of every stage, fine to coarse. A plain ViT is one stage."""
     info = [entry for entry in (getattr(model, "feature_info", None) or []) if entry.get("module")]
     direct = getattr(model, "blocks", None)
     if isinstance(direct, nn.Sequential | nn.ModuleList) and len(direct):
@@ -161,7 +161,7 @@ def _blocks_of(stage: nn.Module) -> list[nn.Module]:
 
 
 def block_grids(model: nn.Module, images: Tensor, name: str) -> list[list[Tensor]]:
-    """Every block's output as a grid, by stage."""
+    """Return every block's output as a grid, by stage."""
     stages = stage_blocks(model, name)
     blocks = [block for stage in stages for block in stage]
     outputs = _record_outputs(model, blocks, images)
@@ -184,7 +184,7 @@ def uses_class_token(model: nn.Module) -> bool:
 
 
 def class_tokens(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
-    """The class token (B, D) after each block of a ViT, through its final norm."""
+    """Return the class token (B, D) after each block of a ViT, with the final norm applied."""
     blocks = [block for stage in stage_blocks(model, name) for block in stage]
     outputs = _record_outputs(model, blocks, images)
     norm = final_norm(model) or nn.Identity()
@@ -211,7 +211,7 @@ def _record_outputs(model: nn.Module, modules: Sequence[nn.Module], images: Tens
 
 
 def _width(output: object, model: nn.Module) -> int | None:
-    """The width of a block's output, if ``feature_info`` lists it."""
+    """Return the width of a block's output, if ``feature_info`` lists it."""
     if not isinstance(output, Tensor) or output.dim() != 4:
         return None
     widths = {entry.get("num_chs") for entry in getattr(model, "feature_info", None) or []}
@@ -220,7 +220,7 @@ def _width(output: object, model: nn.Module) -> int | None:
 
 
 def final_norm(model: nn.Module) -> nn.Module | None:
-    """The norm at the end of ``forward_features``, or None."""
+    """Return the norm at the end of ``forward_features``, or None."""
     norm = getattr(model, "norm", None)
     return norm if isinstance(norm, nn.Module) and any(True for _ in norm.parameters()) else None
 
@@ -236,10 +236,10 @@ def apply_norm(norm: nn.Module, grid: Tensor) -> Tensor:
 
 
 def last_attention(model: nn.Module, images: Tensor, name: str) -> Tensor:
-    """Softmax of the last block's attention, (B, heads, T, T): prefix tokens first, then the grid row by row.
+    """Return the last block's softmax, (B, heads, T, T): prefix tokens first, then the grid row by row.
 
-    timm's attention modules pass the softmax through ``attn_drop`` unless they use the fused kernel. For this one pass
-    the fused kernel of this one module is off.
+    timm's attention modules pass the softmax through ``attn_drop`` unless they use the fused kernel. So this pass turns
+    the fused kernel of the last module off.
     """
     attention = _last_attention_module(model, name)
     recorded: list[Tensor] = []
@@ -266,7 +266,7 @@ def last_attention(model: nn.Module, images: Tensor, name: str) -> Tensor:
 
 
 def _covers_all_tokens(weights: Tensor, batch: int, cells: int, model: nn.Module) -> bool:
-    """(B, heads, T, T) with T = prefix + grid and rows that sum to 1: no windows, no channels, no mixed heads."""
+    """Whether weights are (B, heads, T, T), T = prefix + grid, with rows that sum to 1: no windows."""
     if weights.dim() != 4 or weights.shape[0] != batch or weights.shape[2] != weights.shape[3]:
         return False
     stated = prefix_tokens(model)
@@ -288,7 +288,7 @@ def _last_attention_module(model: nn.Module, name: str) -> nn.Module:
 
 @contextmanager
 def quiet_tables() -> Iterator[None]:
-    """Suppress the warnings of timm's resizing of bias tables about its indexing, which users cannot fix."""
+    """Suppress warnings about timm's own indexing when it resizes bias tables: users cannot fix them."""
     with warnings.catch_warnings():
         for message in ("Using a non-tuple sequence", r"torch.searchsorted\(\): input value tensor is non-contiguous"):
             warnings.filterwarnings("ignore", message, UserWarning, module=r"timm\.layers\.interpolate")

@@ -1,4 +1,4 @@
-"""Images that cannot be read: their error, the limit of ``--cache.max-bad``, and the images used in their place."""
+"""Unreadable images: their error, their limit (``--cache.max-bad``) and their substitutes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_unreadable(unreadable: list[tuple[str, str]], limit: int, count: int) 
 
 
 def substitutes(index: int, count: int, labels: np.ndarray | None) -> Iterator[int]:
-    """Yield an image's index, then its substitutes: the next of its class, cyclically, then the next of all."""
+    """Yield an image's index, then its substitutes: first its class, then all others, each cyclically."""
     yield index
     if labels is not None:
         same = np.flatnonzero(labels == labels[index])
@@ -34,7 +34,7 @@ def substitutes(index: int, count: int, labels: np.ndarray | None) -> Iterator[i
 
 
 def substitute_rows(readable: np.ndarray, count: int, labels: np.ndarray | None) -> np.ndarray:
-    """For each of ``count`` indices, the position in ``readable`` (ascending) of its image or its first substitute."""
+    """Map each of ``count`` indices to the row in ``readable`` (ascending) of its image or substitute."""
     rows = np.searchsorted(readable, np.arange(count)) % len(readable)
     missing = np.setdiff1d(np.arange(count), readable, assume_unique=True)
     if labels is None or not len(missing):
@@ -55,4 +55,4 @@ class UnreadableImage(UserError):
         self.name, self.reason = name, reason
 
     def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
-        return UnreadableImage, (self.name, self.reason)  # so that it can be sent to another process
+        return UnreadableImage, (self.name, self.reason)  # pickles, so that a worker can raise it

@@ -1,4 +1,4 @@
-"""Datasets: images that can be read by index, with labels and names, and the splits they belong to."""
+"""Datasets: images by index, with names and labels, and the splits of a dataset."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StreamedShards:
 
 
 class PackedImages(NamedTuple):
-    """The decoded images of a packed split: files ``PREFIX-256x256.decoded`` with its fingerprint."""
+    """The decoded images of a packed split: files ``PREFIX-256x256.decoded`` that store its fingerprint."""
 
     prefix: str
     fingerprint: str
@@ -70,7 +70,7 @@ class ImageDataset:
         return None
 
     def run_facts(self) -> dict[str, Any]:
-        """Return what a run must store about the dataset besides its fingerprint, to resume exactly."""
+        """Return the facts, besides the fingerprint, that a run stores in order to resume exactly."""
         return {}
 
     def raw(self, index: int) -> bytes:
@@ -78,7 +78,7 @@ class ImageDataset:
         raise NotImplementedError
 
     def stored_size(self, index: int) -> int:
-        """Return the size of ``raw(index)`` in bytes, if possible without reading it; -1 if it is missing."""
+        """Return the size of ``raw(index)`` in bytes, if possible without reading; -1 if it is missing."""
         raise NotImplementedError
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
@@ -86,7 +86,7 @@ class ImageDataset:
         return decode(self.raw(index), self.names[index], at_least=at_least)
 
     def header(self, index: int) -> Header:
-        """Read format and size without decoding. Raises ``UnreadableImage``, also for a truncated file."""
+        """Read format and size without decoding. An unreadable or truncated file raises ``UnreadableImage``."""
         return read_header(self.raw(index), self.names[index], complete=True)
 
     def fingerprint(self, *, times: bool = True) -> str:
@@ -126,7 +126,7 @@ class ImageDataset:
         return f"{type(self).__name__}({pluralize(len(self), 'image')}, {labels})"
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
-        """Yield one item per image that changes with the image; ``times`` includes the modification time."""
+        """Yield one item per image; it changes if the image changes. ``times`` adds the modification time."""
         raise NotImplementedError
 
 
@@ -195,7 +195,7 @@ def _relative_keys(root: str, paths: Sequence[str]) -> list[str]:
 
 
 class ArrayExamples(ImageDataset):
-    """Decoded images in one array, (N, H, W), (N, H, W, 1) or (N, H, W, 3), uint8."""
+    """Decoded images in one uint8 array: (N, H, W), (N, H, W, 1) or (N, H, W, 3)."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray | None, name: str) -> None:
         width = len(str(max(len(images) - 1, 0)))
@@ -244,7 +244,7 @@ class JoinedExamples(ImageDataset):
     def __init__(self, parts: Sequence[ImageDataset]) -> None:
         names = [name for part in parts for name in part.names]
         keys = [key for part in parts for key in part.keys]
-        # Labelled and unlabelled datasets joined have no labels.
+        # If one dataset has no labels, the result has none.
         labels = [part.labels for part in parts if part.labels is not None]
         super().__init__(names, np.concatenate(labels) if labels and len(labels) == len(parts) else None, keys)
         targets = [part.targets for part in parts if part.targets is not None]

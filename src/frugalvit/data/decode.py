@@ -33,7 +33,7 @@ EXTENSIONS = frozenset((
 """Extensions of image files. HEIC photos cannot be decoded: they are listed so that ``frugalvit data`` reports them."""
 
 _ORIENTATION = 0x0112
-_DARK = 32  # of 255; in a set of photographs some pixel is far brighter
+_DARK = 32  # of 255; any set of photographs has far brighter pixels
 _TRUNCATED_TEXTS = ("truncated", "unexpected end", "not enough", "no more images")
 _TRUNCATED = "truncated: the file ends before the {} data"
 _TAIL = 64 * 1024
@@ -67,8 +67,8 @@ def decode(
     Args:
         content: the encoded bytes, or the path of a file.
         name: the name in an ``UnreadableImage``; default: the path.
-        at_least: a (height, width) that is enough. A JPEG at least twice as large is decoded at 1/2, 1/4 or 1/8 of its
-            size, never below this: several times faster. Other formats ignore it.
+        at_least: the (height, width) that the caller needs. A JPEG of twice this size or more is decoded at 1/2, 1/4
+            or 1/8, never below this size, which is several times faster. Other formats ignore it.
     """
     image, stream, label = _open(content, name)
     with stream:
@@ -86,8 +86,8 @@ def resize_to(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 def as_pixels(picture: Any, *, at_least: tuple[int, int] | None = None) -> np.ndarray:
     """Return the pixels (H, W, 1 or 3) of a path, a file's bytes, a PIL image, an array or a tensor.
 
-    An array is uint8, (H, W) or (H, W, C); a tensor (H, W) or (C, H, W), uint8 or floats from 0 to 1. ``at_least``
-    is for files, as in :func:`decode`.
+    An array is uint8, (H, W) or (H, W, C). A tensor is (H, W) or (C, H, W), uint8 or floats from 0 to 1. ``at_least``
+    applies to files, as in :func:`decode`.
     """
     if isinstance(picture, str | bytes | os.PathLike):
         return decode(os.fspath(picture), at_least=at_least)
@@ -106,7 +106,7 @@ def as_pixels(picture: Any, *, at_least: tuple[int, int] | None = None) -> np.nd
 
 
 def _from_tensor(image: torch.Tensor) -> np.ndarray:
-    """Convert (C, H, W) or (H, W), as of torchvision's ``to_tensor`` and ``decode_image``, to uint8 (H, W, C)."""
+    """Convert torchvision's (C, H, W) or (H, W), uint8 or floats from 0 to 1, to uint8 (H, W, C)."""
     image = image.detach().cpu()
     if image.is_floating_point() and image.numel():
         if not 0 <= image.min() <= image.max() <= 1:
@@ -134,7 +134,7 @@ def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, i
 
 
 def read_header(content: bytes | str | Path, name: str | None = None, *, complete: bool = False) -> Header:
-    """Read format, size and mode without decoding. Raises ``UnreadableImage``; ``complete``: also if truncated."""
+    """Read format, size and mode without decoding. Raises ``UnreadableImage``; if ``complete``, also if truncated."""
     image, stream, label = _open(content, name)
     with stream:
         header = Header(image.format or "?", image.width, image.height, image.mode)
@@ -144,7 +144,7 @@ def read_header(content: bytes | str | Path, name: str | None = None, *, complet
 
 
 def _open(content: bytes | str | Path, name: str | None) -> tuple[Image.Image, IO[bytes], str]:
-    """Recognise the format by the first bytes and read the header; returns image, stream and name."""
+    """Recognise the format by the first bytes and read the header. Returns image, stream and name."""
     _ignore_pillow_warnings()
     label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
     stream: IO[bytes] = BytesIO(content) if isinstance(content, bytes) else _open_file(Path(content), label)
@@ -182,13 +182,13 @@ def known_formats() -> tuple[str, ...]:
 
 
 def _identify(stream: IO[bytes], label: str) -> Image.Image:
-    """Open with the first format that accepts the file. ``Image.open`` would apply Pillow's global pixel limit."""
+    """Open the file with the first format that accepts it. ``Image.open`` would apply Pillow's pixel limit."""
     prefix = stream.read(64)
     for format_name in known_formats():
         factory, accepts = Image.OPEN[format_name]
         try:
             accepted = accepts is None or accepts(prefix)
-            if accepted and not isinstance(accepted, str):  # a text: this build of Pillow lacks the decoder
+            if accepted and not isinstance(accepted, str):  # a string means: this build of Pillow lacks the decoder
                 stream.seek(0)
                 return factory(stream, label)
         except Exception:  # a damaged header raises every kind of error
@@ -212,7 +212,7 @@ def _describe_file(prefix: bytes) -> str:
 def _to_rgb(image: Image.Image) -> np.ndarray:
     """Convert an image of any Pillow mode to (H, W, 3) uint8."""
     mode = image.mode
-    if mode == "I" or mode.startswith("I;16"):  # before transparency: as RGBA these would be clipped
+    if mode == "I" or mode.startswith("I;16"):  # first, because the conversion to RGBA clips them
         return _grey(_from_integers(image))
     if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         coloured = image.convert("RGBA")
@@ -232,7 +232,7 @@ def _grey(values: np.ndarray) -> np.ndarray:
 
 
 def _from_integers(image: Image.Image) -> np.ndarray:
-    """Scale 16-bit grey from its full range, and a TIFF of 32-bit integers from the range that fits its values."""
+    """Scale 16-bit grey from its full range, a 32-bit TIFF from a range that fits its values."""
     values = np.asarray(image).astype(np.float64)
     # Pillow opens some 16-bit PNG and PPM with mode I, scaled to 65535.
     if image.mode == "I" and image.format not in ("PNG", "PPM"):
@@ -244,7 +244,7 @@ def _from_integers(image: Image.Image) -> np.ndarray:
 
 
 def describe_darkness(brightest: int) -> str:
-    """Return a warning if the brightest pixel is dark, else an empty text."""
+    """Return a warning if the brightest pixel is dark, else an empty string."""
     if brightest >= _DARK:
         return ""
     return (
@@ -287,11 +287,11 @@ def _rotate_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def _reason(error: Exception, format_name: str | None) -> str:
-    """Return the reason of an ``UnreadableImage`` for an error of Pillow's decoder."""
+    """Turn an error of Pillow's decoder into the reason of an ``UnreadableImage``."""
     text = " ".join(str(error).split())
     kind = format_name or "image"
     if isinstance(error, Image.DecompressionBombError):
-        return "refused as a decompression bomb: it would unpack to far more pixels or text than it should"
+        return "refused as a decompression bomb: it would unpack to far too many pixels or too much text"
     if isinstance(error, EOFError) or any(part in text.lower() for part in _TRUNCATED_TEXTS):
         return _TRUNCATED.format(kind)
     return f"its {kind} data is damaged" + (f" ({text})" if text else "")

@@ -38,12 +38,12 @@ class InputImages:
             elif path.is_file():
                 self.paths.append(path)
             else:
-                raise UserError(f"No image {name}.")
+                raise UserError(f"There is no image or folder {name}.")
         if not self.paths:
             raise UserError(f"{self.names[0]} holds no images.")
 
     def batches(self, size: int, label: str, at_least: tuple[int, int] | None = None) -> Iterator[list[Decoded]]:
-        """Yield the readable images in lists of ``size``; ``at_least`` is the size to decode at least."""
+        """Yield the readable images in lists of ``size``; ``at_least`` is that of ``decode``."""
         batch: list[Decoded] = []
         for index, path in enumerate(console.progress(self.paths, label=label)):
             try:

@@ -14,7 +14,7 @@ from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.errors import UserError
 
-_MORE = 1000  # headers to read if the sample has no readable image
+_MORE = 1000  # headers to read if no image of the sample is readable
 _SAMPLE = 48
 _ENLARGED = 256 / 224  # a cached image is this much larger than the input, as in the standard evaluation resize
 _NATIVE = 1.3  # images of one size are cached at it, up to this factor above the target
@@ -24,7 +24,7 @@ _STEP = 16  # pixels between the sizes of images that are cached one by one
 
 
 def median_side(examples: ImageDataset, sample: int = 64) -> int:
-    """The median short side of up to ``sample`` images, from their headers; of more if all of these are unreadable."""
+    """Return the median short side of ``sample`` images. It reads headers, and more if none is readable."""
     sides: list[int] = []
     tried: list[int] = []
     for count in (sample, _MORE):
@@ -51,37 +51,37 @@ def _none_readable(examples: ImageDataset, tried: Sequence[int]) -> UserError:
 
 
 def largest_input(device: str) -> int:
-    """The largest input size of "auto": the papers' size on a GPU, a size that a few cores can train on a CPU."""
+    """Return the largest size of "auto": the papers' size on a GPU, a size that is fast enough on a CPU."""
     return 64 if device == "cpu" else 224
 
 
 def input_size(side: int, device: str) -> int:
-    """The size of small images, else the multiple of 32 below the short side, up to ``largest_input``."""
+    """Return the short side up to 64, else the multiple of 32 below it, at most ``largest_input``."""
     size = side if side <= 64 else max(32, side // 32 * 32)
     return min(size, largest_input(device))
 
 
 def best_device() -> str:
-    """The device of "auto": CUDA, else Apple's MPS, else the CPU."""
+    """Return the device of "auto": CUDA, else Apple's MPS, else the CPU."""
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def min_cached_size(size: tuple[int, int], stored: int | Literal["auto"] = "auto") -> tuple[int, int]:
-    """The smallest height and width of a cached image for inputs of ``size``."""
+    """Return the smallest height and width of a cached image for inputs of ``size``."""
     return (stored, stored) if stored != "auto" else (round(size[0] * _ENLARGED), round(size[1] * _ENLARGED))
 
 
 def probe_images(
     examples: ImageDataset, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
 ) -> tuple[tuple[int, int], float]:
-    """The cached size (S, S') and the seconds to decode one image, from a sample of the images.
+    """Return the cached size (S, S') and the seconds to decode one image, from a sample of the images.
 
-    Reduce every sampled image to the target by its shorter side (never enlarge). The cached size is as high and as wide
-    as nine tenths of them: landscape photos stay landscape, and if one in ten is upright, neither kind loses what the
-    standard evaluation (resize the shorter side, crop the centre) sees. Panoramas do not widen it beyond twice the
-    target.
+    Every sampled image is reduced to the target by its shorter side, never enlarged. The cached size covers the height
+    and the width of nine tenths of them. So landscape photos stay landscape. If more than one photo in ten is
+    portrait, both kinds keep what the standard evaluation sees (resize the shorter side, crop the centre). Panoramas
+    do not widen it beyond twice the target.
     """
     target = min_cached_size(size, stored)
     chosen = sorted({round(i) for i in np.linspace(0, len(examples) - 1, _SAMPLE)})
@@ -100,7 +100,7 @@ def probe_images(
 
 
 def cached_size(sizes: Sequence[tuple[int, int]], target: tuple[int, int]) -> tuple[int, int]:
-    """The one size at which images of these sizes are cached (see ``probe_images``)."""
+    """Return the size at which images of these sizes are cached (see ``probe_images``)."""
     height, width = sizes[0]
     if len(set(sizes)) == 1 and height <= _NATIVE * target[0] and width <= _NATIVE * target[1]:
         return height, width
@@ -111,13 +111,13 @@ def cached_size(sizes: Sequence[tuple[int, int]], target: tuple[int, int]) -> tu
 
 
 def cached_size_alone(size: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
-    """The size at which one image is cached that does not depend on others; large images get few different sizes."""
+    """Return the cached size of an image by itself. Large images share a few sizes, multiples of 16."""
     cached = cached_size([size], target)
     return size if cached == size else (-(-cached[0] // _STEP) * _STEP, -(-cached[1] // _STEP) * _STEP)
 
 
 def _covering(lengths: Sequence[float]) -> float:
-    """The smallest length that covers nine tenths of these."""
+    """Return the smallest length that covers nine tenths of these."""
     return sorted(lengths)[math.ceil(_COVERED * len(lengths)) - 1]
 
 

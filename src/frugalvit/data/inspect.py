@@ -1,4 +1,4 @@
-"""``frugalvit data DATA``: report images, classes, sizes, duplicates and unreadable files of a dataset."""
+"""``frugalvit data DATA``: report images, classes, sizes, duplicates and unreadable files."""
 
 import hashlib
 import time
@@ -25,7 +25,7 @@ FULL_DECODE_MEGAPIXELS = 300.0
 SAMPLE = 2000
 _SHOWN_GROUPS = 20
 _SHOWN_BAD = 200
-_LOOSE = ", loose"  # ends the name of a split's images outside class folders
+_LOOSE = ", loose"  # suffix for the images of a split outside class folders
 
 
 class SplitScan(NamedTuple):
@@ -97,7 +97,7 @@ def _read_headers(examples: ImageDataset, split: str) -> SplitScan:
 
 
 def _decode(parts: dict[str, ImageDataset], scans: dict[str, SplitScan], mode: str) -> dict[str, Any]:
-    """Decode all, some or none of the images with a valid header; failures are added to ``scan.bad``."""
+    """Decode the images with a valid header, as ``mode`` says, and add failures to ``scan.bad``."""
     valid = [(split, i) for split, scan in scans.items() for i, header in enumerate(scan.headers) if header is not None]
     pixels = sum(h.width * h.height for scan in scans.values() for h in scan.headers if h is not None)
     if mode == "auto":

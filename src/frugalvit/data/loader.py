@@ -1,10 +1,10 @@
-"""Step -> batch on the device. A batch is a pure function of (seed, step): resume needs no loader state.
+"""Make the batch of a step, a pure function of (seed, step), so that resume needs no loader state.
 
-The order of an epoch comes from (seed, epoch), augmentation from (seed, step). Both are drawn for the global batch, of
-which each process takes its slice. So resuming at any step is exact, and N processes share one batch.
+The order of an epoch comes from (seed, epoch), the augmentation from (seed, step). Both are drawn for the global batch,
+and each process takes its slice. So resuming at any step is exact, and N processes share one batch.
 
-Augmenting a batch of small images costs a GPU little and the host much: hundreds of small kernels to launch. So the
-images of several steps are augmented in one call and returned step by step.
+Augmenting a batch of small images costs the GPU little, but the host must launch hundreds of small kernels. So one call
+augments the images of several steps, and the loader returns them step by step.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from frugalvit.errors import UserError
 from frugalvit.utils import console
 
 MAX_GROUPED_STEPS, MAX_GROUPED_PIXELS = 8, 2**23
-"""Steps, and pixels of views, augmented in one call on a GPU. With more pixels the device is the bottleneck anyway."""
+"""Limits of one augment call on a GPU: steps, and pixels of all views. Beyond them the GPU is the bottleneck."""
 
 
 @dataclass(frozen=True)
 class BatchShard:
-    """Which equal part of every batch this rank has."""
+    """The part of every batch that this rank takes; all ranks take equal parts."""
 
     seed: int = 0
     rank: int = 0
@@ -59,7 +59,7 @@ class Batch:
 
 
 class BatchSource(ABC):
-    """Training batches by step: of stored images (``Batches``) or streamed ones (``StreamingBatches``)."""
+    """Training batches by step, of stored images (``Batches``) or of a stream (``StreamingBatches``)."""
 
     batch: int  # images of a batch, over all processes
     steps_per_epoch: int
@@ -81,11 +81,11 @@ class BatchSource(ABC):
     @property
     @abstractmethod
     def readable(self) -> int | None:
-        """The number of readable images; None if nobody knows."""
+        """The number of readable images; None if it is unknown."""
 
     @property
     def found_late(self) -> bool:
-        """True if unreadable images are found only when a step needs them, and ``readable`` is known."""
+        """True if only a step that needs an image detects that it is unreadable, and ``readable`` is known."""
         return False
 
     @abstractmethod
@@ -97,7 +97,7 @@ class BatchSource(ABC):
         """Close this source and return the same images in batches of another size."""
 
     def peek(self, step: int) -> Batch:
-        """Return a step's batch without disturbing the training's own sequence of steps."""
+        """Return a step's batch without disturbing the training."""
         return self.batch_at(step)
 
     def close(self) -> None:  # noqa: B027
@@ -119,16 +119,16 @@ class Batches(BatchSource):
 
     Args:
         store: the images and their labels.
-        batch: images a step over all processes. With fewer images than that, all of them are one batch (logged). An
-            epoch's incomplete last batch is left out (other images every epoch).
-        seed: order, augmentation and mixing follow from it and the step.
+        batch: images per step over all processes. A smaller dataset is one batch (logged). Each epoch drops its
+            incomplete last batch, with different images every time.
+        seed: determines, with the step, order, augmentation and mixing.
         augment: augments the images of a step.
         mixing: mixup and cutmix, which need labels; None: no mixing.
         rank, world: this process and the number of processes; each takes an equal, contiguous slice.
-        balance: draw every class equally often: rare classes repeat, large ones are sampled, without replacement
-            until a class is used up.
-        repeats: repeated augmentation: a batch holds batch / repeats images, each ``repeats`` times; None takes the
-            augmentation's own setting.
+        balance: draw every class equally often. Rare classes repeat, large ones are sampled. No image repeats before
+            all images of its class were drawn.
+        repeats: repeated augmentation: a batch holds batch / repeats images, each ``repeats`` times; None: as
+            ``augment`` says.
         keep_clean: keep the images before mixing in ``Batch.clean``.
         grouped_steps: steps augmented in one call; None: several if the images are on a GPU and batches are small.
     """
@@ -195,7 +195,7 @@ class Batches(BatchSource):
         return self.mix(self._grouped_step(step) if self.grouped_steps > 1 else self._augment_steps([step])[0])
 
     def _grouped_step(self, step: int) -> Batch:
-        """Return a step's batch before mixing, from its group of steps, which stays in memory until the next group."""
+        """Return a step's batch before mixing. Its group of steps stays in memory until the next group."""
         group, position = divmod(step, self.grouped_steps)
         if group != self._group[0]:
             self._group = (-1, [])  # free the memory of the last group first
@@ -204,11 +204,11 @@ class Batches(BatchSource):
         return self._group[1][position]
 
     def _augment_steps(self, steps: Sequence[int]) -> list[Batch]:
-        """Fetch and augment the images of neighbouring steps in one call; returns their batches before mixing."""
+        """Fetch and augment the images of neighbouring steps in one call. Returns their batches before mixing."""
         fetched = [self.fetcher.at(step) for step in steps]
         images, sizes, index = fetched[0] if len(fetched) == 1 else map(torch.cat, zip(*fetched, strict=True))
         views = self.augment.apply(images, sizes, torch.cat([self._augment_draws(step) for step in steps]))
-        counts = [len(one.index) for one in fetched]
+        counts = [len(part.index) for part in fetched]
         parts = views.split(counts) if isinstance(views, Tensor) else _split_views(views, counts)
         labels: list[Tensor] | list[None] = [None] * len(counts)
         if self.store.labels is not None:
@@ -226,8 +226,8 @@ class Batches(BatchSource):
         indices = self._epoch_order(epoch)
         if self.repeats == 1:
             return indices[position * self.batch : (position + 1) * self.batch]
-        # Copies are not neighbours, because mixing blends neighbours. Only the last image of an odd batch may meet its
-        # own copy: its partner is the first image.
+        # Mixing blends neighbours, so copies must not be neighbours. Only the last image of an odd batch may be mixed
+        # with its own copy: its partner is the first image.
         distinct = -(-self.batch // self.repeats)
         chosen = indices[position * distinct : (position + 1) * distinct]
         return chosen.repeat(self.repeats)[: self.batch]
@@ -257,7 +257,7 @@ class Batches(BatchSource):
 
 
 def batch_multiple(world: int, mixing: Mixing | None) -> int:
-    """A batch must be a multiple of this: equal parts for all processes, and both images of a mixed pair in one."""
+    """Return the divisor of a batch: processes take equal parts, and a mixed pair stays in one part."""
     return world * (2 if mixing is not None and world > 1 else 1)
 
 
@@ -270,13 +270,13 @@ def check_batch(batch: int, world: int, mixing: Mixing | None) -> None:
 
 
 def steps_per_augment_call(pixels: int) -> int:
-    """How many steps with ``pixels`` pixels each a GPU augments in one call: a power of two."""
+    """Return how many steps of ``pixels`` each a GPU augments in one call: a power of two."""
     fit = MAX_GROUPED_PIXELS // max(1, pixels)
     return 1 << max(1, min(MAX_GROUPED_STEPS, fit)).bit_length() - 1
 
 
 def _split_views(views: list[Tensor], counts: list[int]) -> list[list[Tensor]]:
-    """Split every view into the parts of the steps; returns the views of each step."""
+    """Split every view by step. Returns the views of each step."""
     return [list(step) for step in zip(*(view.split(counts) for view in views), strict=True)]
 
 
@@ -284,9 +284,9 @@ def balanced_order(labels: Tensor, count: int, generator: torch.Generator) -> Te
     """Draw ``count`` indices in random order, with every class equally often (to within one)."""
     classes = labels.unique()
     share, extra = divmod(count, len(classes))
-    lucky = torch.randperm(len(classes), generator=generator) < extra
+    gets_one_more = torch.randperm(len(classes), generator=generator) < extra
     parts = []
-    for number, one_more in zip(classes, lucky, strict=True):
+    for number, one_more in zip(classes, gets_one_more, strict=True):
         members = (labels == number).nonzero()[:, 0]
         wanted = share + int(one_more)
         rounds = -(-wanted // len(members))
@@ -299,7 +299,7 @@ def balanced_order(labels: Tensor, count: int, generator: torch.Generator) -> Te
 def eval_batches(
     store: ImageStore, transform: EvalTransform, batch: int, *, rank: int = 0, world: int = 1
 ) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
-    """Yield each readable image once, in order: images and labels (or None) on the device, indices on the CPU.
+    """Yield images and labels (or None) on the device, indices on the CPU: each readable image once.
 
     rank, world: this process and the number of processes, which take the batches in turn
     """
@@ -307,7 +307,7 @@ def eval_batches(
     fetcher = store.fetcher(lambda turn: everything[rank * batch + turn * stride :][:batch])
     for turn, start in enumerate(range(rank * batch, len(store), stride)):
         images, sizes, index = fetcher.at(turn)
-        # A substitute must not be scored instead of an unreadable image.
+        # Evaluation skips substitutes of unreadable images.
         original = index == everything[start : start + batch]
         if not original.all():
             images, sizes, index = images[original.to(images.device)], sizes[original], index[original]

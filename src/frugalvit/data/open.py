@@ -45,7 +45,7 @@ def open_data(
         loose: return unlabelled images beside class folders in ``DatasetSplits.loose``; otherwise they are left out.
     """
     if not isinstance(where, str | os.PathLike) or not str(where):
-        got = "an empty text" if isinstance(where, str) else f"a {type(where).__name__}"
+        got = "an empty string" if isinstance(where, str) else f"a {type(where).__name__}"
         raise UserError(f"Expected the path or name of a dataset, got {got}. For images in memory use fv.save_data.")
     if labels not in ("auto", "folders", "ignore"):
         raise UserError(f"labels = '{labels}': choose auto, folders or ignore.")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 
 def local(where: str | Path) -> Path:
-    """A path with its ``~`` expanded."""
+    """Return a path with its ``~`` expanded."""
     try:
         return Path(where).expanduser()
-    except RuntimeError:  # a home of nobody: taken as a folder of that name
+    except RuntimeError:  # "~name" of an unknown user: an ordinary folder name
         return Path(where)
 
 
@@ -21,21 +21,21 @@ def is_folder(path: Path) -> bool:
 
 
 def is_inside(path: Path, data: str | Path) -> bool:
-    """True if ``path`` is in the folder ``data``, so that it would be read as a part of the dataset next time."""
+    """True if ``path`` is in the folder ``data``. The dataset would contain it the next time it is opened."""
     if not is_folder(local(data)):
         return False
     folder = local(data).resolve()
-    # A link inside the folder counts, wherever it leads.
+    # A link inside the folder counts, whatever its target.
     link = [path.parent.resolve() / path.name] if path.is_symlink() else []
-    return any(folder == one or folder in one.parents for one in (path.resolve(), *link))
+    return any(folder == real or folder in real.parents for real in (path.resolve(), *link))
 
 
 def cache_root() -> Path:
-    """$FRUGALVIT_CACHE, or ~/.cache/frugalvit. Everything in it can be deleted at any time."""
+    """Return $FRUGALVIT_CACHE or ~/.cache/frugalvit. Its files can be deleted at any time."""
     return local(os.environ.get("FRUGALVIT_CACHE") or "~/.cache/frugalvit")
 
 
 def datasets_root(root: str | Path | None = None) -> Path:
-    """The folder of named datasets: ``root``, else $FRUGALVIT_DATASETS, else ``datasets`` in the cache."""
+    """Return the folder of named datasets. Without ``root``: $FRUGALVIT_DATASETS, else ``datasets`` in the cache."""
     folder = root or os.environ.get("FRUGALVIT_DATASETS")
     return local(folder) if folder else cache_root() / "datasets"

@@ -1,4 +1,4 @@
-"""Random numbers of the input, and their transfer to the device.
+"""Random numbers for the input, and their transfer to the device.
 
 Parameters are drawn on the CPU from a generator that is a pure function of (seed, purpose, number), for the
 global batch; a process takes its rows. So a resumed run sees the same crops, and N processes share one batch.
@@ -23,15 +23,15 @@ def device_generator(seed: int, purpose: str, number: int, device: torch.device)
 
 
 def uniform(count: int, columns: int, generator: torch.Generator) -> Tensor:
-    """Draw (count, columns) uniform numbers in [0, 1), in double so that areas and angles round as in Python."""
+    """Draw (count, columns) uniform numbers in [0, 1). In float64, areas and angles round as in Python."""
     return torch.rand((count, columns), generator=generator, dtype=torch.float64)
 
 
 def to_device_packed(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Copy small CPU tensors to the device in one pinned, asynchronous transfer.
 
-    A batch's augmentation has dozens of index and parameter tensors. One copy each would cost more than the work;
-    one packed copy never makes the host wait for the device.
+    Augmenting a batch needs dozens of index and parameter tensors. A copy of each would cost more than the work.
+    With one packed copy the host never waits for the device.
     """
     if device.type == "cpu":
         return list(tensors)

@@ -151,22 +151,22 @@ def _number_labels(
     labels: dict[str, list[int | str] | None], classes: Sequence[str | int] | None
 ) -> tuple[tuple[str, ...] | None, dict[str, np.ndarray | None]]:
     """Return the class names, and the labels as indices into them."""
-    every = [label for part in labels.values() for label in part or ()]
-    if not every:
+    all_labels = [label for part in labels.values() for label in part or ()]
+    if not all_labels:
         return None, dict.fromkeys(labels)
     if None in labels.values():
         raise UserError("Some splits have labels and some have none. Label all splits, or none.")
-    if len({isinstance(label, str) for label in every}) > 1:
+    if len({isinstance(label, str) for label in all_labels}) > 1:
         raise UserError("Some labels are numbers and some are names. Use one kind.")
-    known: list[Any] = sorted(set(every))
+    known: list[Any] = sorted(set(all_labels))
     names = [str(label) for label in known]
     if classes is not None:
         names = [str(name) for name in classes]
         if isinstance(classes, Mapping) or len(set(names)) < len(names):
             raise UserError("classes must be a list of different names, in the order of the labels 0, 1, ….")
-        known = names if isinstance(every[0], str) else list(range(len(names)))
+        known = names if isinstance(all_labels[0], str) else list(range(len(names)))
     index = {label: number for number, label in enumerate(known)}
-    unknown = next((label for label in every if label not in index), None)
+    unknown = next((label for label in all_labels if label not in index), None)
     if unknown is not None:
         raise UserError(f"The label {unknown!r} is not among the {pluralize(len(known), 'class')} of classes=….")
     return tuple(names), {split: np.array([index[label] for label in part or ()]) for split, part in labels.items()}

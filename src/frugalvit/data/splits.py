@@ -16,22 +16,22 @@ MODES = ("auto", "given", "train+val", "remake")
 
 
 def hold_out(keys: Sequence[str], labels: np.ndarray | None, fraction: float, seed: int) -> np.ndarray:
-    """Choose images to hold out: bool (N,), a rounded ``fraction`` of every class, at least one of two.
+    """Choose images to hold out: bool (N,), a rounded ``fraction`` of every class.
 
-    A hash of the seed and the key decides. So the result depends neither on the order of the images nor on the path of
-    the dataset, and adding images changes the split of few others.
+    A class of several images gives at least one, but not all. A hash of seed and key decides, so neither the order of
+    the images nor the path of the dataset matters. New images move few others to another split.
     """
     contents = (f"{seed}\0{key}".encode("utf-8", "surrogateescape") for key in keys)
     hashes = [int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") for content in contents]
     ranks = np.array(hashes, dtype=np.uint64)
     groups = np.zeros(len(keys), dtype=np.int64) if labels is None else labels
-    held = np.zeros(len(keys), dtype=bool)
+    held_out = np.zeros(len(keys), dtype=bool)
     for group in np.unique(groups):
         members = np.flatnonzero(groups == group)
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
         if count > 0:
-            held[members[np.argsort(ranks[members], kind="stable")[:count]]] = True
-    return held
+            held_out[members[np.argsort(ranks[members], kind="stable")[:count]]] = True
+    return held_out
 
 
 def subsample_labels(labels: np.ndarray, part: float, seed: int) -> np.ndarray:
@@ -45,9 +45,9 @@ def subsample_labels(labels: np.ndarray, part: float, seed: int) -> np.ndarray:
 
 
 def split_examples(examples: ImageDataset, fraction: float, seed: int) -> tuple[ImageDataset, ImageDataset]:
-    """Split a dataset into the rest and the held-out part; both keep their order."""
-    held = hold_out(examples.keys, examples.labels, fraction, seed)
-    return examples.subset(~held), examples.subset(held)
+    """Split a dataset into a training part and a held-out part; both keep their order."""
+    held_out = hold_out(examples.keys, examples.labels, fraction, seed)
+    return examples.subset(~held_out), examples.subset(held_out)
 
 
 def add_missing_splits(
@@ -71,9 +71,9 @@ def add_missing_splits(
         train, val = split_examples(splits["train"], val_fraction, seed)
         if len(val):
             splits |= {"train": train, "val": val}
-            way = "stratified by class" if source.classes is not None else "at random"
+            method = "stratified by class" if source.classes is not None else "at random"
             total = len(train) + len(val)
-            notes.append(f"val is made from train: {len(val):,} of {total:,} images, {way}, seed {seed}.")
+            notes.append(f"val is made from train: {len(val):,} of {total:,} images, {method}, seed {seed}.")
     ordered = {split: splits[split] for split in ("train", "val", "test") if split in splits}
     return replace(source, splits=ordered, notes=notes)
 
@@ -93,15 +93,15 @@ def check_trainable(source: DatasetSplits) -> None:
     """Raise ``UserError`` if a classifier cannot be trained on this dataset."""
     train = source.splits.get("train")
     if train is None or not len(train):
-        raise UserError(f"{source.location} has no training images, only {', '.join(source.splits) or 'nothing'}.")
+        raise UserError(f"{source.location} has no training images, only {', '.join(source.splits) or 'empty splits'}.")
     if train.targets is not None:
         raise UserError(
             f"{source.location} has several labels per image. 'frugalvit probe suite' can use it, train cannot."
         )
     if source.classes is None or (train.labels is None and train.streaming is None):
-        why = f" ({source.notes[0].rstrip('.')})" if source.notes else ""
+        note = f" ({source.notes[0].rstrip('.')})" if source.notes else ""
         raise UserError(
-            f"{source.location} has no labels{why}. To train a classifier, use one folder per class, or a table with "
+            f"{source.location} has no labels{note}. To train a classifier, use one folder per class, or a table with "
             f"labels in a column {WANTED_COLUMN}. Without labels, use 'frugalvit pretrain'."
         )
     if len(source.classes) < 2:

@@ -1,4 +1,4 @@
-"""Worker processes that decode images or read shards, and end with the process that started them."""
+"""Worker processes that decode images or read shards; they exit with their parent process."""
 
 import multiprocessing as stdlib_multiprocessing
 import os
@@ -16,16 +16,16 @@ from torch import multiprocessing  # torch's sends tensors through shared memory
 
 from frugalvit.errors import GUARD, UserError
 
-_GRACE = 10.0  # seconds that a worker outlives SIGTERM
+_GRACE = 10.0  # seconds that a worker still runs after SIGTERM
 
 
 def may_start_processes() -> bool:
-    """False in a daemonic process (started by another program's pool), which may not have children."""
+    """False in a daemonic process, as in the pool of another program: it may not have children."""
     return not stdlib_multiprocessing.current_process().daemon
 
 
 class WorkerPool:
-    """Processes that call the function which ``make(*arguments)`` returns; with 0 workers this process calls it.
+    """Processes that each call the function from ``make(*arguments)``. 0 workers: this process calls it.
 
     advice: what to do if a process was killed
     """
@@ -42,7 +42,7 @@ class WorkerPool:
             self.function = make(*arguments)
 
     def submit(self, *arguments: Any) -> Callable[[], Any]:
-        """Let a process call its function; returns what waits for the result."""
+        """Let a process call its function. Returns a function that waits for the result."""
         if self.pool is None:
             return partial(self.function, *arguments)
         try:
@@ -65,14 +65,14 @@ class WorkerPool:
         return UserError(f"A worker process was killed (out of memory?). {self.advice} In a Python script, {GUARD}.")
 
 
-_function: Callable[..., Any] | None = None  # of a worker process
+_function: Callable[..., Any] | None = None  # set in a worker process
 
 
 def _start_worker(make: Callable[..., Callable[..., Any]], arguments: tuple[Any, ...]) -> None:
-    """Prepare a worker process: one thread, exit with the parent, ignore signals meant for the training.
+    """Prepare a worker process: one thread, exit with the parent, ignore signals for the training.
 
-    Ctrl-C, a closed terminal and a job's signals reach every process of a group. The training finishes its step and
-    saves, for which it needs its workers: they outlive SIGTERM by a few seconds and ignore the other signals.
+    Ctrl-C, a closed terminal and a job's signals reach every process of a group. The training then finishes its step
+    and saves. It needs its workers for that: they run on for ten seconds after SIGTERM and ignore the other signals.
     """
     global _function
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Shared parts of our networks: running the blocks, the classifier, timm's interface.
+"""Shared parts of our networks: the run through the blocks, the classifier, timm's interface.
 
 A network defines its embeddings and blocks (:meth:`StagedModel.stage_parts`) and how its running state becomes a grid
 (:meth:`StagedModel.to_grid`). :class:`StagedModel` derives the rest of ``GridModel`` and of a timm model from these.
@@ -21,7 +21,7 @@ from frugalvit.errors import UserError
 Parts = Sequence[tuple[Callable[[Any], Any], Sequence[Sequence[nn.Module]]]]
 """For every stage its embedding (of the image or the previous grid) and its blocks.
 
-A block is a sequence of modules that take and return the running state; the first one has the attention.
+A block is a sequence of modules that take and return the running state; the first contains the attention.
 """
 
 
@@ -75,7 +75,7 @@ class StagedModel(nn.Module):
         num_classes: int,
         drop_rate: float | None,
     ) -> None:
-        """``drop_rate`` is the dropout before the linear classifier; with None the network adds its own ``head``."""
+        """``drop_rate`` is the dropout before the linear classifier; None: the network adds its own ``head``."""
         super().__init__()
         self.in_chans = in_chans
         self.patch_size = patch_size
@@ -97,15 +97,15 @@ class StagedModel(nn.Module):
         raise NotImplementedError
 
     def to_grid(self, state: Any) -> Tensor:
-        """The running state as (B, C, h, w), without class or global tokens."""
+        """Return the running state as (B, C, h, w), without class or global tokens."""
         return state
 
     def final_norm(self, grid: Tensor) -> Tensor:
-        """``norm`` over the channels of a grid (B, D, h, w)."""
+        """Apply ``norm`` over the channels of a grid (B, D, h, w)."""
         return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        """Patterns of parameter names after the stem, in timm's form for layer-wise learning rates."""
+        """Return patterns of the parameter names after the stem, for timm's layer-wise learning rates."""
         raise NotImplementedError
 
     # GridModel
@@ -113,7 +113,7 @@ class StagedModel(nn.Module):
     def run_blocks(
         self, images: Tensor, visit: Callable[[Any], None] | None = None, stop_before_last: bool = False
     ) -> Any:
-        """Return the state after all blocks (or before the last); ``visit`` is called with it after every block."""
+        """Return the state after all blocks, or before the last. ``visit`` gets the state after every block."""
         state: Any = None
         parts = self.stage_parts()
         recompute = self.grad_checkpointing and torch.is_grad_enabled()
@@ -204,7 +204,7 @@ class StagedModel(nn.Module):
         self.grad_checkpointing = enable
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Groups for layer-wise learning rates: a block is one layer."""
+        """Return the groups for layer-wise learning rates: a block is one layer."""
         return {"stem": self.stem_names, "blocks": [*self.layer_names(), (r"^norm\.", (99999,))]}
 
     def no_weight_decay(self) -> set[str]:
@@ -213,7 +213,7 @@ class StagedModel(nn.Module):
 
 
 def stochastic_depth(rate: float) -> nn.Module:
-    """Stochastic depth with this rate."""
+    """Return stochastic depth with this rate."""
     return DropPath(rate) if rate > 0 else nn.Identity()
 
 
@@ -230,7 +230,7 @@ def small_normal(layer: nn.Linear | nn.Conv2d) -> None:
 
 
 def drop_path_rates(rate: float, depths: Sequence[int]) -> list[list[float]]:
-    """Rates per stage that grow linearly from 0 at the first block to ``rate`` at the last."""
+    """Return the rates of every stage: linear from 0 at the first block to ``rate`` at the last."""
     count = sum(depths)
     rates = iter([rate * i / max(count - 1, 1) for i in range(count)])
     return [[next(rates) for _ in range(depth)] for depth in depths]
@@ -250,7 +250,7 @@ def stage_widths(
 
 
 def check_heads(dim: int, heads: int) -> None:
-    """Check that the heads share the width equally."""
+    """Check that the number of heads divides the width."""
     if dim % heads:
         raise UserError(f"The width {dim} is not a multiple of {heads} heads; change embed_dim or num_heads.")
 
@@ -272,7 +272,7 @@ def build(
 
 
 def timm_cfg(first_conv: str) -> dict[str, Any]:
-    """timm's configuration of a network without timm weights: ImageNet's statistics at 224 px."""
+    """Return timm's configuration of a network without timm weights: ImageNet's statistics, 224 px."""
     return {
         "url": "",
         "num_classes": 1000,
@@ -293,6 +293,6 @@ def join_heads(attended: Tensor) -> Tensor:
     tokens = attended.transpose(1, 2)
     if is_exporting():
         # The memory layout of fused attention depends on gradients and the batch. An exported program must not rely on
-        # it: the ONNX exporter runs the program again in another way.
+        # it, because the ONNX exporter runs the program again under other conditions.
         tokens = tokens.clone(memory_format=torch.contiguous_format)
     return tokens.flatten(2)

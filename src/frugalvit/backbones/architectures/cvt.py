@@ -1,4 +1,4 @@
-"""CvT-13, as the Drloc paper trained it: convolutions in the embeddings and in the projections of attention.
+"""CvT-13 of the Drloc paper: convolutions in the embeddings and in the projections of attention.
 
 Wu et al., "CvT: Introducing Convolutions to Vision Transformers" (2021), in the shape of the Drloc experiments:
 
@@ -50,7 +50,7 @@ class ChannelNorm(nn.Module):
 
 
 class ConvProjection(nn.Module):
-    """Depthwise convolution, batch norm, pointwise convolution: (B, C, H, W) -> (B, out, H / stride, W / stride)."""
+    """Depthwise convolution, batch norm, pointwise convolution: (B, C, H, W) -> (B, out, H/s, W/s)."""
 
     def __init__(self, dim: int, out_dim: int, stride: int, kernel: int = 3) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class ConvAttention(nn.Module):
         return self.to_out(out.transpose(2, 3).reshape(x.shape[0], -1, *x.shape[2:]))
 
     def attention(self, x: Tensor) -> Tensor:
-        """(B, heads, T, T): a key covers a square of ``key_stride`` cells per side, which share its weight."""
+        """Return (B, heads, T, T). The cells of a square with side ``key_stride`` share the weight of its key."""
         height, width = x.shape[2:]
         key_map = self.to_kv(x).chunk(2, dim=1)[0]
         scores = self.split(self.to_q(x)) @ self.split(key_map).transpose(2, 3) * self.head_dim**-0.5
@@ -98,7 +98,7 @@ class ConvAttention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two pointwise convolutions; with dropout inside, they have the indices of the release, 0 and 3."""
+    """Two pointwise convolutions. With dropout they have the indices 0 and 3, as in the release."""
 
     def __init__(self, dim: int, hidden: int, drop: float) -> None:
         super().__init__()

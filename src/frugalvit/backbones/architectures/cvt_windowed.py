@@ -1,4 +1,4 @@
-"""CvT-T with window size 7, as EsViT pretrains it: attention within windows, convolutions between them.
+"""CvT-T of EsViT, window size 7: attention within windows, convolutions between them.
 
 Li et al., "Efficient Self-supervised Vision Transformers for Representation Learning" (EsViT, 2022), 2.1, A.2 and
 Table 6, after Wu et al., "CvT" (2021):
@@ -7,13 +7,13 @@ Table 6, after Wu et al., "CvT" (2021):
 * one depthwise 3x3 convolution, batch norm and a pointwise convolution give queries, keys and values together;
 * attention within windows of 7 x 7 (or the full map if it is smaller), never shifted: windows exchange information only
   through the 3x3 convolutions and the embeddings;
-* scores are scaled by (full width)^-1/2, not by the head's; the MLP uses x * sigmoid(1.702 x);
-* a relative position bias per window and head, as the paper says. The released runs had none:
+* scores are scaled by (full width)^-1/2, not by (head width)^-1/2; the MLP uses x * sigmoid(1.702 x);
+* a relative position bias per window and head, as in the paper. The released runs did not use it:
   ``relative_bias=False``, 29.30 M parameters.
 
-Inputs of any size, square or not: windows beyond the map are padded. ``padding="masked"`` (default) convolves the map
-without padding and masks the padding in attention. ``padding="zeros"`` is the released form: zeros are appended before
-the convolution and attended to like positions.
+Inputs of any size, square or not: the map is padded to full windows. ``padding="masked"`` (default) pads after the
+convolution and masks the padding in attention. ``padding="zeros"`` is the released form: it pads with zeros before the
+convolution and attends to the padding like any position.
 """
 
 from collections.abc import Sequence
@@ -88,11 +88,11 @@ class WindowAttention(nn.Module):
         self.dim = dim
         self.heads = heads
         self.window = window
-        self.window_size = (window, window)  # the name in other windowed networks
+        self.window_size = (window, window)  # other windowed networks use this name
         self.padding = padding
         self.qkv = ConvProjection(dim)
         self.proj_out = nn.Conv2d(dim, dim, 1)
-        # One entry per row and column offset in [-(window - 1), window - 1]; smaller windows use the inner ones.
+        # One entry per row and column offset in [-(window - 1), window - 1]; smaller windows use inner entries.
         table = torch.zeros((2 * window - 1) ** 2, heads) if relative_bias else None
         self.relative_position_bias_table = None if table is None else nn.Parameter(trunc_normal_(table, std=0.02))
 
@@ -103,7 +103,7 @@ class WindowAttention(nn.Module):
         return min(self.window, height), min(self.window, width)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return q, k, v as (3, B, windows * heads, N, d) with N positions per window, and the bias of the scores."""
+        """Return q, k, v as (3, B, windows * heads, N, d), N positions per window, and the bias of the scores."""
         height, width = x.shape[2:]
         window = self.window_of(height, width)
         fill = (0, -width % window[1], 0, -height % window[0])
@@ -125,7 +125,7 @@ class WindowAttention(nn.Module):
         return parts, bias
 
     def bias(self, window: tuple[int, int]) -> Tensor | None:
-        """(heads, N, N): the table's entries for the offsets between all positions of a window."""
+        """Return (heads, N, N): the table's entries for the offsets between all positions of a window."""
         table = self.relative_position_bias_table
         if table is None:
             return None

@@ -1,9 +1,9 @@
-"""Swin Transformer (Liu et al., 2021, arXiv:2103.14030) for maps of any size, as EsViT and Drloc use it.
+"""Swin Transformer (Liu et al., 2021, arXiv:2103.14030) for maps of any size, for EsViT and Drloc.
 
-timm has a Swin too. Three reasons for this one: (1) the released EsViT pads before it shifts and timm shifts before it
-pads, so timm differs at every size that windows do not divide; (2) new training should mask the padding; (3) one object
+timm has a Swin too. This one has three reasons. (1) The released EsViT pads before it shifts, timm shifts before it
+pads: they differ at every size that windows do not divide. (2) New training should mask the padding. (3) One object
 takes every crop size without rebuilding masks in each call. Parameter names are timm's, so weights can be exchanged. At
-sizes that windows divide both compute the same.
+sizes that windows divide, both compute the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -49,7 +49,7 @@ Padding = Literal["masked", "zeros"]
 
 
 class PatchEmbed(nn.Module):
-    """Non-overlapping patches to tokens: (B, C, H, W) -> (B, H/p, W/p, D), with zero padding to full patches."""
+    """Turn patches into tokens, with zero padding to full patches: (B, C, H, W) -> (B, H/p, W/p, D)."""
 
     def __init__(self, patch_size: int, in_chans: int, dim: int, norm_eps: float) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class WindowAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, tokens: Tensor, plan: WindowPlan) -> Tensor:
-        """(B, h, w, C) -> the same shape, by the kernel if it supports the plan, else in plain torch."""
+        """(B, h, w, C) -> the same shape; uses the kernel if it supports the plan, else plain torch."""
         if self._can_use_kernel(tokens, plan):
             bias = relative_bias(self.relative_position_bias_table, plan).permute(2, 0, 1)
             return self.proj(window_attention(self.qkv(tokens), bias, plan))
@@ -131,7 +131,7 @@ class WindowAttention(nn.Module):
 
     def _bias(self, plan: WindowPlan, query: Tensor) -> Tensor:
         """Relative bias plus mask, (1 or B * windows, heads, N, N), in the precision of the scores."""
-        # Read in full precision, then rounded: the gradients of a table entry are added in full precision.
+        # Read in full precision, then round, so that the gradients of a table entry are added in full precision.
         bias = relative_bias(self.relative_position_bias_table, plan).to(query.dtype).permute(2, 0, 1)[None]
         masked = mask(plan, query)
         if masked is None:
@@ -143,7 +143,7 @@ class WindowAttention(nn.Module):
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Do not use the kernels in the body, for comparisons."""
+    """Disable the kernels inside this context, for comparisons."""
     global TRITON_AVAILABLE
     before, TRITON_AVAILABLE = TRITON_AVAILABLE, False
     try:
@@ -197,10 +197,10 @@ class Block(nn.Module):
         return self.attn.weights(window_partition(self.norm1(tokens), plan), plan), plan
 
     def attention(self, tokens: Tensor) -> Tensor:
-        """The softmax over all tokens of the map, (B, heads, h * w, h * w), zero between windows."""
+        """Return the softmax over all tokens of the map, (B, heads, h * w, h * w), zero between windows."""
         weights, plan = self.window_attention(tokens)
         batch, heads, count = tokens.shape[0], weights.shape[1], plan.size[0] * plan.size[1]
-        # The index on the map of every position of every window; padding has one extra index that is dropped.
+        # The index on the map of every position of every window. Padding has one extra index, dropped below.
         indices = torch.arange(count, device=weights.device).view(1, *plan.size, 1) + 1
         indices = (window_partition(indices, plan)[..., 0] - 1) % (count + 1)  # padding is 0, becomes -1, then count
         full = weights.new_zeros(batch, heads, count + 1, count + 1)
@@ -211,7 +211,7 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """The modules of a stage: patch merging (not in the first), then blocks with plain and shifted windows in turn."""
+    """A stage: patch merging (except in the first), then blocks, every second one with shifted windows."""
 
     def __init__(self, downsample: nn.Module, blocks: list[Block]) -> None:
         super().__init__()
@@ -222,8 +222,8 @@ class Stage(nn.Module):
 class SwinTransformer(StagedModel):
     """Images of any size to a grid of tokens at ``patch_size * 2 ** (stages - 1)`` pixels.
 
-    ``img_size`` sets window and shift of every stage: a stage whose map is not larger than the window has a window of
-    its map's size and no shift. Images of other sizes use the same windows, as in the released code.
+    ``img_size`` sets window and shift of every stage. If the map of a stage fits into the window, the window gets the
+    size of the map, without shift. Images of other sizes use the same windows, as in the released code.
 
     padding   "masked" (default) never attends to padding; "zeros" is the form of released EsViT weights. Both are equal
               if windows divide every map.
@@ -332,7 +332,7 @@ def pair(value: int | Sequence[int]) -> Size:
 
 
 def _window_and_shift(size: Size, window: Size) -> tuple[Size, Size]:
-    """Return window and shift of a stage whose map is ``size``: a map within the window needs no shift."""
+    """Return window and shift of a stage with a map of ``size``. A map within the window needs no shift."""
     shift = tuple(extent // 2 if length > extent else 0 for length, extent in zip(size, window, strict=True))
     return (min(size[0], window[0]), min(size[1], window[1])), (shift[0], shift[1])
 
@@ -394,7 +394,7 @@ NANO = {
     "norm_eps": 1e-5,
 }
 # For images of 32 to 64 px on a GPU, in the shape of Gani et al. 2022 ("How to train vision transformer on small-scale
-# datasets?"), 7 M parameters, windows of 4, whose pre-trained and fine-tuned accuracies on CIFAR are published.
+# datasets?"): 7 M parameters, windows of 4. They publish its accuracies on CIFAR, pre-trained and fine-tuned.
 MINI = NANO | {"embed_dim": 96, "depths": (2, 6, 4), "num_heads": (3, 6, 12), "drop_path_rate": 0.1}
 
 

@@ -1,4 +1,4 @@
-"""T2T-ViT-14: tokens made from overlapping patches in three steps, then a plain transformer with a class token.
+"""T2T-ViT-14: tokens from overlapping patches in three steps, then a transformer with a class token.
 
 Yuan et al., "Tokens-to-Token ViT" (2021), in the shape of the Drloc experiments:
 
@@ -65,7 +65,7 @@ class Performer(nn.Module):
         keys, queries, values = self.kqv(self.norm1(x)).chunk(3, dim=-1)
         # Exponents are too inaccurate in bf16 and exp overflows in fp16, so this part is at least float32.
         precise = torch.promote_types(values.dtype, torch.float32)
-        shapes_only = x.device.type == "meta"  # without autocast
+        shapes_only = x.device.type == "meta"  # it has no autocast
         with nullcontext() if shapes_only else torch.autocast(x.device.type, enabled=False):
             key_features, query_features = self.phi(keys.to(precise)), self.phi(queries.to(precise))
             total = query_features @ key_features.sum(1).unsqueeze(-1)
@@ -75,13 +75,13 @@ class Performer(nn.Module):
 
 
 class SoftSplit:
-    """Overlapping windows of a map, each concatenated to one token: (B, C, H, W) -> (B, h * w, C * kernel^2), h, w."""
+    """Concatenates each overlapping window to one token: (B, C, H, W) -> (B, h * w, C * kernel^2), h, w."""
 
     def __init__(self, kernel: int, stride: int) -> None:
         self.kernel, self.stride, self.padding = kernel, stride, (kernel - stride + 1) // 2
 
     def steps(self, side: int) -> int:
-        """Number of windows along a side."""
+        """Return the number of windows along a side."""
         return (side + 2 * self.padding - self.kernel) // self.stride + 1
 
     def __call__(self, maps: Tensor) -> Tokens:
@@ -101,7 +101,7 @@ class TokensToToken(nn.Module):
         self.project = nn.Linear(token_dim * 3 * 3, embed_dim)
 
     def steps(self, side: int) -> int:
-        """Number of tokens along a side of an image."""
+        """Return the number of tokens along a side of an image."""
         for split in self.splits:
             side = split.steps(side)
         return side
@@ -137,7 +137,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block on (B, T, D); the state also has the grid's size."""
+    """Pre-norm transformer block on (B, T, D); the state also contains the size of the grid."""
 
     def __init__(self, dim: int, heads: int, mlp_ratio: float, drop_path: float) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Block(nn.Module):
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:
-    """(1, positions, dim): sine in even and cosine in odd channels of position / 10000^(2 floor(c/2) / dim)."""
+    """(1, positions, dim): sine (even c) or cosine (odd c) of position / 10000^(2 floor(c/2) / dim)."""
     channel = torch.arange(dim, dtype=torch.float64)
     angle = torch.arange(positions, dtype=torch.float64)[:, None] / 10000 ** (2 * (channel // 2) / dim)
     return torch.where(channel % 2 == 0, angle.sin(), angle.cos()).float()[None]

@@ -1,4 +1,4 @@
-"""ViL-T with window size 7, as EsViT pretrains it: windows that attend to their eight neighbours, and a global token.
+"""ViL-T of EsViT, window size 7: windows attend to their eight neighbours and to a global token.
 
 Zhang et al., "Multi-Scale Vision Longformer" (2021), in the four-stage shape of EsViT (Li et al., 2022; 2.1, A.2,
 Table 6, heads of 32 channels):
@@ -14,7 +14,7 @@ stages look up each offset, and offsets beyond the table use its edge (``bias_re
 code resizes the (tokens x tokens) bias of 224 px like an image (``bias_resize="matrix"``), which mixes unrelated
 offsets; released weights were trained with it on 96 px crops.
 
-The released training attends to one random neighbour window per step; here it is always all eight.
+The released training attends to one random neighbour window per step; this code always attends to all eight.
 """
 
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ class PatchEmbedding(nn.Module):
 
 
 class RelativeBias(nn.Module):
-    """Biases of attention scores: a table over offsets between positions, and biases of the global tokens."""
+    """Biases of attention scores: a table of offsets between positions, and biases of global tokens."""
 
     def __init__(self, heads: int, reach: int, global_tokens: int) -> None:
         super().__init__()
@@ -89,13 +89,13 @@ class RelativeBias(nn.Module):
         return self.local_relative_position_bias_table[rows * (2 * self.reach + 1) + columns].permute(2, 0, 1)
 
     def _table_index(self, offsets: Tensor) -> Tensor:
-        """Offsets -reach to reach as 0 to 2 · reach. Not with ``clamp``: torch 2.11 fails to compile it for a GPU."""
+        """Map offsets to 0 … 2 · reach. It avoids ``clamp``, which torch 2.11 fails to compile for a GPU."""
         near = torch.where(offsets > self.reach, self.reach, offsets)
         return torch.where(near < -self.reach, -self.reach, near) + self.reach
 
 
 def positions(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row and column of every cell of a grid, row by row."""
+    """Return row and column of every cell of a grid, row by row."""
     rows = torch.arange(height, device=device)[:, None].expand(height, width).reshape(-1)
     return rows, torch.arange(width, device=device).repeat(height)
 
@@ -147,8 +147,8 @@ class FullAttention(RelativeBias):
 class SparseAttention(RelativeBias):
     """A position attends to the global tokens, its window and the windows around it: (B, G + h * w, C).
 
-    The grid is padded to full windows and surrounded by a ring of empty ones, so that every window has eight
-    neighbours; positions outside the grid are masked. A window of W x W positions has N = W^2 queries.
+    The grid is padded to full windows and surrounded by a ring of empty windows, so that every window has eight
+    neighbours. Positions outside the grid are masked. A window of W x W positions has N = W^2 queries.
     """
 
     def __init__(self, dim: int, heads: int, window: int, global_tokens: int) -> None:
@@ -167,7 +167,7 @@ class SparseAttention(RelativeBias):
         return self.proj(local)
 
     def attend_globally(self, queries: Tensor, keys_values: Tensor) -> Tensor:
-        """The global tokens over all tokens: (B, G, C)."""
+        """Attend from the global tokens to all tokens: (B, G, C)."""
         count = self.global_tokens
         queries = queries[:, :count].unflatten(2, (self.heads, -1)).transpose(1, 2)
         keys, values = keys_values.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -176,7 +176,7 @@ class SparseAttention(RelativeBias):
         return join_heads(F.scaled_dot_product_attention(queries, keys, values, bias))
 
     def attend_locally(self, queries: Tensor, keys_values: Tensor, height: int, width: int) -> Tensor:
-        """The grid's positions over their neighbourhoods: (B, h * w, C)."""
+        """Attend from the grid's positions to their neighbourhoods: (B, h * w, C)."""
         batch, count, side = queries.shape[0], self.global_tokens, self.window
         tall, wide = -(-height // side), -(-width // side)
         fill_below, fill_right = tall * side - height, wide * side - width
@@ -210,7 +210,7 @@ class SparseAttention(RelativeBias):
         return out.flatten(1, 2)
 
     def gather(self, ringed: Tensor) -> Tensor:
-        """Keys of every window: (B, tall + 2 windows, wide + 2 windows, C) -> (B, tall, wide, 3W x 3W keys, C)."""
+        """Gather the keys of every window: (B, (tall + 2) W, (wide + 2) W, C) -> (B, tall, wide, 9 W^2, C)."""
         side = self.window
         tall, wide = ringed.shape[1] // side - 2, ringed.shape[2] // side - 2
         blocks = ringed.reshape(-1, tall + 2, side, wide + 2, side, ringed.shape[3])

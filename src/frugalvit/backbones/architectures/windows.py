@@ -5,8 +5,8 @@ Tokens from opposite borders that the roll puts side by side belong to different
 
 Two kinds of padding (released EsViT pads before it shifts, timm shifts before it pads):
   "zeros"   as released EsViT: padding is attended to like any token; only regions are masked.
-  "masked"  padding is never attended to. An axis not longer than its window then needs neither padding nor roll: one
-            window has exactly its tokens, and masking the regions gives the same attention with less work.
+  "masked"  padding is never attended to. An axis that fits into one window then needs neither padding nor roll: the
+            window holds exactly its tokens, and masking the regions gives the same attention with less work.
 """
 
 from collections import OrderedDict
@@ -88,17 +88,17 @@ def window_reverse(windows: Tensor, plan: WindowPlan) -> Tensor:
 
 
 def offsets(plan: WindowPlan, tokens: Tensor) -> Tensor:
-    """(N, N): the row in the table of relative biases for every pair of tokens in a window."""
+    """Return (N, N): the row in the table of relative biases for every pair of tokens in a window."""
     return _cached(_build_offsets, (plan.window, plan.table), tokens)
 
 
 def pairs_of_rows(plan: WindowPlan, tokens: Tensor) -> Tensor:
-    """(rows of the table, N): the pairs of tokens (of N · N) that read a row; N · N stands for no pair."""
+    """Return (rows of the table, N): the numbers of the token pairs that read a row; N · N means no pair."""
     return _cached(_build_pairs, (plan.window, plan.table), tokens)
 
 
 def mask(plan: WindowPlan, tokens: Tensor) -> Tensor | None:
-    """(windows, N, N): 0 for allowed pairs and :data:`MASKED` for others; None if all are allowed."""
+    """Return (windows, N, N): 0 for allowed pairs, :data:`MASKED` for others; None if all are allowed."""
     return _cached(_build_mask, (plan,), tokens) if plan.needs_mask else None
 
 
@@ -125,8 +125,8 @@ def _build_mask(plan: WindowPlan, device: torch.device) -> Tensor:
     (rows, row_real), (columns, column_real) = (_axis_regions(plan, axis, device) for axis in (0, 1))
     region = (rows[:, None] * 3 + columns[None, :])[None, :, :, None]
     real = (row_real[:, None] & column_real[None, :])[None, :, :, None]
-    still = plan._replace(padding=(0, 0), roll=(0, 0))  # both maps are already padded and rolled
-    region, real = window_partition(region, still)[..., 0], window_partition(real, still)[..., 0]
+    no_roll = plan._replace(padding=(0, 0), roll=(0, 0))  # both maps are already padded and rolled
+    region, real = window_partition(region, no_roll)[..., 0], window_partition(real, no_roll)[..., 0]
     forbidden = region[:, :, None] != region[:, None, :]
     if plan.mask_padding:
         forbidden = forbidden | ~real[:, None, :]
@@ -134,7 +134,7 @@ def _build_mask(plan: WindowPlan, device: torch.device) -> Tensor:
 
 
 def _axis_regions(plan: WindowPlan, axis: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Region number and "is not padding" of every position along one axis, after the roll."""
+    """Return the region of every position along an axis after the roll, and whether it is not padding."""
     length, padded, shift, roll = plan.size[axis], plan.padded[axis], plan.shift[axis], plan.roll[axis]
     original = (torch.arange(padded, device=device) + roll) % padded
     if roll:
@@ -146,8 +146,8 @@ def _axis_regions(plan: WindowPlan, axis: int, device: torch.device) -> tuple[Te
 
 
 # Masks and offsets depend only on shapes. They are cached per device outside the modules, so that copies of a model
-# share them and checkpoints do not contain them. Tracing (compile, export, jit) computes them in the graph, where they
-# are fused into their users; a cached tensor would be a constant there.
+# share them and checkpoints do not contain them. Tracing (compile, export, jit) computes them in the graph and fuses
+# them into later operations; a cached tensor would be a constant there.
 _cache: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
 _CACHE_ENTRIES = 256
 

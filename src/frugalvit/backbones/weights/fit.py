@@ -1,7 +1,7 @@
-"""Fit a file's tensors to a network: take them unchanged, resample them to another size, or leave them out.
+"""Fit a file's tensors to a network: take them unchanged, resample them, or leave them out.
 
-A table of relative biases has one value per head for every offset (dy, dx) between two tokens of a window, a position
-embedding one vector per token. Both are treated as images: another window or image size is a resized image.
+A table of relative biases has one value per head for every offset (dy, dx) between two tokens of a window. A position
+embedding has one vector per token. Both are resized like images for another window or image size.
 """
 
 import math
@@ -37,7 +37,7 @@ def fit(
 ) -> Fitted:
     """Fit ``offered`` (our name -> the file's name, tensor) to ``model``.
 
-    saved:      the network that the tensors were saved from, if known: it has the shapes of their tables
+    saved:      the network that saved the tensors, if known: it knows the shapes of their tables
     classifier: False always leaves the file's classifier out
     """
     target = model.state_dict()
@@ -53,26 +53,26 @@ def fit(
         if fits and not _is_on_other_grid(name, tensor, model, saved):
             fitted.tensors[name] = tensor
             continue
-        resized, how = (None, "") if own is None or part else _resize(name, tensor, own, model, saved)
+        resized, note = (None, "") if own is None or part else _resize(name, tensor, own, model, saved)
         if resized is not None:
             fitted.tensors[name] = resized
             fitted.resized.append(name)
-            changes[how] += 1
+            changes[note] += 1
             continue
-        if how:
-            fitted.notes.append(how)
+        if note:
+            fitted.notes.append(note)
         if not released_checkpoints.is_optional(name):
             fitted.unused.append(source_name)
         if part == "weight" and tensor.ndim:
             classes = "" if own is None or not classifier else f" (this model has {len(own)})"
             fitted.notes.append(f"classifier of {len(tensor)} classes left out{classes}")
     _fill_absent_biases(fitted, model, changes)
-    fitted.notes += [f"{count} {how}" for how, count in changes.items()]
+    fitted.notes += [f"{count} {note}" for note, count in changes.items()]
     return fitted
 
 
 def _fill_absent_biases(fitted: Fitted, model: nn.Module, changes: Counter[str]) -> None:
-    """Set biases to zero that the file's network does not have: the result is the same."""
+    """Set biases that the file's network lacks to zero, which does not change its output."""
     target = model.state_dict()
     tables = [name for name in target if name.endswith("relative_position_bias_table")]
     without_tables = not any(name in fitted.tensors for name in tables)
@@ -91,7 +91,7 @@ def _fill_absent_biases(fitted: Fitted, model: nn.Module, changes: Counter[str])
 
 
 def _is_on_other_grid(name: str, tensor: Tensor, model: nn.Module, saved: nn.Module | None) -> bool:
-    """Whether a table of the right length was saved for another grid: 14 x 14 tokens are as many as 7 x 28."""
+    """Whether a table of the right length is for another grid: 14 x 14 and 7 x 28 have equal lengths."""
     if saved is None:
         return False
     if name.endswith("relative_position_bias_table"):
@@ -104,7 +104,7 @@ def _is_on_other_grid(name: str, tensor: Tensor, model: nn.Module, saved: nn.Mod
 def _resize(
     name: str, tensor: Tensor, target: Tensor, model: nn.Module, saved: nn.Module | None
 ) -> tuple[Tensor | None, str]:
-    """Return the tensor in the shape of ``target`` and a note; None if it cannot be resized."""
+    """Return the tensor in the shape of ``target``, or None if it cannot be resized, and a note."""
     owner, _, leaf = name.rpartition(".")
     if leaf.endswith("relative_position_bias_table") and tensor.ndim == 2 and tensor.shape[1:] == target.shape[1:]:
         old, new = _table_sides(_owner(saved, name), len(tensor)), _table_sides(_owner(model, name), len(target))
@@ -144,13 +144,13 @@ def _table_sides(attention: nn.Module | None, rows: int) -> Size | None:
 
 
 def _is_clamped(model: nn.Module, saved: nn.Module | None, old: Size, new: Size) -> bool:
-    """Whether a window is smaller only because its map is smaller: then it uses the inner offsets of the table."""
+    """Whether a window is smaller only because of its map. Then it uses the inner offsets of the table."""
     window = ((old[0] + 1) // 2, (old[1] + 1) // 2) if saved is None else _largest_window(saved)
     return _largest_window(model) == window and new[0] <= old[0] and new[1] <= old[1]
 
 
 def _largest_window(model: nn.Module) -> Size | None:
-    """Return the window size of a network; stages with smaller maps have smaller windows, never larger."""
+    """Return the window size of a network. Stages with small maps may have smaller windows."""
     if isinstance(window := getattr(model, "window_size", None), tuple):
         return window
     attentions = [module for module in model.modules() if hasattr(module, "relative_position_bias_table")]
@@ -187,7 +187,7 @@ def _shape(tensor: Tensor) -> str:
 
 
 def resample_bias_table(table: Tensor, new_sides: Size, old_sides: Size | None = None) -> Tensor:
-    """(rows, heads) with rows = offsets in y times offsets in x -> (new rows, heads), bicubic, per head.
+    """Resize (rows, heads), with rows = y offsets times x offsets, to (new rows, heads), bicubic.
 
     A window of w tokens has 2 w - 1 offsets per side; without ``old_sides`` the old table is square.
     """
@@ -201,7 +201,7 @@ def resample_bias_table(table: Tensor, new_sides: Size, old_sides: Size | None =
 
 
 def inner_bias_table(table: Tensor, new_sides: Size, old_sides: Size) -> Tensor:
-    """(rows, heads) -> (new rows, heads): the offsets that a smaller window has, unchanged."""
+    """Cut (rows, heads) to (new rows, heads): the offsets of a smaller window, unchanged."""
     top, left = (old_sides[0] - new_sides[0]) // 2, (old_sides[1] - new_sides[1]) // 2
     offsets = table.unflatten(0, old_sides)
     return offsets[top : top + new_sides[0], left : left + new_sides[1]].flatten(0, 1).contiguous()
@@ -210,7 +210,7 @@ def inner_bias_table(table: Tensor, new_sides: Size, old_sides: Size) -> Tensor:
 def resample_position_embedding(
     embedding: Tensor, new_grid: Size, prefix: int, old_grid: Size | None = None
 ) -> Tensor | None:
-    """(1, P + N, D) -> (1, prefix + h w, D), bicubic over the grid; None if N is not a grid for any P.
+    """Resize (1, P + N, D) to (1, prefix + h w, D), bicubic; None if N is not a grid for any P.
 
     ``prefix`` is the number of class and register tokens in the model's embedding. If the file has more (a distillation
     token), the last are dropped; if it has fewer, zeros are added. Without ``old_grid`` the old grid is square.
@@ -230,7 +230,7 @@ def resample_position_embedding(
 
 
 def fit_first_convolution(weight: Tensor, shape: Sequence[int], patches: bool) -> Tensor | None:
-    """Fit (D, 3, k, k) to another number of channels and, for non-overlapping ``patches``, another patch size."""
+    """Fit (D, 3, k, k) to another number of channels and, if ``patches``, to another patch size."""
     if weight.ndim != 4 or len(shape) != 4 or weight.shape[0] != shape[0]:
         return None
     if weight.shape[1] != shape[1]:

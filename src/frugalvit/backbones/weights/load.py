@@ -1,4 +1,4 @@
-"""Load weights into a backbone: our files and every released format, recognized by content, fitted to its size."""
+"""Load weights of our files and of every released format into a backbone, and fit them to its size."""
 
 import sys
 from collections.abc import Mapping
@@ -68,11 +68,11 @@ def load_weights(
     Reads frugalvit, timm, EsViT, DINO, Microsoft Swin, T2T-ViT, VTs-Drloc and torchvision ResNet files (``.pth`` or
     safetensors). Relative-bias tables, position and patch embeddings of another size are resampled. A classifier with
     another number of classes is left out; ``classifier=False`` leaves out any. ``notes`` list these changes. Code in a
-    file is never executed.
+    file never runs.
 
-    Raises UserError if the file is unreadable, if its numbers are integer, complex or non-finite, if fewer than half of
-    the backbone's tensors are in it (another architecture), and with ``strict`` if any is missing or left over (except
-    training heads).
+    Raises UserError if the file is unreadable, if its numbers are integer, complex or non-finite, or if it has fewer
+    than half of the backbone's tensors (another architecture). ``strict`` also raises it if any tensor except training
+    heads is missing or left over.
     """
     if not isinstance(source, Mapping):
         source = weights_in(Path(source))
@@ -152,7 +152,7 @@ def _check_numbers(tensors: Mapping[str, Tensor], model: nn.Module, origin: str)
 def _candidates(
     contents: released_checkpoints.Contents, model: nn.Module, saved: nn.Module | None, classifier: bool
 ) -> list[Fitted]:
-    """Fit the tensors renamed by our rules, and if some stay unused, also renamed by timm's filter."""
+    """Fit the tensors renamed by our rules and, if some stay unused, also those renamed by timm's filter."""
     candidates = [fit(released_checkpoints.translate(contents), model, saved, classifier)]
     timm_filter = getattr(sys.modules.get(type(model).__module__), "checkpoint_filter_fn", None)
     if timm_filter is not None and candidates[0].unused:

@@ -1,10 +1,10 @@
-"""config.json of a model folder: write it, and read the network that the folder's weights belong to.
+"""Write config.json of a model folder, and read from it the network of the folder's weights.
 
 timm builds and loads the network from the same file: ``timm.create_model("local-dir:…")``. If a standard timm network
 computes the same as ours (our Swin, if windows divide every map), the config names that network, and the folder needs
-only timm. A forward pass with the actual weights compares them. Otherwise the config names our network, and the
-receiver also needs ``import frugalvit``. Our Swin with non-square windows always does: timm's loader resamples tables
-of relative positions as if the windows were square.
+only timm. A forward pass with the actual weights compares the two. Otherwise the config names our network, and the
+user also needs ``import frugalvit``. A Swin with non-square windows always needs it: timm's loader resamples tables of
+relative positions as if the windows were square.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "
 
 TIMM_SWIN = "swin_tiny_patch4_window7_224"
 TOLERANCE = 1e-4
-"""Our LayerNorm eps may be 1e-6 while timm's Swin has 1e-5: outputs differ by about 1e-5, relatively."""
+"""Our LayerNorm eps may be 1e-6 while timm's Swin has 1e-5: outputs differ by a relative 1e-5."""
 
 # Keywords of create_backbone that timm's constructor does not have.
 _NOT_FOR_OURS = (*BACKBONE_ONLY_KWARGS, "stem_stride")
@@ -67,7 +67,7 @@ def model_config(
         "crop_mode": meta.get("crop_mode") or "center",
         "mean": list(backbone.mean),
         "std": list(backbone.std),
-        # With a name here, timm would convert the stored weights from three channels once more.
+        # With a name here, timm would convert the stored weights from three channels again.
         "first_conv": first_convolution if backbone.in_chans == 3 else None,
         "classifier": classifier_name(backbone.model),
     }
@@ -84,12 +84,12 @@ def model_config(
 
 
 def crop_share(img_size: tuple[int, int]) -> float:
-    """Return the share of the shorter edge that evaluation crops: 224 of 256, and all of it up to 64 pixels."""
+    """Return the share of the shorter edge in the evaluation crop: 224/256, and 1 up to 64 pixels."""
     return 1.0 if max(img_size) <= 64 else 0.875
 
 
 def find_model_folder(path: str | Path) -> Path | None:
-    """Return the model folder at ``path``: a run's ``model/`` or the folder itself; None without config.json."""
+    """Return the model folder: ``path/model`` of a run, or ``path`` itself; None without config.json."""
     folders = (Path(path) / "model", Path(path))
     return next((folder for folder in folders if (folder / "config.json").is_file()), None)
 
@@ -113,7 +113,7 @@ def class_names(path: str | Path) -> list[str] | None:
 
 
 def _folder_of(path: str | Path) -> Path | None:
-    """``find_model_folder``, also for the path of a weights file in the folder."""
+    """As ``find_model_folder``, but also for the path of a weights file in the folder."""
     path = Path(path)
     return find_model_folder(path.parent if path.name in WEIGHT_FILES else path)
 
@@ -121,7 +121,7 @@ def _folder_of(path: str | Path) -> Path | None:
 def saved_network(folder: Path) -> nn.Module | None:
     """Return the network of a folder's weights on the meta device: it has the shapes of their tables.
 
-    None without a config.json of ours or timm's: then the weights are loaded without it.
+    Returns None without a config.json of ours or timm's; the weights are then loaded without it.
     """
     try:
         name, keywords = read_architecture(read_config(folder), folder)
@@ -175,8 +175,8 @@ def read_architecture(config: dict[str, Any], folder: Path) -> tuple[str, dict[s
 def timm_state_dict(backbone: Backbone) -> dict[str, Tensor]:
     """Return the network's weights under the names that timm's loader expects.
 
-    These are the network's names with one exception: timm takes a Swin without classifier for Microsoft's file, which
-    numbers patch merging one stage earlier, and renames it. So such a file must be numbered like Microsoft's.
+    These are the network's names with one exception. timm treats a Swin without classifier as Microsoft's file, which
+    numbers patch merging one stage earlier, and renames it. So such a file must have Microsoft's numbers.
     """
     model = backbone.model
     state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
@@ -224,7 +224,7 @@ def _swin_architecture(
 
 
 def _is_equal(backbone: Backbone, architecture: str, arguments: dict[str, Any]) -> bool:
-    """Whether timm's network with our weights gives our output for a random image, in float32 even under autocast."""
+    """Whether timm's network with our weights gives our output for a random image. Autocast is off."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         image = torch.randn(1, backbone.in_chans, *backbone.img_size, dtype=torch.float32, device="cpu")

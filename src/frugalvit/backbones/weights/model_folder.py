@@ -1,4 +1,4 @@
-"""A model as a folder: ``model.safetensors`` and ``config.json``, the form timm and the Hugging Face hub use.
+"""A model as a folder with ``model.safetensors`` and ``config.json``, as timm and the hub use it.
 
 ``timm.create_model("local-dir:FOLDER", pretrained=True)`` loads it, without frugalvit if the architecture is timm's.
 Besides timm's fields, ``config.json`` has a section "frugalvit" that describes the backbone and its training.
@@ -53,9 +53,9 @@ def save_model_folder(
 
 
 def _sort_metadata(content: bytes) -> bytes:
-    """Sort the metadata of a safetensors file: the library writes them in a random order.
+    """Sort the metadata of a safetensors file, because the library writes them in a random order.
 
-    A file has eight bytes of length, a JSON header of that length, and the tensors.
+    A file consists of the header's length (eight bytes), the JSON header and the tensors.
     """
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
@@ -68,7 +68,7 @@ def _sort_metadata(content: bytes) -> bytes:
 def load_model_folder(
     folder: str | Path, *, img_size: int | tuple[int, int] | None = None
 ) -> tuple[Backbone, dict[str, Any]]:
-    """Load the backbone of a folder written by us, by timm or from the hub, in eval mode, and its metadata.
+    """Load the backbone, in eval mode, and the metadata of a folder of ours, of timm or of the hub.
 
     At another ``img_size`` the network keeps its patches, windows and strides; its ``notes`` warn about a small grid.
     The metadata are "classes" (names or None), "interpolation", "crop_pct" and the values saved as ``meta``.

@@ -1,4 +1,4 @@
-"""Recognize a checkpoint by its content: its format, the network in it, and that network's tensors by our names.
+"""Recognize a checkpoint by its content: its format, its network, and the tensors by our names.
 
 Four steps: open the container (teacher, student, EMA, ``model`` …), remove prefixes of wrappers, recognize the layout
 by the names, rename the tensors by the layout's rules. Our networks keep the released names; Swin, ViT and ResNet keep
@@ -20,9 +20,9 @@ from frugalvit.errors import UserError
 
 State = dict[str, Tensor]
 
-# The networks that a training checkpoint may contain, the preferred one first: an EMA is better than the last step.
+# The networks that a training checkpoint may contain, the preferred first: an EMA is better than the last step.
 _NETWORKS = ("teacher", "state_dict_ema", "model_ema", "ema", "model", "state_dict", "student", "backbone", "task")
-# The same in one flat dictionary: prefixes that training tasks use for their network.
+# The same in a flat dictionary: prefixes that training tasks use for their network.
 _WRAPPERS = ("teacher.", "average.", "backbone.", "student.")
 _PROJECTION_HEAD = re.compile(r"^(?:head|head_dense|dino_head|ibot_head)\.(?:mlp|last_layer)\.")
 _LOCALIZATION = re.compile(r"^drloc\.(?:\d+\.)?(?:layers|unshared)\.")
@@ -51,7 +51,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class Layout:
-    """A naming scheme of a network's tensors: a pattern that recognizes it, and rules to our names."""
+    """A naming scheme of tensors: a pattern that recognizes it, and rules that rename to our names."""
 
     label: str
     kind: str
@@ -187,19 +187,19 @@ def _find_network(raw: Mapping[str, Any]) -> State:
 
 
 def _remove_wrappers(state: State) -> tuple[State, State]:
-    """Return the network's tensors by plain names, and the tensors beside it in the wrapper."""
+    """Return the network's tensors by plain names, and the other tensors of the wrapper."""
     network, rest = dict(state), {}
     while True:
         network = {re.sub(r"^(?:module\.|_orig_mod\.)+", "", name): tensor for name, tensor in network.items()}
-        inside = next((prefix for prefix in _WRAPPERS if any(name.startswith(prefix) for name in network)), None)
+        wrapper = next((prefix for prefix in _WRAPPERS if any(name.startswith(prefix) for name in network)), None)
         # A wrapper's "model." covers every network tensor; VTs-Drloc's ResNet numbers its parts ("model.4.0.conv1").
         in_model = sum(re.match(r"model\.(?!\d)", name) is not None for name in network)
-        if inside is None and in_model * 2 > len(network):
-            inside = "model."
-        if inside is None:
+        if wrapper is None and in_model * 2 > len(network):
+            wrapper = "model."
+        if wrapper is None:
             return network, rest
-        rest |= {name: tensor for name, tensor in network.items() if not name.startswith(inside)}
-        network = {name[len(inside) :]: tensor for name, tensor in network.items() if name.startswith(inside)}
+        rest |= {name: tensor for name, tensor in network.items() if not name.startswith(wrapper)}
+        network = {name[len(wrapper) :]: tensor for name, tensor in network.items() if name.startswith(wrapper)}
 
 
 def _find_kind(raw: Mapping[str, Any], layout: Layout, heads: State, localization: State) -> str:

@@ -1,8 +1,8 @@
 """Read weight files without running code in them.
 
-A ``.pth`` file is a pickle, and a pickle can run any program. torch's restricted unpickler reads it. Besides tensors
+A ``.pth`` file is a pickle, and a pickle can run any program. So torch's restricted unpickler reads it. Besides tensors
 and plain containers it allows the harmless classes in released checkpoints: argparse.Namespace, and inert replacements
-of yacs' CfgNode and of NumPy's scalars and their types. Everything else is refused with its name.
+of yacs' CfgNode and of NumPy's scalars and their types. Any other class raises an error that names it.
 """
 
 import argparse
@@ -62,14 +62,14 @@ _ALLOWED: list[Any] = [
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read the dictionary in a ``.pth``, ``.pt``, ``.bin`` or ``.safetensors`` file to the CPU.
 
-    The content decides the format, not the file name. Code in the file is not executed. An unreadable file raises
-    UserError with the reason.
+    The content decides the format, not the file name. Code in the file never runs. An unreadable file raises UserError
+    with the reason.
     """
     return read_with_metadata(path)[0]
 
 
 def read_with_metadata(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """``read_checkpoint``, and the text metadata of a safetensors file."""
+    """As ``read_checkpoint``, and also return the text metadata of a safetensors file."""
     path = Path(path)
     if path.is_dir():
         raise UserError(f"{path} is a folder; use the path of a checkpoint file.")

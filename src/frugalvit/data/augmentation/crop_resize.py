@@ -4,11 +4,11 @@ Resampling is linear and separable. For one image with stored rows S, stored col
 
     out = Wy · image · Wxᵀ        Wy: (h, S), Wx: (w, S')
 
-where row i of W holds the filter (bilinear triangle, or bicubic with a = -1/2) centred at output pixel i, widened by
-the scale when it shrinks (antialias), cut at the crop's border and normalised: what torchvision's ``resized_crop``
-does for tensors and PIL for images. A flip reverses the rows of Wx.
+Row i of W holds the filter (bilinear triangle, or bicubic with a = -1/2) centred at output pixel i. It is widened by
+the scale if the image shrinks (antialias), cut at the crop's border and normalised. torchvision's ``resized_crop`` does
+the same for tensors, and PIL for images. A flip reverses the rows of Wx.
 
-Boxes are in pixels of the ORIGINAL image. A cached image may have another size and aspect ratio: x and y then have
+Boxes are in pixels of the ORIGINAL image. A cached image may have another size and aspect ratio. Then x and y have
 different scales, and the geometry stays exact.
 """
 
@@ -36,12 +36,12 @@ def boxes_from_uniform(
 ) -> Tensor:
     """Draw boxes (B, 4) of top, left, height, width, distributed as torchvision's RandomResizedCrop.
 
-    sizes: (B, 2) height and width in original pixels. numbers: (B, 22) uniform. The first of ten attempts that fits
-    wins; if none fits, the largest centred box within the ratio limits is used.
+    sizes: (B, 2) height and width in original pixels. numbers: (B, 22) uniform. The first of ten attempts that fits is
+    used, or else the largest centred box within the ratio limits.
 
-    For a rectangular output the ratio is relative to the output's, because evaluation does not stretch images either.
-    If boxes of this shape cannot cover as much of an image as square ones, the scale shrinks by that factor. Without
-    this hardly any box would fit, and crops would all be alike.
+    For a rectangular output the ratio is relative to that of the output, because evaluation does not stretch images.
+    If boxes of this shape cover less of an image than square boxes can, the scale shrinks by that factor. Otherwise
+    hardly any box would fit, and all crops would be alike.
     """
     height, width = sizes.double().unbind(-1)
     share, aspect = numbers[:, :_ATTEMPTS], numbers[:, _ATTEMPTS : 2 * _ATTEMPTS]
@@ -77,10 +77,10 @@ def _covered(height: Tensor, width: Tensor, shape: float) -> Tensor:
 
 
 def center_boxes(sizes: Tensor, out_size: tuple[int, int], resize_ratio: float) -> Tensor:
-    """Return what ``Resize(int(resize_ratio * out)) + CenterCrop(out)`` shows: boxes (B, 4) in original pixels.
+    """Return the boxes (B, 4) of ``Resize(int(resize_ratio * out))`` and ``CenterCrop(out)``.
 
-    The shorter edge (relative to a rectangular output) becomes int(resize_ratio * out). The longer edge and the
-    offsets are rounded to pixels of the resized image, as in torchvision.
+    Boxes are in original pixels. The shorter edge (relative to a rectangular output) becomes int(resize_ratio * out).
+    The longer edge and the offsets are rounded to pixels of the resized image, as in torchvision.
     """
     size = sizes.double()
     out = torch.tensor(out_size, dtype=torch.float64)
@@ -133,7 +133,7 @@ def crop_resize(
 
 
 class Filter(NamedTuple):
-    """One axis of a resampling in sparse form: stored pixels (B, V, out, taps) and their weights, same shape."""
+    """One axis of a resampling in sparse form: stored pixels and their weights, both (B, V, out, taps)."""
 
     pixels: Tensor
     weights: Tensor
@@ -142,8 +142,8 @@ class Filter(NamedTuple):
 def _by_products(images: Tensor, down: Filter, across: Filter) -> Tensor:
     """Compute (V, B, C, h, w) by two dense batched matrix products, for GPUs.
 
-    One conversion serves all views. Rows come first, so that both products are plain batched ones and no image is
-    repeated. Half precision on a GPU: uint8 is exact in it, and the error stays below a quarter of a grey level.
+    Images are converted once for all views. Rows come first, so that both products are plain batched products and no
+    image is repeated. On a GPU half precision is exact for uint8; the error stays below a quarter of a grey level.
     """
     dtype = torch.float16 if images.is_cuda and images.dtype == torch.uint8 else torch.float32
     batch, channels, rows, columns = images.shape
@@ -161,8 +161,8 @@ def _by_products(images: Tensor, down: Filter, across: Filter) -> Tensor:
 def _by_taps(images: Tensor, down: Filter, across: Filter) -> Tensor:
     """Compute (V, B, C, h, w) by adding only the rows, then the columns, that a pixel needs.
 
-    On a CPU this is 2 to 4 times faster. ``embedding_bag`` is a weighted sum of table rows; the table is first the
-    images' rows, then their columns.
+    On a CPU this is 2 to 4 times faster. ``embedding_bag`` computes a weighted sum of table rows. The table holds first
+    the rows of the images, then their columns.
     """
     batch, channels, rows, columns = images.shape
     views, height, width = down.pixels.shape[1], down.pixels.shape[2], across.pixels.shape[2]
@@ -234,7 +234,7 @@ _KERNEL = {"bilinear": _triangle, "bicubic": _cubic}
 
 
 def pad_crop(images: Tensor, corners: Tensor, flips: Tensor, pad: int) -> Tensor:
-    """Shift by full pixels over a black border: ``RandomCrop(size, padding=pad)`` and flip, batched.
+    """Crop with a black border and flip: ``RandomCrop(size, padding=pad)``, batched, in full pixels.
 
     images: (B, C, H, W); corners: (B, 2) row and column in 0..2·pad; flips: (B,). Returns the same shape and dtype.
     """

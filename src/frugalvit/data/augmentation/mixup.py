@@ -1,11 +1,11 @@
 """Mixup, cutmix and soft targets.
 
-One blend per step, as timm's batch mode: with λ ~ Beta(α, α),
+One blend per step, as in timm's batch mode: with λ ~ Beta(α, α),
 
     mixup:   x_i ← λ·x_i + (1-λ)·x_j                 cutmix:   a box of area 1-λ of x_i is taken from x_j
     y_i ← λ·smooth(y_i) + (1-λ)·smooth(y_j)          smooth(y) = (1-ε)·onehot(y) + ε/K
 
-The partner of image i is its neighbour j = i^1. So any even slice of a batch mixes within itself, and two processes
+The partner of image i is its neighbour j = i^1. So the pairs stay within any even slice of a batch, and two processes
 with half a batch each compute the same as one. In an odd batch the partner of the last image is the first.
 """
 
@@ -20,10 +20,10 @@ from frugalvit.config.data import MixingConfig
 
 
 class Blend(NamedTuple):
-    """The mix of one step: the share λ of the own image, and cutmix's box (top, bottom, left, right) or None."""
+    """The mix of one step: the share λ of the image itself, and cutmix's box or None."""
 
     share: float
-    box: tuple[int, int, int, int] | None = None
+    box: tuple[int, int, int, int] | None = None  # top, bottom, left, right
 
 
 def soft_targets(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
@@ -58,14 +58,14 @@ class Mixing:
     def draw(self, size: tuple[int, int], generator: torch.Generator) -> Blend:
         """Draw the blend of one step for images of (height, width)."""
         config = self.config
-        dice = np.random.default_rng(int(torch.randint(1 << 62, (), generator=generator)))
-        applied, switch, row, column = dice.random(4)
+        rng = np.random.default_rng(int(torch.randint(1 << 62, (), generator=generator)))
+        applied, switch, row, column = rng.random(4)
         if applied >= self.prob or (config.mixup == 0 and config.cutmix == 0):
             return Blend(1.0)
         if config.cutmix == 0 or (config.mixup > 0 and switch >= config.switch_prob):
-            return Blend(float(dice.beta(config.mixup, config.mixup)))
+            return Blend(float(rng.beta(config.mixup, config.mixup)))
         height, width = size
-        side = math.sqrt(1 - dice.beta(config.cutmix, config.cutmix))
+        side = math.sqrt(1 - rng.beta(config.cutmix, config.cutmix))
         tall, wide = int(height * side), int(width * side)
         middle_row, middle_column = int(row * height), int(column * width)
         top, bottom = max(middle_row - tall // 2, 0), min(middle_row + (tall + 1) // 2, height)

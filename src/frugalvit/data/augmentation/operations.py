@@ -1,4 +1,4 @@
-"""Batched colour and affine operations, and random erasing: each image of a batch has its own strength.
+"""Batched colour operations, affine maps and random erasing; each image has its own strength.
 
 Images are float (B, C, H, W) in [0, 1]; a strength is a tensor (B,) on the same device. Each function equals
 torchvision's functional of that name on the same image and strength. Values stay continuous between operations
@@ -132,16 +132,16 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
-    """Gaussian blur with reflected borders and each image's own sigma, as two banded matrix products Ky · image · Kxᵀ.
+    """Blur each image by its own sigma, with reflected borders: Ky · image · Kxᵀ with banded Ky, Kx.
 
-    The kernel is torchvision's: exp(-d²/2σ²) over ``kernel_size`` pixels, normalised. Half of it must be smaller than
-    height and width, as with every reflecting border; otherwise it is cut.
+    The kernel is torchvision's: exp(-d²/2σ²) over ``kernel_size`` pixels, normalised. Reflection needs a radius smaller
+    than height and width; a larger kernel is cut.
     """
     height, width = images.shape[-2:]
     radius = min(kernel_size // 2, height - 1, width - 1)
     dtype = torch.float16 if images.is_cuda else images.dtype
     distance = torch.arange(radius + 1, device=images.device)
-    sigma = sigma.float().clamp(min=1e-3)[:, None]  # blurs nothing; the square of a smaller sigma is 0
+    sigma = sigma.float().clamp(min=1e-3)[:, None]  # this blurs nothing; a smaller sigma has the square 0
     taps = torch.exp(-(distance**2) / (2 * sigma**2))  # (B, radius + 1)
     taps = taps / (2 * taps.sum(1, keepdim=True) - taps[:, :1])
     batch, channels = images.shape[:2]
@@ -157,7 +157,7 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
 
 @functools.lru_cache(maxsize=32)
 def _reach(length: int, radius: int, device: torch.device) -> Tensor:
-    """Count how often pixel i sees pixel j at each distance, with reflections: (radius + 1, length, length)."""
+    """Count how often pixel i sees pixel j at each distance, reflected: (radius + 1, length, length)."""
     pixel = torch.arange(length)
     here, there = pixel[:, None], pixel[None, :]
     distance = torch.arange(radius + 1)[:, None, None]
@@ -183,7 +183,7 @@ _NOISE_LENGTH = 1 << 20
 
 
 def rotation(degrees: Tensor) -> Tensor:
-    """Counter-clockwise about the centre: (B, 6)."""
+    """Rotate counter-clockwise about the centre: (B, 6)."""
     angle = torch.deg2rad(degrees)
     cos, sin, zero = torch.cos(angle), torch.sin(angle), torch.zeros_like(angle)
     return torch.stack([cos, -sin, zero, sin, cos, zero], 1)
@@ -247,7 +247,7 @@ def cubic_by_two(images: Tensor, x_in: Tensor, y_in: Tensor) -> Tensor:
 
 
 def cubic_by_nine(images: Tensor, x_in: Tensor, y_in: Tensor) -> Tensor:
-    """Sample with the same kernel by bilinear samples only: per axis the outer neighbours, and the inner two as one."""
+    """Sample with the same kernel by nine bilinear samples: per axis two outer ones and one inner one."""
     height, width = images.shape[-2:]
     total = torch.zeros((), device=images.device)
     for y_weight, y in _three(y_in, height):
@@ -257,7 +257,7 @@ def cubic_by_nine(images: Tensor, x_in: Tensor, y_in: Tensor) -> Tensor:
 
 
 def _three(position: Tensor, side: int) -> list[tuple[Tensor, Tensor]]:
-    """Return weights and positions whose bilinear samples add up to the four taps of the cubic with a = -1."""
+    """Return three weights and positions; their bilinear samples add up to the cubic with a = -1."""
     pixel, part = _split_position(position, side)
     rest = 1 - part
     before, after = -part * rest * rest, -rest * part * part
@@ -267,7 +267,7 @@ def _three(position: Tensor, side: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def _split_position(position: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Split a position (from the centre of ``side`` pixels) into the pixel at or before it, and the fraction."""
+    """Split a position, from the centre of ``side`` pixels, into a pixel and the fraction after it."""
     pixel = (position + (side - 1) / 2).floor() - (side - 1) / 2
     return pixel, position - pixel
 
@@ -281,9 +281,9 @@ def _sample(images: Tensor, x_in: Tensor, y_in: Tensor, mode: str, outside: str 
 def erasing_boxes(
     numbers: Tensor, size: tuple[int, int], area: tuple[float, float], ratio: tuple[float, float]
 ) -> Tensor:
-    """Draw boxes (B, 4) of top, left, height, width to erase from uniform numbers (B, 23), distributed as timm's.
+    """Draw boxes (B, 4) to erase, distributed as timm's: top, left, height, width.
 
-    The first of ten attempts that is smaller than the image wins; the height is 0 if none is.
+    numbers: (B, 23) uniform. The first of ten attempts that is smaller than the image is used, or else height 0.
     """
     height, width = size
     share, aspect = numbers[:, :_ATTEMPTS], numbers[:, _ATTEMPTS : 2 * _ATTEMPTS]
@@ -303,8 +303,8 @@ def erasing_boxes(
 def erase(images: Tensor, boxes: Tensor, noise_start: Tensor) -> Tensor:
     """Fill each image's box (B, 4) with standard normal noise, pixel by pixel.
 
-    The noise comes from one long stored sequence, from each image's own start (B,) in 0..2^20. So it is the same on
-    every device and in every process, without a random generator on the device.
+    The noise is a part of one long stored sequence; ``noise_start`` (B,) in 0..2^20 is where it starts. So it is the
+    same on every device and in every process, without a random generator on the device.
     """
     batch, channels, height, width = images.shape
     rows = torch.arange(height, device=images.device).view(1, 1, -1, 1)

@@ -1,9 +1,9 @@
 """Colour jitter and RandAugment, batched: choose the operations of each image.
 
 A policy turns uniform numbers (one row per image) into a list of ``Step``s: an operation, its images and their
-strengths. Images that drew the same operation at the same position of their sequence are processed together. So order
-and choice per image are exactly as if every image were alone, with a few dozen batched calls instead of one Python
-call per image. The CPU makes the choices, so the sizes of the groups are known without waiting for the device.
+strengths. Images with the same operation at the same position of their sequence are processed together. So each image
+has its own choice and order, but the batch needs only a few dozen calls. The CPU makes the choices, so it knows the
+sizes of the groups without waiting for the device.
 """
 
 import math
@@ -78,13 +78,13 @@ def chosen(operation: str, numbers: Tensor, probability: float | Tensor) -> Step
 
 
 def blur_step(numbers: Tensor, probability: float | Tensor, sigma: tuple[float, float]) -> Step:
-    """Return a Gaussian blur from uniform numbers (B, 2): whether, and sigma."""
+    """Return a Gaussian blur from uniform numbers (B, 2): whether to blur, and sigma."""
     rows = (numbers[:, 0] < probability).nonzero()[:, 0]
     return Step("blur", rows, _between(numbers[rows, 1], *sigma).float())
 
 
 def blur_kernel_size(sigma: tuple[float, float]) -> int:
-    """Return an odd width with three sigmas on either side: beyond, a Gaussian is below 1/90 of its peak."""
+    """Return an odd width with three sigmas per side: beyond it a Gaussian is below 1/90 of its peak."""
     return 2 * math.ceil(3 * sigma[1]) + 1
 
 
@@ -104,7 +104,7 @@ class ColorJitter:
         self.active = [s > 0 for s in strengths]
 
     def plan(self, numbers: Tensor) -> list[Step]:
-        """numbers (B, 9): whether, four that sort into the order, four strengths."""
+        """numbers (B, 9): whether to apply it, four to sort for the order, four strengths."""
         applied = numbers[:, 0] < self.probability
         order = numbers[:, 1:5].argsort(1)
         strengths = torch.stack([_between(numbers[:, 5 + i], *limits) for i, limits in enumerate(self.ranges)], 1)
@@ -132,7 +132,7 @@ class RandAugment:
         shear_x, shear_y                  ±0.03·m
         translate_x, translate_y          ±0.045·m of the width or height
 
-    The five affine operations are resampled together, the outside filled with the mean.
+    The five affine operations are resampled together; pixels outside the image get the mean.
     """
 
     names = (
@@ -148,7 +148,7 @@ class RandAugment:
         self.columns = 4 * layers
 
     def plan(self, numbers: Tensor, size: tuple[int, int]) -> list[Step]:
-        """numbers (B, 4·layers): for each layer whether, which, magnitude and sign."""
+        """numbers (B, 4·layers): for each layer whether to apply it, operation, magnitude, sign."""
         steps = []
         for whether, which, level, sign in numbers.view(len(numbers), self.layers, 4).permute(1, 2, 0):
             operation = torch.where(whether < self.probability, (which * len(self.names)).long(), -1)
@@ -171,13 +171,13 @@ class RandAugment:
 
     def _affine_step(self, operation: Tensor, signed: Tensor, size: tuple[int, int]) -> Step:
         height, width = size
-        level, none = signed / 10, torch.zeros_like(signed)
+        level, zero = signed / 10, torch.zeros_like(signed)
         maps = {
             "rotate": operations.rotation(level * 30),
             "shear_x": operations.shear_x(level * 0.3, height),
             "shear_y": operations.shear_y(level * 0.3, width),
-            "translate_x": operations.translation(level * 0.45 * width, none),
-            "translate_y": operations.translation(none, level * 0.45 * height),
+            "translate_x": operations.translation(level * 0.45 * width, zero),
+            "translate_y": operations.translation(zero, level * 0.45 * height),
         }
         slot_of = torch.full((len(self.names),), -1)
         for slot, name in enumerate(self.affine_names):

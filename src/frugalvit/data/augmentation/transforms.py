@@ -1,8 +1,8 @@
 """Transforms from cached images to network inputs: training, multi-crop and evaluation.
 
 Each transform declares how many uniform numbers it uses per image (``columns``). ``apply`` is a pure function of
-images, sizes and those numbers; calling the transform draws them first. The operations are in ``operations``
-and ``crop_resize``; ``randaugment`` decides which image gets which.
+images, sizes and those numbers; calling the transform draws them first. ``operations`` and ``crop_resize`` contain
+the operations, and ``randaugment`` chooses those of each image.
 """
 
 import math
@@ -43,9 +43,9 @@ Size = int | tuple[int, int]
 
 
 class Augment(Protocol):
-    """What the loader needs of a training transform.
+    """The interface of a training transform for the loader.
 
-    columns: uniform numbers per image.   repeats: copies of an image in a batch.   pixels: of all views of an image.
+    columns: uniform numbers per image.   repeats: copies of an image in a batch.   pixels: in all views of an image.
     """
 
     columns: int
@@ -86,7 +86,7 @@ class Normalize:
 
 
 class TrainAugment:
-    """Supervised training: crop, flip, RandAugment, jitter, grey, blur, normalise, erase; in timm's order.
+    """Supervised training, in timm's order: crop, flip, RandAugment, jitter, grey, blur, normalise, erase.
 
     ``experiment/defaults.py`` resolves operations "auto" for a run; otherwise "auto" is 2.
 
@@ -167,7 +167,7 @@ class TrainAugment:
 class MultiCrop:
     """Views for pre-training: global crops first, then local ones, each (B, C, h, w), normalised.
 
-    One pair of matrix products makes all crops of one size; colour operations treat them as one batch.
+    One pair of matrix products makes all crops of one size. Colour operations treat them as one batch.
     """
 
     repeats = 1
@@ -284,8 +284,8 @@ class EvalTransform:
     def image(self, picture: Any, device: torch.device | str = "cpu") -> Tensor:
         """Transform one image of any kind that :func:`as_pixels` accepts: (1, C, h, w).
 
-        It is read and resized as in a dataset of this image alone. So the network gets the same input from a dataset,
-        from a file, and from memory.
+        The image is read and resized as if it were the only image of a dataset. So the network gets the same input from
+        a dataset, from a file and from memory.
         """
         pixels = as_pixels(picture, at_least=self.min_size)
         if pixels.shape[2] == 1:

@@ -1,8 +1,8 @@
-"""Decode images once and cache them as uint8: on the device, in RAM, or in a file that other processes share.
+"""Decode images once and cache them as uint8: on the device, in RAM, or in a shared file.
 
-``build_store`` chooses the location ("auto" by size and free memory), decodes in threads and leaves out unreadable
-images by name. The batches of a run do not depend on the location. Images that take long to decode go into a file,
-named by the dataset's fingerprint: later runs on unchanged data read it.
+``build_store`` chooses the location ("auto" by size and free memory), decodes in threads, and names and leaves out
+unreadable images. The batches of a run do not depend on the location. If decoding takes long, the images also go into a
+file, named by the dataset's fingerprint. Later runs on unchanged data read this file.
 """
 
 import os
@@ -56,20 +56,20 @@ def build_store(
     workers: int | Literal["auto"] = "auto",
     agree: Callable[[Location], Location] = lambda location: location,
 ) -> ImageStore:
-    """Decode images for inputs of ``size`` (height, width) and cache them where batches for ``device`` are fastest.
+    """Decode images for inputs of ``size`` and cache them where batches for ``device`` are fastest.
 
     Args:
         examples: the encoded images.
-        size: pixels of a network's input: one side, or height and width.
+        size: pixels of the network's input: one side, or (height, width).
         device: the device of the batches.
         where: "auto" takes the device if the images fill less than 40 % of its free memory, else RAM (50 %), else a
             mapped file, else "off": worker processes decode while training.
-        stored: shorter side of a cached image; "auto" is 256/224 of the input, or the native size if all images have
-            the same, not much larger one.
+        stored: shorter side of a cached image. "auto" is 256/224 of the input, or the native size if all images have
+            the same size and it is not much larger.
         cache_dir: default ~/.cache/frugalvit, or FRUGALVIT_CACHE.
-        max_bad: largest share of unreadable images (one is always allowed unless it is 0); more is an error. With
-            "off" they are found, and counted, while training.
-        workers: decoding threads at most (processes for "off"); auto: one for each core of this process.
+        max_bad: largest share of unreadable images; more is an error. One image is allowed unless the share is 0.
+            With "off" they are counted while training.
+        workers: largest number of decoding threads (of processes for "off"); "auto": one per core of this process.
         agree: maps this process's choice for "auto" to the choice of all processes.
     """
     if len(examples) == 0:
@@ -115,7 +115,7 @@ def build_store(
 def packed_images(
     examples: ImageDataset, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
 ) -> CachedImages | None:
-    """Open the decoded images of a packed dataset; None if there are none for inputs of ``size``."""
+    """Open the decoded images of a packed dataset; None if it has none for inputs of ``size``."""
     if examples.decoded is None:
         return None
     height, width = min_cached_size(size, stored)
@@ -140,7 +140,7 @@ def choose_cache_location(volume: int, device: torch.device, folder: Path) -> Lo
 
 
 def memory_share() -> int:
-    """Bytes of RAM for this process: each process of this machine holds its own copy of the images."""
+    """Return the bytes of RAM for this process: every process on this machine has its own copy."""
     return available_memory() // processes_here()
 
 
@@ -164,13 +164,13 @@ def _decode_to_file(
         entry.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CacheWriteError(
-            f"Cannot write to the cache folder {folder} ({error.strerror}); see --cache.folder."
+            f"Cannot write to the cache folder {folder} ({error.strerror}). Choose another --cache.folder."
         ) from None
     with ExitStack() as stack:
         console.info(f"image cache: {entry} (waits while another process decodes these images)")
-        with suppress(CannotLock):  # another user's entry, or a file system without locks: writing is atomic
+        with suppress(CannotLock):  # an entry of another user, or no file locks: writing is atomic
             stack.enter_context(FolderLock(entry, wait=True))
-            remove_parts(entry)  # of killed processes
+            remove_parts(entry)  # left by killed processes
         cached = open_file(path, fingerprint)
         if cached is None or len(cached.unreadable) > limit:
             fill = partial(decode_all, examples, cached_size, threads=threads, limit=limit)
@@ -198,10 +198,10 @@ def _make_store(examples: ImageDataset, cached: CachedImages, location: Location
 
 
 def decoding_threads(seconds: float, threads: int) -> tuple[int, float]:
-    """Threads for images that take ``seconds`` each to decode, and the speedup they reach.
+    """Return the threads for images that take ``seconds`` each to decode, and their speedup.
 
     Small images (CIFAR takes 0.2 ms) on two cores: 3,500 a second in one thread, 5,300 in four, 4,300 in sixteen. On
-    sixteen cores: 2,000 a second in sixteen threads, 2,400 in four. So many threads are slower than one.
+    sixteen cores: 2,000 a second in sixteen threads, 2,400 in four. On many cores, threads are slower than one thread.
     """
     return (min(4, threads), 0.5) if seconds < _FAST_DECODE else (threads, threads)
 
@@ -209,7 +209,7 @@ def decoding_threads(seconds: float, threads: int) -> tuple[int, float]:
 def decode_all(
     examples: ImageDataset, cached_size: tuple[int, int], images: Tensor, threads: int, limit: int
 ) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
-    """Decode into the front of ``images`` (N, 3, S, S'); returns sizes, indices, and the unreadable images."""
+    """Decode into the first rows of ``images`` (N, 3, S, S'). Returns sizes, indices, and unreadable images."""
     array = examples.as_array()
     if array is not None and array.shape[1:3] == cached_size:
         pixels = torch.from_numpy(np.ascontiguousarray(array))

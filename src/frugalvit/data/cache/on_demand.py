@@ -17,12 +17,12 @@ from frugalvit.data.worker_pool import WorkerPool, may_start_processes
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 
-_MAX_READY = 8  # decoded batches that wait while every worker decodes one: a batch may take 100 MB
+_MAX_READY = 8  # decoded batches that wait for their steps: a batch may take 100 MB
 _ADVICE = "Use fewer --workers, or cache the images with --cache.where disk."
 
 
 class DecodedBatch(NamedTuple):
-    """A worker's result: uint8 (B, 3, S, S'), sizes (B, 2), indices of the images or their substitutes (B,).
+    """A worker's result: uint8 (B, 3, S, S'), sizes (B, 2), indices of images or substitutes (B,).
 
     An index is -1 if neither the image nor a substitute is readable. ``unreadable`` maps indices to name and reason.
     """
@@ -78,7 +78,7 @@ class OnDemandStore(ImageStore):
 
 
 class WorkerFetcher(Fetcher):
-    """Lets the workers decode the next steps ahead of time; a jump to another step discards their work."""
+    """Lets the workers decode the next steps in advance. A jump to another step discards their work."""
 
     def __init__(self, store: OnDemandStore, order: Order) -> None:
         self.store, self.order = store, order
@@ -106,9 +106,9 @@ class WorkerFetcher(Fetcher):
 
 
 class Decoder:
-    """Indices -> decoded, resized images, with substitutes for unreadable ones.
+    """Decodes and resizes the images of a list of indices, with substitutes for unreadable ones.
 
-    After ``limit`` unreadable images it tries no more substitutes: the run ends, and must not search the disk.
+    After more than ``limit`` unreadable images it tries no more substitutes, because the run ends anyway.
     """
 
     def __init__(self, examples: ImageDataset, cached_size: tuple[int, int], limit: int) -> None:

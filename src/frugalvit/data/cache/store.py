@@ -1,4 +1,4 @@
-"""Where the loader takes images from: the ``ImageStore`` interface, the store of cached images, and its file."""
+"""The ``ImageStore`` interface of the loader, the store of cached images, and its file."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Order = Callable[[int], Tensor]
 
 
 class Fetched(NamedTuple):
-    """Raw images of a batch: uint8 (B, 3, S, S') on the device, original sizes (B, 2) and indices (B,) on the CPU.
+    """A batch of raw images, uint8 (B, 3, S, S') on the device; sizes (B, 2), indices (B,) on the CPU.
 
-    The index of an unreadable image is the index of its substitute.
+    Sizes are those of the originals. An unreadable image has the index of its substitute.
     """
 
     images: Tensor
@@ -49,8 +49,8 @@ class Fetcher(ABC):
 class ImageStore(ABC):
     """All images of a split, cached (``CachedStore``) or decoded on demand (``OnDemandStore``).
 
-    Its length counts unreadable images too. Each has a substitute, so the order of a run does not depend on where the
-    images are stored.
+    Its length includes unreadable images. Each of them has a substitute, so the order of a run does not depend on the
+    kind of store.
     """
 
     labels: Tensor | None
@@ -63,7 +63,7 @@ class ImageStore(ABC):
 
     @property
     def readable(self) -> int:
-        """The number of images without those known to be unreadable."""
+        """The number of images, without those known to be unreadable."""
         return len(self) - len(self.unreadable)
 
     @property
@@ -73,12 +73,12 @@ class ImageStore(ABC):
 
     @property
     def found_late(self) -> bool:
-        """True if unreadable images are found only when a step needs them."""
+        """True if only a step that needs an image detects that it is unreadable."""
         return False
 
     @abstractmethod
     def fetcher(self, order: Order) -> Fetcher:
-        """Return what brings the images of each step to the device."""
+        """Return a fetcher for the steps of ``order``."""
 
     @abstractmethod
     def close(self) -> None:
@@ -86,7 +86,7 @@ class ImageStore(ABC):
 
 
 class CachedStore(ImageStore):
-    """All readable images of a split as one uint8 tensor (M, 3, S, S') on the device, in RAM or in a mapped file.
+    """The readable images of a split as one uint8 tensor on the device, in RAM or in a mapped file.
 
     Args:
         images: (M, 3, S, S'), all resized to the cached size.
@@ -153,7 +153,7 @@ class CachedStore(ImageStore):
 class CachedFetcher(Fetcher):
     """Takes the images of a step out of a ``CachedStore``.
 
-    If they are in RAM or on disk and the device is a GPU, a thread gathers those of the next step meanwhile.
+    If the images are in RAM or on disk and the device is a GPU, a thread gathers those of the next step in advance.
     """
 
     def __init__(self, store: CachedStore, order: Order) -> None:
@@ -218,14 +218,14 @@ class SharedStores:
 #
 #     images (M, 3, S, S') | sizes (M, 2) | indices (M,) | header | checksum, header length, magic
 #
-# It is written under another name and renamed when it is complete, so a killed writer leaves nothing that is read.
+# It is written under another name and renamed when it is complete, so no reader sees the file of a killed writer.
 
 _TRAILER = struct.Struct("<IQ8s")
 _MAGIC = b"frugal2\n"
 _MAX_HEADER = 16 << 20
 _MAX_NAMED = 1000  # unreadable images that the header names
 Fill = Callable[[Tensor], tuple[Tensor, Tensor, list[tuple[str, str]]]]
-"""Fills (N, 3, S, S') from the front with the M readable images; returns sizes, indices and the unreadable ones."""
+"""Fills the first M rows of (N, 3, S, S') with the readable images. Returns sizes, indices and unreadable images."""
 
 
 class CacheWriteError(UserError):
@@ -233,7 +233,7 @@ class CacheWriteError(UserError):
 
 
 class CachedImages(NamedTuple):
-    """Decoded images (M or more, 3, S, S'), sizes (M, 2), indices in the split (M,), and the unreadable images."""
+    """Decoded images (M or more, 3, S, S'), sizes (M, 2), indices in the split (M,), unreadable images."""
 
     images: Tensor
     sizes: Tensor
@@ -252,11 +252,11 @@ def write_file(path: Path, fingerprint: str, shape: tuple[int, ...], fill: Fill)
             sizes, index, unreadable = fill(torch.from_numpy(pixels))
             pixels.flush()
             del pixels
-            kept = [len(index), *shape[1:]]
-            header = {"fingerprint": fingerprint, "shape": kept, "unreadable": unreadable[:_MAX_NAMED]}
+            final_shape = [len(index), *shape[1:]]
+            header = {"fingerprint": fingerprint, "shape": final_shape, "unreadable": unreadable[:_MAX_NAMED]}
             tables = sizes.numpy().astype("<i4").tobytes() + index.numpy().astype("<i8").tobytes()
             text = json.dumps(header).encode()
-            file.truncate(math.prod(kept))
+            file.truncate(math.prod(final_shape))
             file.seek(0, os.SEEK_END)
             file.write(tables + text + _TRAILER.pack(zlib.crc32(tables + text), len(text), _MAGIC))
             file.flush()
@@ -272,9 +272,9 @@ def write_file(path: Path, fingerprint: str, shape: tuple[int, ...], fill: Fill)
 
 
 def open_file(path: Path, fingerprint: str) -> CachedImages | None:
-    """Map the images of a file; None if it is missing, damaged (logged) or made from another source.
+    """Map the images of a file; None if it is missing, damaged (logged) or made from other data.
 
-    A packed dataset may come from a stranger, so shape, sizes and indices are checked.
+    A packed dataset may come from an untrusted source, so shape, sizes and indices are checked.
     """
     try:
         with path.open("rb") as file:
@@ -301,7 +301,7 @@ def open_file(path: Path, fingerprint: str) -> CachedImages | None:
         unreadable = [(str(name), str(reason)) for name, reason in header["unreadable"]]
         if header["fingerprint"] != fingerprint:
             return None
-        # Copy on write: torch wants writable memory, and nothing ever writes.
+        # Copy on write: torch needs writable memory, but no code writes to it.
         pixels = np.memmap(path, dtype=np.uint8, mode="c", shape=shape)
     except FileNotFoundError:
         return None
@@ -312,7 +312,7 @@ def open_file(path: Path, fingerprint: str) -> CachedImages | None:
 
 
 def _reserve(file: IO[bytes], length: int) -> None:
-    """Claim the disk space now: later a full disk would kill the process at some page of the map."""
+    """Reserve the disk space now: a disk that fills up later would kill the process."""
     file.truncate(length)
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(file.fileno(), 0, length)

@@ -1,4 +1,4 @@
-"""What every dataset format has: a test whether a path has this format, and a function that opens it."""
+"""The interface of a dataset format: a test for a path, and a function that opens it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from frugalvit.data.dataset import DatasetSplits
 class OpenOptions:
     """Options of ``open_data`` for the formats; most formats ignore them.
 
-    labels: "auto" decides if folders are classes, "folders" insists on it, "ignore" reads no labels.
-    class_splits: the splits that define the classes. Other splits must not have more, unless ``allow_extra``.
+    labels: "auto" decides if folders are classes, "folders" takes all folders as classes, "ignore" reads no labels.
+    class_splits: the splits that define the classes. Other splits may have more only with ``allow_extra``.
     allow_extra: drop images of other classes instead of raising an error. ``--classes`` sets it.
     root: the folder of named datasets.
     """
@@ -27,7 +27,7 @@ class OpenOptions:
 class Format:
     """One way to store a dataset.
 
-    matches: tells from a path or name whether the dataset has this format.
+    matches: whether the dataset with this path or name has this format.
     open: reads the stored splits. ``open_data`` then selects classes and adds a missing val split.
     """
 

@@ -55,7 +55,7 @@ def has_lists(where: str) -> bool:
 
 
 def open_lists(where: str, options: OpenOptions) -> DatasetSplits:
-    """Open a domain of DomainNet: ``clipart_train.txt`` and ``clipart_test.txt`` beside ``clipart/CLASS/``."""
+    """Open a domain of DomainNet, ``clipart/CLASS/``, with ``clipart_train.txt`` and ``clipart_test.txt``."""
     lists = {split: Path(f"{Path(where)}_{split}.txt") for split in ("train", "test")}
     rows = [row._replace(label=Path(row.path).parent.name) for row in join_rows(lists)]
     return build_splits(str(lists["train"]), rows, Path(where).name, options)
@@ -120,7 +120,7 @@ def _json_records(text: str, where: str) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _list_rows(text: str) -> Iterator[Row]:
-    """Read lines as ``some path.jpg 17``. The last word is a label unless it ends the path."""
+    """Read lines such as ``some path.jpg 17``. The last word is the label, unless it ends the path."""
     for line, content in enumerate(text.splitlines(), 1):
         content = content.strip()
         if not content or content.startswith("#"):

@@ -47,7 +47,7 @@ class Folder:
 
 @dataclass
 class Listing:
-    """All images in and below a folder; ``direct`` counts those in the folder itself or in its folder ``images``."""
+    """All images below a folder. ``direct`` counts those in the folder itself or in its folder ``images``."""
 
     images: list[str] = field(default_factory=list)
     direct: int = 0
@@ -72,7 +72,7 @@ class _Tree:
 
 
 def is_image_folder(where: str) -> bool:
-    """True for any folder: in the registry this format stands behind all other folder formats."""
+    """True for any folder: the registry tries this format after all other folder formats."""
     return is_folder(Path(where))
 
 
@@ -106,7 +106,7 @@ def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
 
 
 def _find_image_root(where: str, notes: list[str]) -> str:
-    """Enter a folder that alone holds the images, as ``flowers/jpg/``, or ``camvid/images/`` beside ``masks/``."""
+    """Enter the only folder of images, such as ``flowers/jpg/`` or ``camvid/images/`` beside ``masks/``."""
     listing = open_root(where)
     folders = [path for path in listing.folders if Path(path).name.lower() not in _ANNOTATION_FOLDERS]
     if listing.images or len(folders) != 1 or _split_folders(where):
@@ -116,7 +116,7 @@ def _find_image_root(where: str, notes: list[str]) -> str:
 
 
 def _split_folders(root: str) -> dict[str, str]:
-    """Return the folders named train, val, test …; empty if such a name is one class among others."""
+    """Return the folders named train, val, test …; empty if such a name is a class."""
     listing = open_root(root)
     paths: dict[str, str] = {}
     for path in listing.folders:
@@ -142,7 +142,7 @@ def _read_tree(path: str) -> _Tree:
 
 
 def _read_flat_split(tree: _Tree, train: _Tree) -> None:
-    """Read Tiny ImageNet's val and test: one folder ``images``, with the classes in ``val_annotations.txt``."""
+    """Read Tiny ImageNet's val and test: a folder ``images``, and classes in ``val_annotations.txt``."""
     if list(tree.classes) != ["images"] or "images" in train.classes:
         return
     images = tree.classes.pop("images").images
@@ -182,7 +182,7 @@ def _has_class_folders(trees: dict[str, _Tree], root: str, notes: list[str]) -> 
 
 
 def _class_names(trees: dict[str, _Tree], options: OpenOptions) -> list[str]:
-    """Return the sorted classes of the splits that define them (of all splits, if none of these is present)."""
+    """Return the sorted classes of the splits that define them, or of all splits if these are absent."""
     decisive = [trees[split] for split in options.class_splits if split in trees] or list(trees.values())
     names = sorted({name for tree in decisive for name in (*tree.classes, *tree.empty)})
     if not names:
@@ -218,7 +218,7 @@ def open_root(path: str) -> Folder:
                     result.folders.append(entry.path)
                 elif f".{entry.name.rpartition('.')[2].lower()}" not in EXTENSIONS:
                     result.others += 1
-                elif entry.is_file() or entry.is_symlink():  # a dead link counts: reading it reports a missing file
+                elif entry.is_file() or entry.is_symlink():  # a broken link counts: reading it reports a missing file
                     result.images.append(entry.path)
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from None
@@ -228,7 +228,7 @@ def open_root(path: str) -> Folder:
 
 
 def list_images(path: str, above: frozenset[tuple[int, int]] = frozenset()) -> Listing:
-    """List all images below ``path``. A folder that several links reach, or one in ``above``, is listed once."""
+    """List all images below ``path``. Each folder is listed once; folders in ``above`` are skipped."""
     listing, seen, waiting = Listing(), set(above), [path]
     while waiting:
         here = waiting.pop()

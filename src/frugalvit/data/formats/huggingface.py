@@ -1,6 +1,6 @@
-"""Hugging Face datasets: ``hf:name``, ``hf:name:config``, a folder of ``save_to_disk``, a Parquet or Arrow file.
+"""Hugging Face datasets: ``hf:name[:config]``, folders of ``save_to_disk``, Parquet and Arrow files.
 
-The optional ``datasets`` package is imported only here. It never runs code that comes with a dataset.
+Only this module imports the optional package ``datasets``, which never runs code of a dataset.
 """
 
 import contextlib
@@ -113,7 +113,7 @@ def _import_datasets() -> Any:
     try:
         import datasets
     except ImportError:
-        raise UserError("This needs the 'datasets' package: pip install 'frugalvit[streams]'.") from None
+        raise UserError("Hugging Face data needs the package 'datasets': pip install 'frugalvit[streams]'.") from None
     return datasets
 
 
@@ -146,7 +146,7 @@ def _build_splits(loaded: Any, where: str, name: str) -> DatasetSplits:
     if left_out:
         notes.append(f"{where}: not read: {truncate_list(left_out)} (not train, val or test, or empty).")
     if not by_split:
-        raise UserError(f"{where} has no train, val or test split, only {truncate_list([*map(str, parts)]) or 'none'}.")
+        raise UserError(f"{where} lacks train, val and test; splits: {truncate_list([*map(str, parts)]) or 'none'}.")
     first = by_split.get("train", next(iter(by_split.values())))
     column = _image_column(first, where)
     label = next((key for key in _LABEL_COLUMNS if _is_label(first.features.get(key))), None)
@@ -203,8 +203,8 @@ def _is_label(feature: Any) -> bool:
 
 
 def _labels(rows: Any, column: str) -> list[str | None]:
-    """Read labels as text; None for a missing label, or -1 as in a hidden test set."""
-    if column not in rows.column_names:  # the test split of a challenge may lack it
+    """Read labels as text; None for a missing label and for -1, which marks a hidden test set."""
+    if column not in rows.column_names:  # as in the test split of a challenge
         return [None for _ in range(len(rows))]
     names = getattr(rows.features[column], "names", None)
     values = [None if value in (None, -1) else value for value in rows[column][:]]

@@ -24,7 +24,7 @@ from frugalvit.utils import console
 from frugalvit.utils.text import short_message
 
 _Parts = tuple[Sequence[str], dict[str, ImageDataset]]
-_SPLIT_SEED = 0  # for datasets without official splits; fixed, so that results compare
+_SPLIT_SEED = 0  # for datasets without official splits; fixed, so that results are comparable
 
 
 def is_name(where: str) -> bool:
@@ -86,7 +86,7 @@ def _download(name: str, known: Known, home: Path) -> None:
     finally:
         shutil.rmtree(staging, ignore_errors=True)
         with contextlib.suppress(OSError):
-            staging.parent.rmdir()  # unless another process is still downloading there
+            staging.parent.rmdir()  # fails while another process downloads, which is fine
 
 
 def _make(known: Known, root: Path, **arguments: Any) -> Any:
@@ -127,15 +127,15 @@ def _examples(dataset: Any, name: str, home: str) -> ImageDataset:
 
 
 def _open_sun397(name: str, known: Known, home: Path) -> _Parts:
-    """Use the first official partition (50 + 50 images per class), if its lists are in the folder ``SUN397``."""
+    """Use the first official partition, 50 + 50 images per class, if its lists are in ``SUN397``."""
     dataset = _make(known, home)
     order = np.argsort([str(path) for path in dataset._image_files])
     everything = _examples(dataset, name, str(home)).subset(order)
     lists = {"train": home / "SUN397" / "Training_01.txt", "test": home / "SUN397" / "Testing_01.txt"}
     if not all(path.is_file() for path in lists.values()):
         console.warning(f"half of every class is the test split: {lists['train']} and {lists['test'].name} are missing")
-        held = hold_out(everything.keys, everything.labels, 0.5, _SPLIT_SEED)
-        return dataset.classes, {"train": everything.subset(~held), "test": everything.subset(held)}
+        held_out = hold_out(everything.keys, everything.labels, 0.5, _SPLIT_SEED)
+        return dataset.classes, {"train": everything.subset(~held_out), "test": everything.subset(held_out)}
     index = {key.removeprefix("SUN397"): number for number, key in enumerate(everything.keys)}
     lines = {split: path.read_text().split() for split, path in lists.items()}
     return dataset.classes, {
@@ -183,7 +183,7 @@ def _open_pcam(name: str, known: Known, home: Path) -> _Parts:
 
     splits: dict[str, ImageDataset] = {}
     for split, part in (("train", "train"), ("val", "valid"), ("test", "test")):
-        images, labels = (home / f"pcam/camelyonpatch_level_2_split_{part}_{what}.h5" for what in "xy")
+        images, labels = (home / f"pcam/camelyonpatch_level_2_split_{part}_{kind}.h5" for kind in "xy")
         with h5py.File(labels) as file:
             numbers = np.asarray(file["y"]).reshape(-1)
         splits[split] = ArrayExamples(_H5Images(str(images)), numbers, f"{name}/{split}")  # type: ignore[arg-type]
@@ -191,7 +191,7 @@ def _open_pcam(name: str, known: Known, home: Path) -> _Parts:
 
 
 class _H5Images:
-    """An array (N, H, W, 3) that stays on disk: it has seven gigabytes."""
+    """An array (N, H, W, 3) that stays on disk, because it takes seven gigabytes."""
 
     def __init__(self, path: str, rows: np.ndarray | None = None) -> None:
         import h5py  # type: ignore[import-not-found]
@@ -247,7 +247,7 @@ def _open_hateful_memes(name: str, known: Known, home: Path) -> _Parts:
     return source.classes or (), source.splits
 
 
-# Datasets whose layout torchvision does not read, or reads without the splits of Table 9.
+# Datasets that torchvision does not read, or not with the splits of Table 9.
 _READERS: dict[str, Callable[[str, Known, Path], _Parts]] = {
     "sun397": _open_sun397,
     "caltech101": _open_caltech101,
@@ -262,11 +262,11 @@ _READERS: dict[str, Callable[[str, Known, Path], _Parts]] = {
 def _sort_classes(name: str, home: Path, classes: Sequence[str], splits: dict[str, ImageDataset]) -> DatasetSplits:
     """Build a dataset with classes sorted by name, and renumber labels and targets."""
     order = sorted(range(len(classes)), key=lambda number: classes[number])
-    new = np.empty(len(classes), dtype=np.int64)
-    new[order] = np.arange(len(classes))
+    new_label = np.empty(len(classes), dtype=np.int64)
+    new_label[order] = np.arange(len(classes))
     for examples in splits.values():
         if examples.labels is not None:
-            examples.labels = new[examples.labels]
+            examples.labels = new_label[examples.labels]
         if examples.targets is not None:
             examples.targets = examples.targets[:, order]
     return DatasetSplits(name, str(home), "named dataset", tuple(classes[i] for i in order), splits)

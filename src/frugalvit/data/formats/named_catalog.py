@@ -20,7 +20,7 @@ class Known:
     classes: int
     train: int
     test: int
-    files: tuple[str, ...]  # files and folders below the root that show that the dataset is present
+    files: tuple[str, ...]  # the dataset is present if these exist below the root
     metric: str = "accuracy"
     suite: bool = False
     torchvision: str = ""  # the class that downloads and reads it
@@ -47,7 +47,7 @@ DATASETS: dict[str, Known] = {
         files=("stanford_cars/devkit", "stanford_cars/cars_train", "stanford_cars/cars_test",
                "stanford_cars/cars_test_annos_withlabels.mat"),
         torchvision="StanfordCars", splits=_SPLIT_TRAIN_TEST,
-        by_hand="its first server is gone; put cars_train/, cars_test/, devkit/ and cars_test_annos_withlabels.mat "
+        by_hand="its server is offline; put cars_train/, cars_test/, devkit/ and cars_test_annos_withlabels.mat "
                 "into {root}/stanford_cars"),
     "fgvc_aircraft": Known("FGVC Aircraft (variants)", 100, 6_667, 3_333, ("fgvc-aircraft-2013b/data",),
                            "mean per class", True, "FGVCAircraft", _SPLIT_THREE),

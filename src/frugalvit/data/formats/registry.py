@@ -13,7 +13,7 @@ def _is_shards(where: str) -> bool:
     return shards.is_shards(where) or (is_folder(Path(where)) and shards.is_shard_folder(Path(where)))
 
 
-# The first format that matches opens the dataset, so special folders stand before plain ones.
+# The first format that matches opens the dataset, so special folders come before plain ones.
 FORMATS = [
     Format("Hugging Face hub", huggingface.is_hub_name, huggingface.open_hub),
     Format("Hugging Face files", huggingface.is_saved, huggingface.open_saved),
@@ -27,4 +27,4 @@ FORMATS = [
 
 def find_format(where: str) -> Format | None:
     """Return the first format that matches a path or name."""
-    return next((one for one in FORMATS if one.matches(where)), None)
+    return next((entry for entry in FORMATS if entry.matches(where)), None)

@@ -14,7 +14,7 @@ from frugalvit.errors import UserError
 from frugalvit.utils import console
 
 LISTS = {"train": "trainlist01.txt", "test": "testlist01.txt"}
-_ADVICE = "Unpack UCF101.rar again; existing frames are not extracted again."
+_ADVICE = "Unpack UCF101.rar again; finished frames stay."
 
 
 def videos_present(root: Path) -> bool:

@@ -29,7 +29,7 @@ class PackedShard:
 
 @dataclass(frozen=True, config=_STRICT)
 class PackedIndex:
-    """The shards of every split, and the class names, whose numbers are the labels."""
+    """The shards of every split, and the class names; a label is the position of a name."""
 
     format: Annotated[str, Field(pattern=f"^{FORMAT}$")]
     classes: tuple[str, ...] | None
@@ -42,12 +42,12 @@ class PackedIndex:
 
 
 def read_index(where: str | Path) -> PackedIndex | None:
-    """Read the index in the folder of ``where`` (a folder, shards, or an address); None without a valid index."""
+    """Read the index beside ``where``, a folder, shards or an address. Returns None without a valid index."""
     where = str(where)
     if is_pipe(where):
         return None
     if is_remote(where):
-        address = without_query(where)  # a query is the signature of one shard, and may contain a slash
+        address = without_query(where)  # a query signs one shard only, and may contain a slash
         content = read_small(where if address.endswith(f"/{INDEX}") else f"{address.rpartition('/')[0]}/{INDEX}")
     else:
         path = local(where)
@@ -56,7 +56,7 @@ def read_index(where: str | Path) -> PackedIndex | None:
 
 
 def parse_index(content: bytes) -> PackedIndex | None:
-    """Parse an index, which may come from a stranger; None if it is not valid."""
+    """Parse an index, which may come from an untrusted source. Returns None if it is not valid."""
     try:
         return TypeAdapter(PackedIndex).validate_json(content)
     except ValidationError:

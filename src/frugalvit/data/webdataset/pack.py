@@ -1,6 +1,6 @@
-"""``frugalvit data pack DATA OUT``: write any dataset as WebDataset shards, the images byte for byte.
+"""``frugalvit data pack DATA OUT``: write a dataset as WebDataset shards, images byte for byte.
 
-An index and the decoded images are written beside the shards, so that training on OUT starts at once.
+It writes an index and, on request, decoded images beside the shards, so that training on OUT starts at once.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _ENDINGS = {"JPEG": "jpg", "TIFF": "tif", "JPEG2000": "jp2", "MPO": "jpg", "arra
 
 
 def command(config: PackConfig) -> CommandResult:
-    """``frugalvit data pack``."""
+    """Run ``frugalvit data pack``."""
     out = local(config.out)
     check_free(out)
     if is_inside(out, config.data):
@@ -62,10 +62,10 @@ def pack(
 ) -> CommandResult:
     """Write ``train-000000.tar`` …, ``index.json`` and, with ``decoded``, ``train-256x256.decoded``.
 
-    The same source and seed give the same bytes. Decoded images are for inputs of ``img_size``, by default the size of
-    ``frugalvit train`` on this machine.
+    The same source and seed give the same bytes. Decoded images suit inputs of ``img_size``, by default the size that
+    ``frugalvit train`` chooses on this machine.
 
-    Everything is written to a temporary folder that is renamed at the end: a killed process leaves no partial dataset.
+    All files go to a temporary folder, which is renamed at the end: a killed process leaves no partial dataset.
     """
     start = time.monotonic()
     check_free(out)
@@ -106,7 +106,7 @@ def _write_index(folder: Path, index: dict[str, Any]) -> None:
 
 
 def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[str]) -> list[dict[str, Any]]:
-    """Write the decoded images of every split; a split is left out, with a note, if the disk has no space for it."""
+    """Write the decoded images of every split. A split that the disk has no space for is left out and noted."""
     from frugalvit.data.cache.build import decode_all, decoding_threads
     from frugalvit.data.cache.store import write_file
 
@@ -129,19 +129,19 @@ def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[st
         write_file(folder / name, examples.fingerprint(), shape, fill)
         written.append({"split": split, "file": name, "target": list(target), "rectangle": list(cached_size)})
     if written:
-        notes.append(f"Decoded images for inputs of {size} px are beside them; other sizes are decoded when needed.")
+        notes.append(f"Decoded images for inputs of {size} px are beside the shards; training decodes other sizes.")
     return written
 
 
 def check_free(out: Path) -> None:
-    """Refuse anything but a new or empty folder."""
+    """Raise ``UserError`` unless ``out`` is a new or empty folder."""
     _check_not_cwd(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty, or not a folder: choose another folder for the shards.")
 
 
 def check_replaceable(out: Path) -> None:
-    """Refuse a folder that holds anything but a packed dataset: all of it would be removed."""
+    """Raise ``UserError`` if a folder holds other files than a packed dataset: they would be removed."""
     _check_not_cwd(out)
     index = parse_index((out / INDEX).read_bytes())
     packed = {INDEX, *index.by_name} if index is not None else set()
@@ -154,13 +154,13 @@ def check_replaceable(out: Path) -> None:
 
 
 def _check_not_cwd(out: Path) -> None:
-    """Refuse the working folder, which cannot be replaced."""
+    """Raise ``UserError`` for the working folder, which cannot be replaced."""
     if out.resolve() == Path.cwd().resolve():
         raise UserError(f"{out} is the working folder: choose another folder for the shards.")
 
 
 def move_into(staging: Path, out: Path, *, replace: bool = False) -> None:
-    """Rename the finished folder to ``out``, which is empty or, with ``replace``, holds a packed dataset."""
+    """Rename the finished folder to ``out``, an empty folder or, with ``replace``, a packed dataset."""
     folder = out.resolve()
     if replace:
         check_replaceable(out)
@@ -179,7 +179,7 @@ def _write_split(
     width = max(8, len(str(len(order))))
     for number, index in enumerate(console.progress(order, total=len(order), label=f"packing {split}")):
         try:
-            form = examples.header(int(index)).format
+            image_format = examples.header(int(index)).format
             content = examples.raw(int(index))
         except UnreadableImage as error:
             bad.append({"name": error.name, "reason": error.reason})
@@ -189,10 +189,10 @@ def _write_split(
             shards.append({"file": f"{split}-{len(shards):06d}.tar"})
             archive = tarfile.open(folder / shards[-1]["file"], "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
             written, count = 0, 0
-        # Letters, digits and dashes of the file's stem only, so that the member cannot be a path.
+        # Only letters, digits and dashes, so that the member cannot be a path.
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(examples.keys[index]).stem)[:60].strip("-") or "image"
         key = f"{number:0{width}d}-{stem}"
-        written += _add(archive, f"{key}.{_ENDINGS.get(form, form.lower())}", content)
+        written += _add(archive, f"{key}.{_ENDINGS.get(image_format, image_format.lower())}", content)
         if examples.labels is not None:
             written += _add(archive, f"{key}.cls", str(int(examples.labels[index])).encode())
         count += 1
@@ -201,7 +201,7 @@ def _write_split(
 
 
 def _add(archive: tarfile.TarFile, name: str, content: bytes) -> int:
-    """Add a member without owner or time, so that equal data give equal shards; returns its size."""
+    """Add a member and return its size. It has no owner or time, so that equal data give equal shards."""
     member = tarfile.TarInfo(name)
     member.size = len(content)
     archive.addfile(member, io.BytesIO(content))
@@ -227,10 +227,10 @@ def _result(source: DatasetSplits, out: Path, index: dict[str, Any], notes: list
     tables = [Table(["split", "shards", "examples", "megabytes"], rows, str(out))]
     if bad:
         listed: list[list[object]] = [[entry["name"], entry["reason"]] for entry in bad[:200]]
-        tables.append(Table(["left out", "reason"], listed, pluralize(len(bad), "bad file")))
+        tables.append(Table(["left out", "reason"], listed, pluralize(len(bad), "unreadable file")))
     data = {"out": str(out), "data": source.location, "splits": splits, "bad": bad, "seconds": round(seconds, 2)}
     data |= {"decoded": index.get("decoded", [])}
     verb = "train" if source.classes else "pretrain"
     return CommandResult(
-        data, tables, [*source.notes, *notes, f"Train on them with: frugalvit {verb} {console.shell_quote(out)}"]
+        data, tables, [*source.notes, *notes, f"Train on the shards: frugalvit {verb} {console.shell_quote(out)}"]
     )

@@ -1,8 +1,8 @@
-"""Remote files, read forwards: http(s), what fsspec knows (``s3://``, ``gs://`` …), and ``pipe:`` commands.
+"""Remote files, read forwards: http(s), fsspec (``s3://``, ``gs://`` …) and ``pipe:`` commands.
 
-A broken connection is opened again at the same position, a few times. A ``pipe:`` runs a program, and a configuration
-may come from a stranger, so the environment must allow it first. It runs without a shell: for a pipeline write
-``pipe:sh -c '…'``.
+A broken connection is reopened at the same position, a few times. A ``pipe:`` runs a program, and a configuration may
+come from an untrusted source, so an environment variable must allow it first. The program runs without a shell: for a
+pipeline write ``pipe:sh -c '…'``.
 """
 
 import hashlib
@@ -43,12 +43,12 @@ def is_http(where: str) -> bool:
 
 
 def without_query(where: str) -> str:
-    """The path of an address, without what follows a ``?``."""
+    """Return an address without its query: ``?`` and the rest."""
     return where.split("?")[0] if is_http(where) else where
 
 
 def open_remote(where: str) -> IO[bytes]:
-    """Open a local file, an http(s) address, anything fsspec knows, or a command's output for reading forwards."""
+    """Open a local file, an http(s) or fsspec address, or the output of a command, to read it forwards."""
     if is_pipe(where):
         return io.BufferedReader(CommandReader(_start(where.removeprefix("pipe:"))))
     return io.BufferedReader(RetryingReader(where)) if is_remote(where) else Path(where).open("rb")
@@ -59,7 +59,7 @@ class RetryingReader(io.RawIOBase):
 
     def __init__(self, where: str) -> None:
         self.where, self.position, self.failures = where, 0, 0
-        self.length: int | None = None  # bytes of the file, if the server tells
+        self.length: int | None = None  # bytes of the file, if the server states it
         self._source: Any = None
         self.readinto(bytearray())  # connect now, so that a missing file is an error here
 
@@ -76,7 +76,7 @@ class RetryingReader(io.RawIOBase):
                     raise EOFError(f"the connection ended after {self.position:,} of {self.length:,} bytes")
             except UserError:
                 raise
-            except Exception as error:  # every fsspec driver has its own kinds: botocore's, aiohttp's, Google's
+            except Exception as error:  # every fsspec driver has its own types: botocore's, aiohttp's, Google's
                 self._disconnect()
                 self.failures += 1
                 if self.failures > _TRIES or _is_final(error):
@@ -101,7 +101,7 @@ class RetryingReader(io.RawIOBase):
 
 
 def _connect(where: str, position: int) -> tuple[Any, int | None]:
-    """Open a remote file at a position; returns the file and its length in bytes, if known."""
+    """Open a remote file at a position. Returns the file and its length in bytes, if known."""
     if not is_http(where):
         try:
             import fsspec
@@ -119,13 +119,13 @@ def _connect(where: str, position: int) -> tuple[Any, int | None]:
     except (ValueError, http.client.InvalidURL) as error:
         raise UserError(f"{where} is not a valid address: {error}.") from None
     if position and answer.status != 206:
-        raise PermissionError("the connection broke, and the server does not continue downloads")
+        raise PermissionError("the connection broke, and the server cannot resume a download")
     stated = answer.headers.get("Content-Length")
     return answer, position + int(stated) if stated is not None and stated.isdigit() else None
 
 
 def _is_final(error: Exception) -> bool:
-    """True if trying again changes nothing: the file is missing or the server refuses it."""
+    """True if a retry cannot help: the file is missing or the server refuses it."""
     if isinstance(error, urllib.error.HTTPError):
         return 400 <= error.code < 500 and error.code not in (408, 429)
     return isinstance(error, FileNotFoundError | PermissionError)
@@ -141,7 +141,7 @@ def _start(command: str) -> subprocess.Popen[bytes]:
 
 
 class CommandReader(io.RawIOBase):
-    """The output of a program; a failed program is an ``OSError`` at the end of its output."""
+    """The output of a program. If the program fails, the end of its output raises ``OSError``."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -158,7 +158,7 @@ class CommandReader(io.RawIOBase):
         return len(part)
 
     def close(self) -> None:
-        """Close the pipe, and end a program that still writes."""
+        """Close the pipe, and kill a program that still runs."""
         self._output.close()
         self.process.kill()
         self.process.wait()
@@ -168,7 +168,7 @@ class CommandReader(io.RawIOBase):
 def fetch(url: str, sha256: str = "") -> Path:
     """Download a remote shard into the cache, once, and return its path.
 
-    sha256: of the shard, if the index lists it; a shard with another checksum is another file
+    sha256: the checksum in the index, if any; another checksum gives another file in the cache
     """
     digest = hashlib.sha256((url + sha256).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     name = re.sub(r"[^\w.-]+", "-", without_query(url).rpartition("/")[2])[-100:].lstrip(".-") or "shard.tar"
@@ -204,6 +204,6 @@ def read_small(where: str, limit: int = 512 << 20) -> bytes | None:
 
 
 def describe_error(error: BaseException) -> str:
-    """What went wrong, in one line."""
+    """Return the reason of an error in one line."""
     reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
     return " ".join(str(reason).split()) or type(error).__name__

@@ -1,7 +1,7 @@
-"""WebDataset shards: tar files whose neighbouring members with one stem (``1.jpg``, ``1.cls``) are one example.
+"""WebDataset shards: tar files in which neighbouring ``1.jpg`` and ``1.cls`` are one example.
 
-Here shards are indexed by their headers and read at random, like files; remote shards (``https://``, ``s3://`` …) are
-fetched into the cache first. ``streaming_dataset.py`` streams them instead.
+This module indexes shards by their headers and reads any image directly, as from a file. It first fetches remote shards
+(``https://``, ``s3://`` …) into the cache. ``streaming_dataset.py`` streams them instead.
 """
 
 import itertools
@@ -89,7 +89,7 @@ class ShardExamples(ImageDataset):
 
 
 def _shard_fingerprint(shard: str, index: PackedIndex | None, times: bool) -> tuple[object, ...]:
-    """Size and checksum by the index, so that a copy stays the same; without an index, size and time."""
+    """Return size and index checksum, which a copy keeps; without an index, size and time."""
     path = Path(shard)
     if not path.exists():
         return ("missing",)
@@ -100,7 +100,7 @@ def _shard_fingerprint(shard: str, index: PackedIndex | None, times: bool) -> tu
 
 
 def is_shards(where: str) -> bool:
-    """True if ``where`` names tar files: one, a ``{000..009}`` range, a ``*`` pattern, or remote ones."""
+    """True if ``where`` names tar files: one file, a ``{000..009}`` range, a ``*`` pattern or an address."""
     if is_pipe(where) or (is_remote(where) and where.endswith(f"/{INDEX}")):
         return True
     return without_query(where).lower().endswith((".tar", ".tar.gz", ".tgz")) and (
@@ -119,7 +119,7 @@ def is_shard_folder(path: Path) -> bool:
 
 
 def expand(where: str) -> list[str]:
-    """Expand ``a/{000..002}.tar`` to three names (several ranges multiply), and a local ``*`` to its files."""
+    """Expand ``a/{000..002}.tar`` to three names and a local ``*`` to files. Several ranges multiply."""
     match = _RANGE.search(where)
     if match:
         first, last = match.groups()
@@ -145,18 +145,18 @@ def list_shards(where: str) -> tuple[dict[str, list[str]], PackedIndex | None]:
     if not is_remote(where) and path.is_dir():
         return _shards_by_split(path), index
     by_split = _by_split(expand(where))
-    # A pattern of test shards alone means these shards.
+    # Without train shards, all shards are read as train.
     return by_split if "train" in by_split else {"train": expand(where)}, index
 
 
 def index_entry(shard: str, index: PackedIndex | None) -> PackedShard | None:
-    """The entry of a shard in the index, by its file name without the query of an address."""
+    """Return the entry of a shard in the index, by its file name without the query of an address."""
     name = without_query(shard).rpartition("/")[2] if is_remote(shard) else Path(shard).name
     return None if index is None else index.by_name.get(name)
 
 
 def local_shard(shard: str, index: PackedIndex | None) -> str:
-    """The path of a shard; a remote shard is fetched first, again if its checksum in the index has changed."""
+    """Return the path of a shard. A remote shard is fetched first, and again if the index has a new checksum."""
     if not is_remote(shard):
         return shard
     listed = index_entry(shard, index)
@@ -178,8 +178,8 @@ def open_shards(where: str) -> DatasetSplits:
     if not any(listed.values()):
         raise UserError(f"{where} has no images in readable shards.{' ' + notes[-1] if notes else ''}")
 
-    found = [Counter(sample.label for _, sample in part) for part in listed.values()]
-    labelled = find_labels(found, where, notes) is not None
+    counts = [Counter(sample.label for _, sample in part) for part in listed.values()]
+    labelled = find_labels(counts, where, notes) is not None
     train = listed.get("train", next(iter(listed.values())))
     labels, names = class_names(class_list(sample.label for _, sample in train), index) if labelled else (None, [])
     splits: dict[str, ImageDataset] = {}
@@ -195,7 +195,7 @@ def open_shards(where: str) -> DatasetSplits:
 
 
 def index_shards(names: list[str], where: str, notes: list[str]) -> Iterator[tuple[int, Sample]]:
-    """Yield the examples of all shards, each with its shard's number; a damaged shard is left out and noted."""
+    """Yield the examples of all shards, each with its shard's number. Damaged shards are left out and noted."""
     damaged: list[str] = []
     for number, name in enumerate(names):
         try:
@@ -223,7 +223,7 @@ def read_shard(name: str) -> Iterator[Sample]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Key and kind of a member: its path up to the first dot of its last part, and the rest after that dot."""
+    """Split a member's path into key and kind at the first dot of its file name."""
     folder, slash, last = name.rpartition("/")
     stem, _, kind = last.partition(".")
     return (folder + slash + stem if stem and "__MACOSX" not in folder else ""), kind.lower()
@@ -238,7 +238,7 @@ def is_wanted(member: TarInfo) -> bool:
 
 
 def group_members(named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T, T | None]]:
-    """Group neighbouring members into examples: key, first image, and label. An example needs an image."""
+    """Group neighbouring members into examples: key, first image, label. Groups without image are skipped."""
     for key, members in itertools.groupby(named, key=lambda item: split_name(item[0])[0]):
         image: T | None = None
         label: T | None = None
@@ -252,12 +252,12 @@ def group_members(named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T, T | 
 
 
 def parse_label(content: bytes | None) -> str | None:
-    """The label in a ``.cls`` member; None if there is none."""
+    """Return the label in a ``.cls`` member; None if it is missing or empty."""
     return (content or b"").decode("utf-8", "replace").strip() or None
 
 
 def class_names(labels: list[str], index: PackedIndex | None) -> tuple[list[str], list[str]]:
-    """Raw labels and class names; an index also names classes without images."""
+    """Return raw labels and class names. An index also names classes without images."""
     if index is not None and index.classes is not None:
         numbers = [str(number) for number in range(len(index.classes))]
         if set(labels) <= set(numbers):
@@ -268,7 +268,7 @@ def class_names(labels: list[str], index: PackedIndex | None) -> tuple[list[str]
 def shard_examples(
     shards: list[str], listed: Listed, labels: list[str] | None, what: str, index: PackedIndex | None
 ) -> ShardExamples:
-    """Make a dataset of listed examples; each label becomes its position in ``labels``."""
+    """Make a dataset of listed examples. Each label becomes its position in ``labels``."""
     numbers = None
     if labels is not None:
         number_of = {label: number for number, label in enumerate(labels)}
@@ -281,7 +281,7 @@ def shard_examples(
 
 
 def find_labels(parts: Sequence[Counter[str | None]], where: str, notes: list[str]) -> list[str] | None:
-    """The sorted labels of examples that are counted by label; None, with a note, if some have no label."""
+    """Return the sorted labels of counted examples; None, with a note, if an example has no label."""
     unlabelled = sum(part[None] for part in parts)
     if unlabelled:
         count = sum(part.total() for part in parts)
@@ -291,7 +291,7 @@ def find_labels(parts: Sequence[Counter[str | None]], where: str, notes: list[st
 
 
 def _shards_by_split(folder: Path) -> dict[str, list[str]]:
-    """Sort the tar files of a folder by their names, and ``train/000000.tar`` by its folder."""
+    """Assign the tar files of a folder to splits by name, and ``train/000000.tar`` by its folder."""
     by_split = _by_split([str(tar) for tar in sorted(folder.glob("*.tar"))])
     for name, split in SPLIT_NAMES.items():
         if inside := sorted(folder.glob(f"{name}/*.tar")):
@@ -300,7 +300,7 @@ def _shards_by_split(folder: Path) -> dict[str, list[str]]:
 
 
 def _by_split(shards: list[str]) -> dict[str, list[str]]:
-    """Sort ``train-000000.tar`` and ``imagenet1k-validation-00.tar`` by the first split in their names; else train."""
+    """Assign shards to splits by their names, such as ``imagenet1k-validation-00.tar``; else train."""
     by_split: dict[str, list[str]] = {}
     for shard in shards:
         name = PurePosixPath(without_query(shard).replace("\\", "/")).name.lower()

@@ -1,4 +1,4 @@
-"""Streams shards that no machine can hold: shuffled, divided among readers, and resumed by position."""
+"""Stream shards: shuffled, divided among readers, resumed by position."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -27,13 +27,13 @@ class StreamSample(NamedTuple):
 class ShardStream:
     """Examples streamed from shards: each once per epoch, divided among readers (processes times workers).
 
-    The order of an epoch is a function of (seed, epoch, reader), so the number of examples taken is all that resuming
-    needs. Shards are shuffled among the readers; each reader shuffles its examples in a buffer. A damaged shard is
-    read up to the damage and listed in ``damaged``.
+    The order of an epoch is a function of (seed, epoch, reader), so resume needs only the number of examples taken.
+    Shards are shuffled among the readers, and each reader shuffles its examples in a buffer. A damaged shard is read
+    up to the damage and listed in ``damaged``.
 
     Args:
-        counts: examples in each shard. A shard always yields its count: examples of the next shards replace those that
-            a damaged shard lacks, so positions stay exact.
+        counts: examples in each shard. A shard always yields its count: if it is damaged, examples of the next shards
+            fill the gap, so positions stay exact.
     """
 
     def __init__(self, shards: Sequence[str], counts: Sequence[int], *, seed: int = 0, buffer: int = 1000) -> None:
@@ -44,10 +44,10 @@ class ShardStream:
         self.damaged: list[tuple[str, str]] = []
 
     def epoch(self, number: int = 0, *, reader: int = 0, readers: int = 1, skip: int = 0) -> Iterator[StreamSample]:
-        """Yield a reader's examples of one epoch, without the first ``skip``, of which few are read.
+        """Yield a reader's examples of one epoch, without the first ``skip``, which are hardly read.
 
-        The shuffle is replayed with the numbers 0, 1, 2 … instead of examples. Then the examples left in the buffer
-        are read, which are in the last few shards, and streaming continues from there.
+        To skip, the shuffle runs with the numbers 0, 1, 2 … instead of examples. Then the examples whose numbers are
+        still in the buffer are read from the last few shards, and streaming continues.
         """
         shards = self._reader_shards(number, reader, readers)
         draws = _uniform(np.random.default_rng([self.seed, number, reader]))
@@ -71,17 +71,17 @@ class ShardStream:
         yield from self._shuffle(islice(samples, offset, None), [buffered[row] for row in waiting], draws)
 
     def length(self, number: int = 0, *, reader: int = 0, readers: int = 1) -> int:
-        """The number of a reader's examples in an epoch."""
+        """Return the number of a reader's examples in an epoch."""
         return sum(self.counts[shard] for shard in self._reader_shards(number, reader, readers))
 
     def _reader_shards(self, number: int, reader: int, readers: int) -> list[int]:
-        """The shards of a reader in an epoch, in order."""
+        """Return the shards of a reader in an epoch, in order."""
         order = np.arange(len(self.shards))
         np.random.default_rng([self.seed, number]).shuffle(order)
         return order[reader::readers].tolist()
 
     def _shuffle(self, items: Iterator[T], waiting: list[T], draws: Iterator[float]) -> Iterator[T]:
-        """Pass items through a buffer; when it is full, yield a random one."""
+        """Pass items through a buffer. While it is full, yield a random item."""
         for item in items:
             waiting.append(item)
             if len(waiting) >= self.buffer:
@@ -90,7 +90,7 @@ class ShardStream:
             yield _pop_random(waiting, draws)
 
     def _read_shard(self, number: int) -> Iterator[StreamSample]:
-        """Yield exactly as many examples as the shard counts; ``UserError`` if no shard can be read."""
+        """Yield exactly the shard's count of examples; ``UserError`` if no shard is readable."""
         count, read = self.counts[number], 0
         for sample in islice(self._read(number), count):
             yield sample

@@ -1,4 +1,4 @@
-"""Shards as a dataset to stream: its survey, its validation shards, and a sample of its images.
+"""A streamed dataset of shards: its survey, its validation shards and a sample of its images.
 
 train   streamed; counts and labels come from the index that ``frugalvit data pack`` writes, or from reading all
         shards once
@@ -43,7 +43,7 @@ _MAX_HELD_OUT = 8  # validation shards at most
 
 
 class ShardSurvey(NamedTuple):
-    """What is known of the training shards; a run stores it, so that a resumed run counts in the same way.
+    """Facts about the training shards. A run stores them, so that a resumed run counts the same way.
 
     counts: examples in each shard that is not held out; ``total`` is their sum.
     labels: the raw labels; None without labels.
@@ -57,7 +57,7 @@ class ShardSurvey(NamedTuple):
 
 
 class StreamingDataset(ImageDataset):
-    """Images that are streamed: only those of ``sample`` can be read one by one."""
+    """Streamed images. Only those of ``sample`` can be read by index."""
 
     def __init__(
         self, shards: list[str], survey: ShardSurvey, raw_labels: list[str] | None, sample: ImageDataset
@@ -79,7 +79,7 @@ class StreamingDataset(ImageDataset):
         raise UserError("Streamed images cannot be selected one by one: use --stream false.")
 
     def fingerprint(self, *, times: bool = True) -> str:
-        """Changes with the names of the shards, and for local shards with their sizes and times."""
+        """Hash the names of the shards, and the sizes and times of local shards."""
         digest = hashlib.sha256()
         for shard in self.shards:
             facts = Path(shard).stat() if not is_remote(shard) and Path(shard).exists() else None
@@ -90,7 +90,7 @@ class StreamingDataset(ImageDataset):
 
 
 def should_stream(where: str, stream: bool | str) -> bool:
-    """Whether to stream ``where``: as requested, or ("auto") if the shards are remote or very large."""
+    """Decide whether to stream: as requested, or for "auto" if the shards are remote or very large."""
     shards = is_shards(where) or (not is_remote(where) and is_folder(local(where)) and is_shard_folder(local(where)))
     if stream is True and not shards:
         raise UserError(f"--stream true needs WebDataset shards, and {where} is something else: leave --stream out.")
@@ -115,21 +115,21 @@ def open_stream(
     """Open shards as a source whose train split is streamed.
 
     Args:
-        hold_out: hold labelled shards out for validation if there are no validation shards.
-        max_bad: share of damaged shards, among those without an index, that is an error.
-        known: the survey of the run that is resumed.
-        agree: lets one of several processes make the survey, and broadcasts it.
+        hold_out: hold out training shards for validation if they have labels and no validation shards exist.
+        max_bad: without an index, a larger share of damaged shards is an error.
+        known: the survey of the resumed run.
+        agree: runs the survey on rank 0 and broadcasts it.
     """
     notes: list[str] = []
     splits, index = list_shards(where)
     shards = splits.get("train", [])
     if not shards:
-        raise UserError(f"{where} has no training shards, only {', '.join(splits) or 'nothing'}.")
+        raise UserError(f"{where} has no training shards; splits: {', '.join(splits) or 'none'}.")
     if split not in ("auto", "given"):
         raise UserError(f"--split {split} needs every image listed: use --stream false, or name the shards to use.")
     fraction = val_fraction if split == "auto" and "val" not in splits and hold_out else 0.0
     survey = known or agree(lambda: _survey(shards, index, fraction, max_bad, where, notes))
-    if len(survey.counts) + len(survey.held) != len(shards):  # otherwise it would train on its validation images
+    if len(survey.counts) + len(survey.held) != len(shards):  # otherwise it could train on validation images
         raise UserError(
             f"{where} has {pluralize(len(shards), 'training shard')} now and had "
             f"{len(survey.counts) + len(survey.held):,} when the run started: restore them, or start a new run from "
@@ -137,12 +137,12 @@ def open_stream(
         )
     raw_labels, names = class_names(survey.labels, index) if survey.labels is not None else (None, [])
 
-    def index_examples(paths: list[str], what: str) -> ImageDataset:
+    def index_examples(paths: list[str], title: str) -> ImageDataset:
         local_paths = [local_shard(path, index) for path in paths]
-        listed = list(index_shards(local_paths, what, notes))
+        listed = list(index_shards(local_paths, title, notes))
         if not listed:
-            raise UserError(f"There are no images in readable shards for {what}.{' ' + notes[-1] if notes else ''}")
-        return shard_examples(local_paths, listed, raw_labels, what, index)
+            raise UserError(f"There are no images in readable shards for {title}.{' ' + notes[-1] if notes else ''}")
+        return shard_examples(local_paths, listed, raw_labels, title, index)
 
     train = [shard for number, shard in enumerate(shards) if number not in survey.held]
     paths, listed = _sample_shards(train, index)
@@ -167,7 +167,7 @@ def open_stream(
 def _survey(
     shards: list[str], index: PackedIndex | None, fraction: float, max_bad: float, where: str, notes: list[str]
 ) -> ShardSurvey:
-    """Count the examples and labels of all shards, and hold out the ``fraction`` for validation if there are labels."""
+    """Count examples and labels of all shards. If they have labels, hold out a ``fraction`` for validation."""
     entries = [index_entry(shard, index) for shard in shards]
     counts = [entry.examples for entry in entries if entry is not None]
     parts: list[Counter[str | None]] = []
@@ -185,7 +185,7 @@ def _survey(
 
 
 def _count_labels(shards: list[str], max_bad: float, where: str, notes: list[str]) -> list[Counter[str | None]]:
-    """Read all shards once and count the examples of each label, as streaming will read them: up to any damage."""
+    """Read all shards once, up to any damage as in streaming, and count the examples of each label."""
     console.info(
         f"{where} has no index: reading all {pluralize(len(shards), 'shard')} once ('frugalvit data pack' writes an "
         "index)"
@@ -213,7 +213,7 @@ def _count_labels(shards: list[str], max_bad: float, where: str, notes: list[str
 
 
 def _sample_shards(train: list[str], index: PackedIndex | None) -> tuple[list[str], Listed]:
-    """Index a few readable shards of train, evenly spread, with about a thousand images together."""
+    """Index a few evenly spread readable shards of train, together about a thousand images."""
     paths: list[str] = []
     listed: Listed = []
     for position in dict.fromkeys(np.linspace(0, len(train) - 1, min(16, len(train))).astype(int)):
@@ -232,7 +232,7 @@ def _sample_shards(train: list[str], index: PackedIndex | None) -> tuple[list[st
 
 
 def choose_val_shards(counts: Sequence[int], fraction: float) -> list[int]:
-    """Choose evenly spread shards: about ``fraction`` of the examples, at most ``_MAX_HELD_OUT``; none of one shard."""
+    """Choose evenly spread shards with about ``fraction`` of the examples; of a single shard choose none."""
     shards, wanted = len(counts), fraction * sum(counts)
     if shards == 2:
         choices = [[0], [1]]
@@ -247,5 +247,5 @@ def choose_val_shards(counts: Sequence[int], fraction: float) -> list[int]:
 
 
 def _spread(number: int, shards: int) -> list[int]:
-    """Positions in the middle of ``number`` equal parts; the last shard, a small remainder, is chosen last."""
+    """Return the middle positions of ``number`` equal parts. It avoids the last shard, a small remainder."""
     return [-(-(2 * part + 1) * shards // (2 * number)) - 1 for part in range(number)]

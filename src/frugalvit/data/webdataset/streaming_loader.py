@@ -1,8 +1,8 @@
-"""Batches from streamed shards, for more images than any machine holds.
+"""Batches from streamed shards, for datasets that no machine can hold.
 
-Reader processes read the shards, decode and resize; augmentation and mixing run on the device as for stored images.
-Readers serve the steps in turn, and a reader's sequence depends on (seed, process, reader) alone. So a batch is a
-function of the step, and resuming skips exactly what was taken.
+Reader processes read the shards, decode and resize. Augmentation and mixing run on the device, as for stored images.
+The readers serve the steps round-robin, and a reader's sequence depends only on (seed, process, reader). So a batch is
+a function of the step, and resume skips exactly the examples taken.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from frugalvit.data.worker_pool import WorkerPool, may_start_processes
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 
-_ADVICE = "--resume continues with the same number; a new run can use fewer with --workers."
+_ADVICE = "--resume continues with the same --workers; a new run can use fewer."
 _AHEAD = 2  # batches that a reader prepares before a step needs them
 
 
 class ReadBatch(NamedTuple):
-    """A reader's result: uint8 (B, 3, S, S'), sizes (B, 2), class numbers (B,) or None, and what was left out."""
+    """A reader's result: uint8 (B, 3, S, S'), sizes (B, 2), class numbers (B,) or None, and bad inputs."""
 
     images: Tensor
     sizes: Tensor
@@ -45,13 +45,13 @@ class StreamingBatches(BatchSource):
     """Training batches from a ``ShardStream``.
 
     Args:
-        cached_size: (S, S') to which images are resized before they reach the device.
+        cached_size: (S, S'); readers resize the images to it.
         steps_per_epoch: length of an epoch.
         classes: raw labels in the order of the classes; None trains without labels.
-        workers: reader processes of this process; each needs shards of its own. 0 reads in this process.
-        max_bad: share of unreadable images, among those read, and of damaged shards that ends the run.
+        workers: reader processes; each needs its own shards. 0 reads in this process.
+        max_bad: a larger share of unreadable images (of those read) or of damaged shards ends the run.
 
-    Steps in order are cheap; a jump restarts the readers and skips to it.
+    Steps in order are cheap. A jump to another step restarts the readers.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class StreamingBatches(BatchSource):
         return self.mix(Batch(views, labels, labels, no_index, number=step))
 
     def peek(self, step: int) -> Batch:
-        """Read a step's batch in this process, without the readers, the counts and the limits of the run."""
+        """Read a step's batch in this process. Readers, counts and limits of the run do not change."""
         other = copy.copy(self)
         other.workers, other.sources, other.next_step = 0, [], None
         other._unreadable, other.damaged, other.max_bad = [], dict(self.damaged), 1.0
@@ -160,7 +160,7 @@ class StreamingBatches(BatchSource):
     def _record_damaged(self, damaged: list[tuple[str, str]]) -> None:
         for shard, reason in damaged:
             if shard not in self.damaged:
-                console.warning(f"shard {shard} is damaged, the rest of it is skipped: {reason}")
+                console.warning(f"shard {shard} is damaged, so its rest is skipped: {reason}")
                 self.damaged[shard] = reason
         check_damaged(list(self.damaged.items()), len(self.stream.shards), self.max_bad)
 
@@ -178,10 +178,10 @@ def read_batches(
     classes: tuple[str, ...] | None,
     skip: int,
 ) -> Iterator[ReadBatch]:
-    """Yield a reader's batches without end: epoch after epoch, the first ``skip`` examples not decoded.
+    """Yield a reader's batches, epoch after epoch without end, after the first ``skip`` examples.
 
-    A batch always takes the same number of examples, so that positions stay exact; readable images are repeated in
-    place of unreadable ones.
+    A batch always takes the same number of examples, so that positions stay exact. Readable images are repeated to
+    replace unreadable ones.
     """
     stream = copy.copy(stream)
     stream.damaged = []  # reported with the batches
@@ -215,7 +215,7 @@ def read_batches(
 
 
 def _samples(stream: ShardStream, reader: int, readers: int, skip: int) -> Iterator[StreamSample]:
-    """Yield the reader's examples, epoch after epoch, from its position on."""
+    """Yield the reader's examples, epoch after epoch, after the first ``skip``."""
     for epoch in count():
         length = stream.length(epoch, reader=reader, readers=readers)
         if skip < length:

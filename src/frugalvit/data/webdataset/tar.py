@@ -1,7 +1,7 @@
-"""Members of a tar file and their offsets, so that any of them can be read without unpacking the rest.
+"""Members of a tar file and their offsets, so that any member can be read alone.
 
-Python's tarfile parses the headers, but takes a damaged header for the end of the file; here it is an error. Nothing
-is ever extracted, so a member called ``../../etc/passwd`` is only a name.
+Python's tarfile parses the headers. It treats a damaged header as the end of the file; here that is an error. Nothing
+is extracted to disk, so a member called ``../../etc/passwd`` is only a name.
 """
 
 import tarfile as tar
@@ -14,11 +14,11 @@ _DAMAGE = (tar.TarError, ValueError, OverflowError, RecursionError)
 
 
 class BadShard(Exception):
-    """A damaged archive, and why; the caller names it."""
+    """The reason why an archive is damaged; the caller adds the name."""
 
 
 def list_members(path: str | Path) -> Iterator[tar.TarInfo]:
-    """Yield the regular files of a tar file in order, reading its headers only; ``BadShard`` on any damage."""
+    """Yield the regular files of a tar file in order, from its headers. Damage raises ``BadShard``."""
     with Path(path).open("rb") as file:
         for _, member in _headers(file, "r:"):
             yield member
@@ -48,7 +48,7 @@ def _headers(stream: IO[bytes], mode: Literal["r:", "r|"]) -> Iterator[tuple[tar
         with tar.open(fileobj=stream, mode=mode, tarinfo=_Header, encoding="utf-8") as archive:
             end = -1
             while (member := archive.next()) is not None:
-                if member.size < 0 or archive.offset <= end:  # a hostile size would loop for ever
+                if member.size < 0 or archive.offset <= end:  # a hostile size would cause an endless loop
                     raise BadShard("damaged: a header with an impossible size")
                 end = archive.offset
                 archive.members.clear()  # type: ignore[attr-defined]  # it would keep every header in memory
@@ -59,7 +59,7 @@ def _headers(stream: IO[bytes], mode: Literal["r:", "r|"]) -> Iterator[tuple[tar
 
 
 class _Header(tar.TarInfo):
-    """A header that raises ``BadShard`` for damage which tarfile takes for the end of the archive."""
+    """A header that raises ``BadShard`` for damage that tarfile treats as the end of the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
