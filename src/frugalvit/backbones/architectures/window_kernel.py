@@ -1,13 +1,13 @@
-"""Attention in windows as Triton kernels, forward and backward, that read and write the map itself.
+"""Attention in windows as one Triton kernel each way, read from and written to the map itself.
 
     out = softmax(q kᵀ / √d + B) v    within every window (Swin, Eq. 4)
 
 Plain torch copies the tokens into windows, adds a bias and a mask of (windows, heads, N, N), and copies back. Here a
 program takes one head and loops over windows: it computes the positions of a window's tokens on the padded and shifted
-map, holds the head's bias in registers, and never stores scores. The backward pass recomputes the softmax. It adds the
-gradients of the bias in a fixed order, so that the same step gives the same bits.
+map, holds the head's bias in registers, and never stores scores. The backward pass recomputes the softmax. Gradients of
+the bias are added in a fixed order, so that the same step gives the same bits.
 
-``fits`` checks whether the kernels support a plan; ``swin.WindowAttention`` computes everything else in plain torch.
+``fits`` tells whether the kernels support a plan; ``swin.WindowAttention`` computes everything else in plain torch.
 """
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # Triton's type stubs describe only scalars, not tiles.
@@ -29,7 +29,7 @@ MOST_TOKENS = 64
 """Tokens of the largest window (8 x 8): the scores of one window and head are one tile in registers."""
 HEAD_WIDTHS = (16, 32, 64)
 _FORWARD, _BACKWARD = (2, 2), (4, 3)  # warps and stages, the fastest of those tried on an H200
-_PROGRAMS = 1024  # fill the largest GPU several times; each loops over its share of the windows
+_PROGRAMS = 1024  # fills the largest GPU several times; each loops over its share of the windows
 
 
 def fits(plan: WindowPlan, width: int, dtype: torch.dtype) -> bool:
@@ -83,7 +83,7 @@ def _powers(query, key, table, real, region, MASKED: tl.constexpr, SCALE: tl.con
 
 @triton.jit
 def _table(bias, head, count, TILE: tl.constexpr):
-    """Load a head's biases in units of ln 2, and -1e30 beyond the window."""
+    """A head's biases in units of ln 2, and -1e30 beyond the window."""
     token = tl.arange(0, TILE)
     square = (token[:, None] < count) & (token[None, :] < count)
     values = tl.load(bias + (head * count + token[:, None]) * count + token[None, :], mask=square, other=0.0)
@@ -104,14 +104,14 @@ def forward_kernel(
         index, real, region = _tokens(
             window % each, across, height, width, rows, columns, tall, wide, down, right, part_down, part_right, TILE
         )
-        out_at = (image + index)[:, None] * (HEADS * WIDTH) + head * WIDTH
-        source = qkv + out_at * 3 - (head * WIDTH * 2) + channel[None, :]
+        at = (image + index)[:, None] * (HEADS * WIDTH) + head * WIDTH
+        source = qkv + at * 3 - (head * WIDTH * 2) + channel[None, :]
         query = tl.load(source, mask=real[:, None], other=0.0)
         key = tl.load(source + HEADS * WIDTH, mask=real[:, None], other=0.0)
         value = tl.load(source + 2 * HEADS * WIDTH, mask=real[:, None], other=0.0)
         powers, total = _powers(query, key, table, real, region, MASKED, SCALE)
-        attended = tl.dot(powers.to(value.dtype), value) * (1.0 / total)[:, None]
-        tl.store(out + out_at + channel[None, :], attended.to(value.dtype), mask=real[:, None])
+        seen = tl.dot(powers.to(value.dtype), value) * (1.0 / total)[:, None]
+        tl.store(out + at + channel[None, :], seen.to(value.dtype), mask=real[:, None])
 
 
 @triton.jit
@@ -124,34 +124,34 @@ def backward_kernel(
     token, channel = tl.arange(0, TILE), tl.arange(0, WIDTH)
     count = rows * columns
     table = _table(bias, head, count, TILE)
-    d_bias = tl.zeros((TILE, TILE), tl.float32)
+    to_bias = tl.zeros((TILE, TILE), tl.float32)
     for window in range(tl.program_id(0), windows, tl.num_programs(0)):
         image = (window // each).to(tl.int64) * height * width
         index, real, region = _tokens(
             window % each, across, height, width, rows, columns, tall, wide, down, right, part_down, part_right, TILE
         )
-        out_at = (image + index)[:, None] * (HEADS * WIDTH) + head * WIDTH
-        qkv_at = out_at * 3 - (head * WIDTH * 2) + channel[None, :]
-        query = tl.load(qkv + qkv_at, mask=real[:, None], other=0.0)
-        key = tl.load(qkv + qkv_at + HEADS * WIDTH, mask=real[:, None], other=0.0)
-        value = tl.load(qkv + qkv_at + 2 * HEADS * WIDTH, mask=real[:, None], other=0.0)
-        d_out = tl.load(grad + out_at + channel[None, :], mask=real[:, None], other=0.0)
+        at = (image + index)[:, None] * (HEADS * WIDTH) + head * WIDTH
+        three = at * 3 - (head * WIDTH * 2) + channel[None, :]
+        query = tl.load(qkv + three, mask=real[:, None], other=0.0)
+        key = tl.load(qkv + three + HEADS * WIDTH, mask=real[:, None], other=0.0)
+        value = tl.load(qkv + three + 2 * HEADS * WIDTH, mask=real[:, None], other=0.0)
+        above = tl.load(grad + at + channel[None, :], mask=real[:, None], other=0.0)
         powers, total = _powers(query, key, table, real, region, MASKED, SCALE)
-        prob = powers * (1.0 / total)[:, None]
+        share = powers * (1.0 / total)[:, None]
         # dv = pᵀ·do;  dp = do·vᵀ;  ds = p ∘ (dp - Σ p ∘ dp);  dq = ds·k/√d;  dk = dsᵀ·q/√d;  dB = Σ ds
-        d_value = tl.dot(tl.trans(prob.to(value.dtype)), d_out)
-        d_prob = tl.dot(d_out, tl.trans(value))
-        d_score = prob * (d_prob - tl.sum(prob * d_prob, 1)[:, None])
-        d_bias += d_score
-        rounded = d_score.to(value.dtype)
-        d_query = tl.dot(rounded, key) * SCALE
-        d_key = tl.dot(tl.trans(rounded), query) * SCALE
-        tl.store(grad_qkv + qkv_at, d_query.to(value.dtype), mask=real[:, None])
-        tl.store(grad_qkv + qkv_at + HEADS * WIDTH, d_key.to(value.dtype), mask=real[:, None])
-        tl.store(grad_qkv + qkv_at + 2 * HEADS * WIDTH, d_value.to(value.dtype), mask=real[:, None])
+        to_value = tl.dot(tl.trans(share.to(value.dtype)), above)
+        to_share = tl.dot(above, tl.trans(value))
+        to_score = share * (to_share - tl.sum(share * to_share, 1)[:, None])
+        to_bias += to_score
+        rounded = to_score.to(value.dtype)
+        to_query = tl.dot(rounded, key) * SCALE
+        to_key = tl.dot(tl.trans(rounded), query) * SCALE
+        tl.store(grad_qkv + three, to_query.to(value.dtype), mask=real[:, None])
+        tl.store(grad_qkv + three + HEADS * WIDTH, to_key.to(value.dtype), mask=real[:, None])
+        tl.store(grad_qkv + three + 2 * HEADS * WIDTH, to_value.to(value.dtype), mask=real[:, None])
     square = (token[:, None] < count) & (token[None, :] < count)
     inside = ((tl.program_id(0) * HEADS + head) * count + token[:, None]) * count + token[None, :]
-    tl.store(grad_bias + inside, d_bias, mask=square)
+    tl.store(grad_bias + inside, to_bias, mask=square)
 
 
 def launch(
@@ -216,5 +216,5 @@ def _operations(qkv: torch.Size, bias: torch.Size, *_: Any, **__: Any) -> int:
 
 @register_flop_formula(torch.ops.frugalvit.window_attention_backward)
 def _operations_backward(grad: torch.Size, qkv: torch.Size, bias: torch.Size, *_: Any, **__: Any) -> int:
-    """Four products per window. By convention, recomputed scores do not count."""
+    """Four products per window; recomputed scores are not counted, as usual."""
     return 8 * math.prod(grad) * bias[-1]

@@ -201,7 +201,7 @@ def decoding_threads(seconds: float, threads: int) -> tuple[int, float]:
     """Return the threads for images that take ``seconds`` each to decode, and their speedup.
 
     Small images (CIFAR takes 0.2 ms) on two cores: 3,500 a second in one thread, 5,300 in four, 4,300 in sixteen. On
-    sixteen cores: 2,000 a second in sixteen threads, 2,400 in four. On many cores, threads are slower than one thread.
+    sixteen cores: 2,000 a second in sixteen threads, 2,400 in four. More threads than four are slower for them.
     """
     return (min(4, threads), 0.5) if seconds < _FAST_DECODE else (threads, threads)
 
