@@ -136,7 +136,7 @@ def accuracy_of(run: str) -> tuple[str, float] | None:
     probes = read_json(folder / layout.PROBES, dict) or {}
     for kind in ("linear", "logistic", "knn"):
         for name, result in sorted(probes.items()):
-            # not a score of few labels
+            # skip scores with few labels
             if name.startswith(f"{kind} ") and "top1" in result and "labels" not in result:
                 return f"{kind} top1 on {result['data']}", float(result["top1"])
     summary = read_summary(folder) or {}

@@ -90,7 +90,7 @@ class OnnxFormat(ExportFormat):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors only; warnings are about constants that it does not fold
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        return program, lambda images: [torch.from_numpy(one) for one in session.run(None, {"images": images.numpy()})]
+        return program, lambda images: [torch.from_numpy(out) for out in session.run(None, {"images": images.numpy()})]
 
 
 def _make_program(job: ExportJob) -> Program:

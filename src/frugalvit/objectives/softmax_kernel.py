@@ -30,14 +30,14 @@ def softmax_kernel(logits, shift, probabilities, normaliser, length, SHIFTED: tl
         total = total * tl.exp(top - higher) + tl.exp(value - higher)
         top = higher
     peak = tl.max(top, 0)
-    whole = tl.sum(total * tl.exp(top - peak), 0)
-    tl.store(normaliser + row, peak + tl.log(whole))
+    row_sum = tl.sum(total * tl.exp(top - peak), 0)
+    tl.store(normaliser + row, peak + tl.log(row_sum))
     for start in range(0, length, BLOCK):
         inside = start + lane < length
         value = tl.load(logits + row * length + start + lane, mask=inside, other=-1e30)
         if SHIFTED:
             value -= tl.load(shift + start + lane, mask=inside, other=0.0)
-        share = tl.exp(value - peak) * (1.0 / whole)
+        share = tl.exp(value - peak) * (1.0 / row_sum)
         tl.store(probabilities + row * length + start + lane, share.to(probabilities.dtype.element_ty), mask=inside)
 
 

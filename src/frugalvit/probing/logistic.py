@@ -80,10 +80,10 @@ class LogisticFit:
         return full
 
     def extrapolate(self, strength: float) -> tuple[Tensor, Tensor]:
-        """Weight (1, D, K) and bias (1, K) for another λ, on the line through the two nearest over log λ.
+        """Weight (1, D, K) and bias (1, K) for another λ, on the line through the two nearest fits over log λ.
 
         The weights of separable classes grow with log 1/λ in one direction (Soudry et al. 2018), so the line leads to
-        the next λ. It is followed for at most the distance between those two.
+        the next λ. It is followed at most as far as the two fits are apart.
         """
         away = [abs(math.log(other / strength)) for other in self.strengths]
         near, *others = sorted(range(len(away)), key=away.__getitem__)
@@ -130,8 +130,8 @@ class LogisticRegression:
     ) -> LogisticFit:
         """Fit every strength, from strong to weak; each starts from the extrapolation of the ones before.
 
-        A few images are separable. The first step from zero to a weak λ then overshoots to a region without curvature,
-        and the way back is long. The line through two stronger λ ends near the minimum.
+        Few images are often separable. The first step from zero to a weak λ then overshoots to a region without
+        curvature, and the way back is long. The line through two stronger λ ends near the minimum.
         """
         fits: dict[float, LogisticFit] = {}
         earlier = [] if start is None else [start]
@@ -145,8 +145,8 @@ class LogisticRegression:
     def _path_to(self, earlier: Sequence[LogisticFit], strength: float) -> Iterator[float]:
         """Yield the strengths to fit first if the next stronger fit is far away, or if there is none.
 
-        Without one the path starts at the loss's own curvature, at most 1/4 of the spectrum for the softmax at zero:
-        the minimum of a stronger λ is next to zero.
+        Without a stronger fit the path starts at the largest curvature of the loss, 1/4 of the spectrum: for a
+        stronger λ the minimum is near zero.
         """
         stronger = [other for fit in earlier for other in fit.strengths if other >= strength]
         last = min(stronger, default=float(self.axes.spectrum.max()) / 4 if len(self.axes.spectrum) else 0.0)

@@ -42,7 +42,7 @@ _VERSION = 1  # of the protocol; raise it when results of the old one are not co
 
 @dataclass(frozen=True)
 class Entry:
-    """One dataset of the suite: how it is opened and measured, and whether it is there."""
+    """One dataset of the suite: its data, its metric, and whether it is present."""
 
     name: str
     title: str

@@ -96,15 +96,15 @@ def view_attention(
         raise UserError("--query class: this model has no class token; give --query x,y.")
     if query is not None and not (0 <= query[0] < rows and 0 <= query[1] < columns):
         raise UserError(f"The query {query} is outside the {rows}x{columns} grid.")
-    line = 0 if query is None else extra + query[0] * columns + query[1]
-    weights = attention[:, line, extra:]
+    token = 0 if query is None else extra + query[0] * columns + query[1]
+    weights = attention[:, token, extra:]
     bits = entropy(weights)
     return AttentionView(
         maps=weights.view(-1, rows, columns),
         masks=mass_mask(weights, mass).view(-1, rows, columns),
         entropy=bits,
         order=bits.argsort(stable=True).tolist(),
-        elsewhere=attention[:, line, :extra].sum(dim=-1),
+        elsewhere=attention[:, token, :extra].sum(dim=-1),
         query=query,
         extra=extra,
     )

@@ -160,7 +160,7 @@ def _encode_model(name: str, backbone: Backbone, views: Sequence[_View]) -> dict
         "similarity": {f"{i}-{j}": _bytes(similarity[i, j]) for i, j in pairs if i <= j},
         "best": {f"{i}-{j}": similarity[i, j].argmax(dim=1).tolist() for i, j in pairs if i != j},
         "top": {f"{i}-{j}": _top(features[i].grid, features[j].grid) for i, j in pairs if i < j},
-        "global": [int(nearest_region(one.grid, global_feature(one))) for one in features],
+        "global": [int(nearest_region(view.grid, global_feature(view))) for view in features],
         "heads": [] if reasons else heads,
         "notes": notes,
     }

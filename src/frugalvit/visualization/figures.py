@@ -60,7 +60,7 @@ def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
             for side, axis in enumerate((left, right)):
                 for region, mark in ((row.matches.own[side], _OWN), (row.matches.other[side], _OTHER)):
                     y, x = _centre(region, row.regions[side])
-                    # On the right axes, as the numbers are, and open, so that neither hides the other.
+                    # On the right axes like the numbers, and hollow, so that neither mark hides the other.
                     line = Line2D([x], [y], **mark, transform=axis.transData, zorder=6, clip_on=False)
                     line.set_path_effects([Stroke(linewidth=3.6, foreground="white"), Normal()])
                     line.set_in_layout(False)

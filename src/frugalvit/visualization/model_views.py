@@ -149,9 +149,9 @@ class SecondView:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Transform images (B, 3, H, W) in [0, 1]; each draws its own colours from ``generator`` (on the CPU)."""
-        return torch.stack([self._one(image, generator) for image in images])
+        return torch.stack([self._transform_image(image, generator) for image in images])
 
-    def _one(self, image: Tensor, generator: torch.Generator) -> Tensor:
+    def _transform_image(self, image: Tensor, generator: torch.Generator) -> Tensor:
         draws = torch.rand(6, generator=generator).tolist()
         order = torch.randperm(4, generator=generator).tolist()
         if self.flip:
