@@ -89,7 +89,7 @@ def bench(config: BenchConfig) -> CommandResult:
 
 
 def measure(model: Model, batch: int, steps: int, precision: str, *, compiled: bool = False) -> dict[str, Any]:
-    """Measure parameters (M, without classifier), GFLOPs per image, images/s and, on CUDA, peak memory (GiB)."""
+    """Measure parameters (M, no classifier), GFLOPs per image, images/s, and on CUDA peak memory (GiB)."""
     backbone = model.backbone
     device = next(backbone.parameters()).device
     height, width = model.transform.out_size

@@ -1,4 +1,4 @@
-"""``frugalvit advise DATA``: propose commands for a dataset on this machine, with reasons and expected times.
+"""``frugalvit advise DATA``: propose commands for a dataset, with reasons and expected times.
 
 ``experiment/defaults.py`` chooses the values, as in a run. This module times a few steps of each training.
 """

@@ -1,4 +1,4 @@
-"""``frugalvit completion SHELL``: print a completion script, made by shtab from the commands and their options."""
+"""``frugalvit completion SHELL``: print a completion script. shtab makes it from the commands and their options."""
 
 import argparse
 import re

@@ -1,4 +1,4 @@
-"""``frugalvit demo``: compare with and without Drloc on scikit-learn's digits, in minutes on two cores."""
+"""``frugalvit demo``: compare with and without Drloc on scikit-learn's digits. It takes minutes on two cores."""
 
 import math
 from pathlib import Path

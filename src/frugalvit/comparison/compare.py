@@ -55,7 +55,7 @@ def compare(config: CompareConfig) -> CommandResult:
 
 
 def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command: str) -> CommandResult:
-    """Run every setting with every seed, except finished runs; then write Markdown, CSV, LaTeX and a chart.
+    """Run every setting with every seed, except finished runs. Write Markdown, CSV, LaTeX and a chart.
 
     kind:    the configuration class of one run
     train:   the function that runs it

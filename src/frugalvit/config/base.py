@@ -144,7 +144,7 @@ def with_file(message: str, file: str, values: Mapping[str, Any]) -> str:
 
 
 def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
-    """Describe the first mistake in one line: the option, its value, the allowed values, the closest match."""
+    """Describe the first mistake in one line: the option, its value, the allowed values, a close match."""
     first = error.errors()[0]
     known = flat_fields(model)
     location = ".".join(str(part) for part in first["loc"])

@@ -1,4 +1,4 @@
-"""Options of the input: augmentation, crops, mixing, cache, and the commands ``data`` and ``data pack``."""
+"""Options of the input (augmentation, crops, mixing, cache) and of ``data`` and ``data pack``."""
 
 from typing import Literal, NamedTuple, Self
 

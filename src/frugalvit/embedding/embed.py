@@ -1,4 +1,4 @@
-"""``frugalvit embed``: write the features of images to a file, or draw the nearest neighbours of one image.
+"""``frugalvit embed``: write the features of images, or draw the nearest neighbours of one image.
 
 ``curate.py`` selects images to label and finds near duplicates.
 """

@@ -73,7 +73,7 @@ def _choose_from_all(unit: Tensor, closest: Tensor, count: int) -> list[int]:
 
 
 def _choose_from_samples(unit: Tensor, closest: Tensor, count: int, most: int, seed: int) -> list[int]:
-    """Stochastic greedy: each step considers N / count ln(1 / missed) of the remaining rows, at most ``most``."""
+    """Stochastic greedy: each step considers N / count ln(1 / missed) random rows, at most ``most``."""
     sample = min(most, math.ceil(len(unit) / count * math.log(1 / _MISSED)))
     left = torch.ones(len(unit), dtype=torch.bool)
     generator = torch.Generator().manual_seed(seed)

@@ -44,9 +44,9 @@ def draw_pairs(
     generator: Generator | None = None,
     device: Device = None,
 ) -> tuple[Tensor, Tensor]:
-    """Draw ``pairs`` pairs of grid positions per image, uniformly with replacement: two (B, m, 2) of (row, col).
+    """Draw ``pairs`` pairs of grid positions per image, with replacement: two (B, m, 2) of (row, col).
 
-    They are drawn on ``device``, or on the generator's device and then moved.
+    They are uniform, drawn on ``device``, or on the generator's device and then moved.
     """
     source = generator.device if generator is not None else device
     cells = draw_cells(batch, size, pairs, generator, source)
@@ -310,7 +310,7 @@ class RelativeLocalization(nn.Module):
         return F.linear(tokens, weight).unflatten(2, (2, -1)).flatten(1, 2)
 
     def _heads(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The first layer's output (B, m, hidden) -> per axis predictions (B, m) or logits (B, m, C), at least fp32."""
+        """Map the first layer's output (B, m, hidden) to predictions (B, m) or logits (B, m, C) per axis."""
         layers = list(self.layers)[1:]
         output = None if self.classifies else layers.pop()
         for layer in layers:

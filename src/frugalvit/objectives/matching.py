@@ -1,4 +1,4 @@
-"""Shared parts of the view and the region level: pairs of crops, sharpened targets, heads, teacher and center.
+"""Shared parts of view and region matching: pairs of crops, targets, heads, teacher and center.
 
 EsViT (Li et al., 2022) section 2.2, after DINO (Caron et al., 2021): a student learns to predict the distribution over
 prototypes that a teacher, its EMA, has for another crop of the same image. Subtracting a running mean (the center) from
@@ -43,7 +43,7 @@ def count_pairs(students: int, teachers: int) -> int:
 
 
 def teacher_probs(logits: Tensor, center: Tensor, temperature: float | Tensor) -> Tensor:
-    """Return the teacher's distribution softmax((logits - center) / τt) over the last axis, at least in fp32."""
+    """Return the teacher's softmax((logits - center) / τt) over the last axis, at least in fp32."""
     check_temperature("teacher_temp", temperature)
     check_center(center, logits.shape[-1])
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -60,7 +60,7 @@ def cross_entropy(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
 
 @torch.no_grad()
 def update_center(center: Tensor, teacher_logits: Sequence[Tensor], momentum: float = 0.9) -> Tensor:
-    """Return the next center: momentum · center + (1 - momentum) · mean of all teacher logits of all processes.
+    """Return momentum · center + (1 - momentum) · mean of the teacher logits of all processes.
 
     Call it after the loss: the loss of a step uses the previous center.
     """
@@ -120,7 +120,7 @@ class Matching(nn.Module, ABC):
         *,
         hold_center: bool = False,
     ) -> Tensor:
-        """Return the loss over crops, global ones first; ``teacher_features`` belong to the first student crops."""
+        """Return the loss over crops, global ones first. ``teacher_features`` belong to the first student crops."""
         self._check(student_features, teacher_features)
         count_pairs(len(student_features), len(teacher_features))
         student, student_sizes = self._bottlenecks(self.student, student_features)

@@ -1,4 +1,4 @@
-"""Row-wise softmax with its log-normalizer in one Triton kernel: the logits are read twice and written once.
+"""Row-wise softmax with its log-normalizer in one Triton kernel. It reads the logits twice and writes once.
 
 Plain torch needs a kernel and a pass over memory for every subtraction, maximum, exponential, sum and division.
 """
@@ -42,7 +42,7 @@ def softmax_kernel(logits, shift, probabilities, normaliser, length, SHIFTED: tl
 
 
 def fused_softmax(logits: Tensor, shift: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return log-normalizers (R) and probabilities (R, K) in ``dtype`` of softmax(logits - shift), logits (R, K)."""
+    """Return log-normalizers (R) and, in ``dtype``, probabilities (R, K) of softmax(logits - shift)."""
     rows, length = logits.shape
     probabilities = torch.empty(logits.shape, dtype=dtype, device=logits.device)
     normaliser = torch.empty(rows, dtype=logits.dtype, device=logits.device)

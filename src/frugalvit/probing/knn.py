@@ -76,7 +76,7 @@ def nearest(
     device: torch.device | str | None = None,
     chunks: tuple[int, int] | None = None,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield the k most similar training rows of every test row by cosine, one chunk of test rows at a time.
+    """Yield the k most similar training rows of every test row by cosine, a chunk of test rows at a time.
 
     train: (N, D), test: (M, D), or None for leave-one-out (every training row against all others).
     chunks: rows of test and train at a time (default: what fits the device)

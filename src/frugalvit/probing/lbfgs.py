@@ -90,7 +90,7 @@ def minimise(
     max_iterations: int = 1000,
     tolerance: float = 1e-4,
 ) -> Minimum:
-    """Minimise f for every strength at once, from ``weight``/``bias`` or zero, until |gradient| <= tolerance * λ|W|.
+    """Minimise f for every strength at once, until |gradient| <= tolerance * λ|W|. It starts at ``weight``, ``bias`` or 0.
 
     targets: (N, C), 0/1 or one-hot; -1 marks a label to ignore. At the minimum the gradients of loss and penalty
     cancel; the criterion is the share that remains. f is λ-strongly convex in W, so f - min f <= tolerance² * λ/2 |W|².

@@ -103,7 +103,7 @@ class LogisticRegression:
     def __init__(
         self, features: Tensor, targets: Tensor, classes: int | None = None, device: torch.device | str | None = None
     ) -> None:
-        """features (N, D); targets (N,) classes, or (N, C) of 0, 1 and -1 = unknown for several labels per image."""
+        """features (N, D); targets (N,) classes, or for several labels (N, C) of 0, 1 and -1 = unknown."""
         self.several_labels = targets.ndim == 2
         device = features.device if device is None else torch.device(device)
         features = features.to(device, torch.float64 if features.dtype == torch.float64 else torch.float32)
@@ -178,7 +178,7 @@ class LogisticRegression:
 
 
 def search_strength(evaluate: Callable[[list[float]], list[float]]) -> tuple[float, dict[float, float]]:
-    """CLIP's binary search: return the best λ on a grid of 8 steps a decade, and the score of every λ tried.
+    """Return the best λ by CLIP's binary search, on 8 steps a decade, and the score of every λ tried.
 
     The search starts from {1e-6, 1e-4, 1e-2, 1, 1e2, 1e4, 1e6} and halves the interval around the peak until it is one
     step wide: 15 evaluations instead of 97. Of equally good λ the middle one is the peak: with few validation images
@@ -266,7 +266,7 @@ class LogisticScore:
 
 
 def fit_and_score(data: ProbeData, metric: Metric, device: torch.device, max_iterations: int) -> LogisticScore:
-    """Search λ on the validation images, fit on train + val, score the test images; mAP for several labels."""
+    """Search λ on validation images, fit on train + val, score the test images; mAP for several labels."""
     multi_label = data.train.targets.ndim == 2
     metric = "map11" if multi_label else metric
     result = logistic_probe(

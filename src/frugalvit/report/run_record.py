@@ -132,7 +132,7 @@ def _read_curves(path: Path) -> dict[tuple[str, str], Curve]:
 
 
 def to_data_uri(image: str, folder: Path, limit: int | None = None) -> str | None:
-    """Convert a picture inside ``folder`` to a data URI, its longer side at most ``limit``; None if unreadable."""
+    """Convert a picture in ``folder`` to a data URI, at most ``limit`` pixels a side; None if unreadable."""
     from PIL import Image
 
     path = (folder / image).resolve()

@@ -1,4 +1,4 @@
-"""Rank and world size from the environment: torchrun, SLURM's srun, or a run that starts its own processes.
+"""Rank and world size from the environment: torchrun, srun, or a run that starts its own processes.
 
 Nothing here imports torch, so that a command that is not needed on a rank ends at once.
 """

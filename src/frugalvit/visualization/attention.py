@@ -111,7 +111,7 @@ def view_attention(
 
 
 def parse_query(text: str, picture: tuple[int, int], box: Box, regions: Regions) -> tuple[int, int] | None:
-    """Convert ``x,y`` to (row, column) of the regions in ``box`` of a picture (height, width); ``class`` to None.
+    """Convert ``x,y`` to (row, column) in ``box`` of a picture (height, width), and ``class`` to None.
 
     Integers are pixels of the original picture. Numbers with a point are shares of the view; 0.5,0.5 is its centre.
     """

@@ -1,4 +1,4 @@
-"""The data of the explorer page: similarities of all regions, best matches, and the attention of each head.
+"""The data of the explorer page: similarities of regions, best matches, attention of each head.
 
 Two images at 14x14 with 12 heads are 1.1 million numbers. Each is stored as one byte: similarities relative to the
 range of their pair of images, attention relative to the peak of its row.
@@ -172,7 +172,7 @@ def _top(first: Tensor, second: Tensor) -> list[list[int]]:
 
 
 def _heads(backbone: Backbone, inputs: Tensor, full: tuple[int, int], grid: tuple[int, int]) -> dict[str, Any]:
-    """Encode each head's attention between all regions, (heads, T, T), as bytes relative to each row's peak."""
+    """Encode each head's attention between regions, (heads, T, T), as bytes relative to each row's peak."""
     try:
         attention = backbone.attention(inputs)[0].float().cpu()
     except UserError as error:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Regions:
-    """The regions of a grid (rows, columns) over a picture (height, width); ``cell`` is their size in pixels."""
+    """The regions of a grid (rows, columns) over a picture (height, width). ``cell`` is their size in pixels."""
 
     grid: tuple[int, int]
     picture: tuple[int, int]

@@ -138,7 +138,7 @@ def model_input(backbone: Backbone, images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SecondView:
-    """The paper's second view: mirrored, jittered with probability ``jitter``, grey with probability ``grey``.
+    """The paper's second view: mirrored, with probabilities of colour jitter and of a grey image.
 
     The defaults are those of the released evaluation.
     """
