@@ -121,7 +121,7 @@ def _help_text(field: Any, defaults: dict[str, Any]) -> str:
     (_, first), *others = defaults.items()
     text = field.description or ""
     if first not in (None, "", [], (), {}):
-        values = [f"default: {_format(first)}", *(f"{name}: {_format(one)}" for name, one in others if one != first)]
+        values = [f"default: {_format(first)}", *(f"{name}: {_format(alt)}" for name, alt in others if alt != first)]
         text = f"{text} ({'; '.join(values)})"
     return text.replace("%", "%%")  # argparse formats help texts with %
 

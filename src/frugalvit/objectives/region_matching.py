@@ -121,10 +121,10 @@ class RegionMatching(Matching):
         entropies = []
         for t, block in enumerate(assignment.split(teacher_sizes, dim=2)):
             for crop, pair in enumerate(block.split(student_sizes, dim=1)):
-                most = min(student_sizes[crop], teacher_sizes[t])
-                if crop != t and most > 1:
+                max_regions = min(student_sizes[crop], teacher_sizes[t])
+                if crop != t and max_regions > 1:
                     shares = pair.sum(1) / pair.sum((1, 2))[:, None]
-                    entropies.append(torch.special.entr(shares).sum(1).mean() / math.log(most))
+                    entropies.append(torch.special.entr(shares).sum(1).mean() / math.log(max_regions))
         return {"match_entropy": torch.stack(entropies).mean()} if entropies else {}
 
 

@@ -102,9 +102,9 @@ def nearest(
         for first in range(0, len(train), train_chunk):
             block = query @ _unit(train[first : first + train_chunk], device).T
             if test is None:  # an image must not vote for itself
-                own = torch.arange(rows.start, rows.stop, device=device) - first
-                inside = ((own >= 0) & (own < block.shape[1])).nonzero().squeeze(1)
-                block[inside, own[inside]] = -torch.inf
+                own_column = torch.arange(rows.start, rows.stop, device=device) - first
+                inside = ((own_column >= 0) & (own_column < block.shape[1])).nonzero().squeeze(1)
+                block[inside, own_column[inside]] = -torch.inf
             best = block.topk(min(k, block.shape[1]), dim=1)
             similarity = torch.cat([similarity, best.values], dim=1)
             index = torch.cat([index, best.indices + first], dim=1)

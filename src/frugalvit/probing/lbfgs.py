@@ -90,7 +90,7 @@ def minimise(
     max_iterations: int = 1000,
     tolerance: float = 1e-4,
 ) -> Minimum:
-    """Minimise f for every strength at once, until |gradient| <= tolerance * λ|W|. It starts at ``weight``, ``bias`` or 0.
+    """Minimise f for every strength, until |gradient| <= tolerance * λ|W|. It starts at ``weight``, ``bias`` or 0.
 
     targets: (N, C), 0/1 or one-hot; -1 marks a label to ignore. At the minimum the gradients of loss and penalty
     cancel; the criterion is the share that remains. f is λ-strongly convex in W, so f - min f <= tolerance² * λ/2 |W|².
@@ -162,8 +162,8 @@ class _Active:
         """h * spectrum + λ, and h * N for the bias: (A, K + 1)."""
         missed = self.residual.abs()
         # If every p is 0 or 1, h is 0; the bias has no λ that would keep its curvature above 0.
-        least = (self.penalty / self.steepest).clamp_max(torch.finfo(missed.dtype).eps)
-        h = (missed - missed.square()).mean(dim=(1, 2)).maximum(least)
+        min_h = (self.penalty / self.steepest).clamp_max(torch.finfo(missed.dtype).eps)
+        h = (missed - missed.square()).mean(dim=(1, 2)).maximum(min_h)
         curvature = h[:, None] * torch.cat([self.spectrum, self.spectrum.new_tensor([len(self.rows)])])
         curvature[:, :-1] += self.penalty[:, None]
         return curvature

@@ -94,7 +94,7 @@ def embed_splits(extractor: FeatureExtractor, source: DatasetSplits) -> dict[str
 
 
 def labelled_splits(splits: Collection[str]) -> list[str]:
-    """List the splits that --labels draws from: all but the one that is scored."""
+    """List the splits that --labels draws from: all but the scored split."""
     return ["train", "val"] if {"val", "test"} <= set(splits) else ["train"]
 
 

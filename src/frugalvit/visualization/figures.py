@@ -158,11 +158,11 @@ def _entropy_bars(figure: Any, image: Tensor, view: AttentionView, regions: Regi
     _mark_query(picture, view, regions, size=7)
     bars.bar(range(len(view.order)), [view.entropy[head].item() for head in view.order], 0.7, color=palette.BLUE)
     bars.set_xticks(range(len(view.order)), [str(head) for head in view.order], fontsize=6)
-    most = most_bits(view)
-    bars.axhline(most, color="black", linestyle=":", linewidth=1)
-    text = f"{most:.3g}: uniform attention"
-    bars.annotate(text, (1, most), (0, 2), ("axes fraction", "data"), "offset points", ha="right", fontsize=6)
-    bars.set_ylim(0, 1.15 * most)
+    uniform_bits = most_bits(view)
+    bars.axhline(uniform_bits, color="black", linestyle=":", linewidth=1)
+    text = f"{uniform_bits:.3g}: uniform attention"
+    bars.annotate(text, (1, uniform_bits), (0, 2), ("axes fraction", "data"), "offset points", ha="right", fontsize=6)
+    bars.set_ylim(0, 1.15 * uniform_bits)
     bars.set_ylabel("entropy (bits)", fontsize=7)
     bars.set_xlabel("head", fontsize=7)
     bars.tick_params(labelsize=6)
