@@ -25,7 +25,7 @@ _lock = threading.RLock()
 
 
 def _replace_lock() -> None:
-    """Give a forked child a free lock: the thread that holds it is not in the child."""
+    """Give a forked child a new lock: the thread that holds the old one is not in the child."""
     global _lock
     _lock = threading.RLock()
 
@@ -150,17 +150,17 @@ def pretrain(data: PathLike | None = None, *, quiet: bool = False, **options: An
 def _values(model: type[Config], arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
     """Map the arguments and options of a call to nested option values."""
     values: dict[str, Any] = {}
-    left = list(arguments)
+    remaining = list(arguments)
     for name, field in flat_fields(model).items():
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        if not extra.get("positional") or not left:
+        if not extra.get("positional") or not remaining:
             continue
-        if typing.get_origin(field.annotation) is list and not isinstance(left[0], list):
-            values[name], left = left, []  # a list takes all remaining arguments
+        if typing.get_origin(field.annotation) is list and not isinstance(remaining[0], list):
+            values[name], remaining = remaining, []  # a list takes all remaining arguments
         else:
-            values[name] = left.pop(0)
-    if left:
-        raise UserError(f"{left[0]!r} is one argument too many: pass options by name.")
+            values[name] = remaining.pop(0)
+    if remaining:
+        raise UserError(f"{remaining[0]!r} is one argument too many: pass options by name.")
     for name, value in options.items():
         if name in values:
             raise UserError(f"'{name}' is passed twice.")

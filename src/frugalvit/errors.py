@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal stopped one run of several. It is saved, and the same command continues it."""
+    """A signal stopped one run of several. It is saved, and the same command resumes it."""
 
 
 class UserError(Exception):
@@ -14,7 +14,7 @@ class UserError(Exception):
 
 
 class ReportedError(UserError):
-    """An error that rank 0 has met and prints; the other ranks end silently."""
+    """An error that rank 0 prints; the other ranks end silently."""
 
 
 class LostRankError(UserError):

@@ -89,7 +89,7 @@ def bench(config: BenchConfig) -> CommandResult:
 
 
 def measure(model: Model, batch: int, steps: int, precision: str, *, compiled: bool = False) -> dict[str, Any]:
-    """Measure parameters (M, without classifier), GFLOPs per image, images/s and, on CUDA, peak memory (GiB)."""
+    """Measure parameters (M, no classifier), GFLOPs per image, images/s, and on CUDA peak memory (GiB)."""
     backbone = model.backbone
     device = next(backbone.parameters()).device
     height, width = model.transform.out_size
@@ -136,7 +136,7 @@ def accuracy_of(run: str) -> tuple[str, float] | None:
     probes = read_json(folder / layout.PROBES, dict) or {}
     for kind in ("linear", "logistic", "knn"):
         for name, result in sorted(probes.items()):
-            # not a score of few labels
+            # skip scores with few labels
             if name.startswith(f"{kind} ") and "top1" in result and "labels" not in result:
                 return f"{kind} top1 on {result['data']}", float(result["top1"])
     summary = read_summary(folder) or {}

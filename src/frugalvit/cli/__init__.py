@@ -1,1 +1,1 @@
-"""The command line: argv to a command, and the commands that fit in one file."""
+"""The command line, and the commands that fit in one file."""

@@ -1,6 +1,6 @@
-"""``frugalvit advise DATA``: propose commands for a dataset on this machine, with reasons and expected times.
+"""``frugalvit advise DATA``: propose commands for a dataset, with reasons and expected times.
 
-``experiment/defaults.py`` decides the values, as in a run; a few steps of each training are timed here.
+``experiment/defaults.py`` chooses the values, as in a run. This module times a few steps of each training.
 """
 
 import shlex
@@ -225,7 +225,7 @@ def _load_sample(
 def _estimate(
     proposal: Proposal, task: Any, plan: TrainPlan, fabric: Fabric, trial: int, extra_images: float = 0.0
 ) -> None:
-    """Time ``trial`` steps after a first one that warms up, and set the expected time of the run.
+    """Time ``trial`` steps after a warm-up step, and set the expected time of the run.
 
     extra_images: images besides those of the steps, each as costly as an image of a step
     """

@@ -1,4 +1,4 @@
-"""``frugalvit completion SHELL``: print a completion script, made by shtab from the commands and their options."""
+"""``frugalvit completion SHELL``: print a completion script. shtab makes it from the commands and their options."""
 
 import argparse
 import re
@@ -63,7 +63,7 @@ def _describe(command: Command) -> argparse.ArgumentParser:
     is_parent = any(other.name.startswith(f"{command.name} ") for other in COMMANDS)
     for action in list(parser._actions):
         field = config.model_fields.get(action.dest)
-        if not action.option_strings and is_parent:  # its place is taken by the subcommands
+        if not action.option_strings and is_parent:  # the subcommands replace it
             parser._remove_action(action)
         elif not action.option_strings and field is not None and get_origin(field.annotation) is Literal:
             action.choices = [str(choice) for choice in get_args(field.annotation)]

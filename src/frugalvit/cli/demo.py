@@ -1,4 +1,4 @@
-"""``frugalvit demo``: compare with and without Drloc on scikit-learn's digits, in minutes on two cores."""
+"""``frugalvit demo``: compare with and without Drloc on scikit-learn's digits. It takes minutes on two cores."""
 
 import math
 from pathlib import Path
@@ -78,9 +78,9 @@ def demo(config: DemoConfig) -> CommandResult:
 
 
 def write_digits(folder: Path, labels: int) -> Path:
-    """Write scikit-learn's digits as ``train/3/0001.png`` and ``test/3/0002.png``; ``labels`` of each digit train.
+    """Write scikit-learn's digits as ``train/3/0001.png`` and ``test/3/0002.png``.
 
-    Each number of labels has its own folder, so that no training digit is among the test digits.
+    ``labels`` images of each digit are in train. Each value has its own folder, so that no image is in both splits.
     """
     from sklearn.datasets import load_digits
 

@@ -50,7 +50,7 @@ def doctor(config: DoctorConfig) -> CommandResult:
 
 
 def _packages() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Compare the requirements of the package with the installed versions: required packages, extras."""
+    """Compare the required packages and the extras with the installed versions; return both lists."""
     required: list[dict[str, Any]] = []
     optional: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for text in metadata.requires("frugalvit") or []:

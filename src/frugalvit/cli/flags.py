@@ -1,4 +1,4 @@
-"""Typed configuration to command-line flags, and back.
+"""Convert typed configurations to command-line flags, and flags to configurations.
 
 Every option becomes one flag (``localization.weight`` -> ``--localization.weight``). Flags are read as text and
 validated by the configuration, so that Python, YAML and the command line share one set of rules.
@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse(model: type[Config], argv: list[str], prog: str, about: str) -> tuple[Config, argparse.Namespace]:
-    """Return the configuration of ``argv``, over that of a ``--config`` file, and the common flags."""
+    """Return the configuration of ``argv`` and its ``--config`` file, and the common flags. ``argv`` wins."""
     parser = make_parser(model, prog, about)
     parsed, unknown = parser.parse_known_intermixed_args([_dashed(word) for word in argv])
     if unknown:
@@ -33,7 +33,7 @@ def parse(model: type[Config], argv: list[str], prog: str, about: str) -> tuple[
     for name, field in flat_fields(model).items():
         value = getattr(parsed, name, None)
         if value is not None:
-            set_dotted(values, name, _value(value, field.annotation))
+            set_dotted(values, name, _convert_text(value, field.annotation))
             flags += [name] if f"--{_dashes(name)}" in parser._option_string_actions else []
     from_file = read_yaml(parsed.config) if parsed.config else {}
     try:
@@ -56,7 +56,7 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
     parser = Parser(
         prog, description=about, allow_abbrev=False, argument_default=None, formatter_class=_Formatter, add_help=False
     )
-    parser._negative_number_matcher = re.compile(r"-\.?\d")  # so that --query -1,0 has a value
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # so that -1,0 is a value in --query -1,0
     arguments = parser.add_argument_group("arguments")
     groups: dict[str, Any] = {}
     positionals: list[str] = []
@@ -70,8 +70,8 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
         add = groups[group].add_argument
         default = field.get_default(call_default_factory=True) if not field.is_required() else None
         defaults = {recipe: values.get(name, default) for recipe, values in recipes.items()} or {"": default}
-        text = argparse.SUPPRESS if extra.get("hidden") or name in unused else _help(field, defaults)
-        many = typing.get_origin(_plain(field.annotation)) in (list, tuple)
+        text = argparse.SUPPRESS if extra.get("hidden") or name in unused else _help_text(field, defaults)
+        many = typing.get_origin(_drop_none(field.annotation)) in (list, tuple)
         if extra.get("positional"):
             nargs = ("+" if field.is_required() else "*") if many else (None if field.is_required() else "?")
             action = arguments.add_argument(name, nargs=nargs, help=text, metavar=name.upper().replace("_", "-"))
@@ -81,7 +81,7 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
         flags = [f"--{_dashes(name)}"]
         if extra.get("short"):
             flags.append(str(extra["short"]))
-        if _plain(field.annotation) is bool:
+        if _drop_none(field.annotation) is bool:
             add(*flags, dest=name, action=argparse.BooleanOptionalAction, help=text)
         else:
             add(*flags, dest=name, nargs="+" if many else None, metavar=_metavar(field.annotation), help=text)
@@ -116,12 +116,12 @@ def _usage(action: argparse.Action) -> str:
     return f"[{word}]" if action.nargs in ("?", "*") else word
 
 
-def _help(field: Any, defaults: dict[str, Any]) -> str:
+def _help_text(field: Any, defaults: dict[str, Any]) -> str:
     """Format the help text of an option with its default for each default recipe."""
     (_, first), *others = defaults.items()
     text = field.description or ""
     if first not in (None, "", [], (), {}):
-        values = [f"default: {_format(first)}", *(f"{name}: {_format(one)}" for name, one in others if one != first)]
+        values = [f"default: {_format(first)}", *(f"{name}: {_format(alt)}" for name, alt in others if alt != first)]
         text = f"{text} ({'; '.join(values)})"
     return text.replace("%", "%%")  # argparse formats help texts with %
 
@@ -141,11 +141,11 @@ def _metavar(annotation: Any) -> str:
         if typing.get_origin(part) is typing.Literal:
             names += [str(choice) for choice in typing.get_args(part)]
         elif part is not type(None):
-            names.append(_kind(part))
+            names.append(_type_name(part))
     return "|".join(dict.fromkeys(names))
 
 
-def _kind(annotation: Any) -> str:
+def _type_name(annotation: Any) -> str:
     """``N`` for integers, ``X`` for other numbers, ``X,X`` for a pair, ``TEXT …`` for a list of texts."""
     (plain,) = _parts(annotation) if typing.get_origin(annotation) is typing.Annotated else (annotation,)
     arguments = typing.get_args(plain)
@@ -166,13 +166,13 @@ def _parts(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def _plain(annotation: Any) -> Any:
+def _drop_none(annotation: Any) -> Any:
     """Remove ``None`` from an annotation: ``list[str] | None`` -> ``list[str]``. Other unions stay."""
     parts = [part for part in _parts(annotation) if part is not type(None)]
     return parts[0] if len(parts) == 1 else annotation
 
 
-def _value(value: Any, annotation: Any) -> Any:
+def _convert_text(value: Any, annotation: Any) -> Any:
     """Convert text for the validator: ``1,2`` to a pair, ``none`` to None. File names keep their commas."""
     if isinstance(value, str) and typing.get_origin(annotation) is dict:
         return read_yaml_text(value)

@@ -39,7 +39,7 @@ from frugalvit.visualization.model_views import (
 )
 
 _MAX_NAME, _MAX_STEM = 230, 160
-"""Largest file name, and largest part of it from an image's name, in bytes: most systems allow 255."""
+"""Longest file name, and longest part of it from an image's name, in bytes: most systems allow 255."""
 
 
 def correspond(config: CorrespondConfig) -> CommandResult:
@@ -49,8 +49,8 @@ def correspond(config: CorrespondConfig) -> CommandResult:
     if len(config.images) > 2:
         raise UserError(f"Matches need two images, not {len(config.images)}. Try 'frugalvit look explore'.")
     pictures = [read_picture(path) for path in config.images]
-    examples = _examples(config) if config.data else None
-    models = _models(config, [config.model, *config.against])
+    examples = _open_examples(config) if config.data else None
+    models = _load_models(config, [config.model, *config.against])
     result = CommandResult({})
     if pictures:
         _draw_matches(config, models, pictures, result)
@@ -72,12 +72,12 @@ def _draw_matches(
             second = SecondView()(second[None], torch.Generator().manual_seed(config.seed))[0]
         with eval_no_grad(model.backbone):
             features = [model.backbone(model_input(model.backbone, view[None])) for view in (first, second)]
-        seen = lens.correspond(*features, top=config.top)
+        matches = lens.correspond(*features, top=config.top)
         regions = [Regions.of(model.backbone, (view.shape[1], view.shape[2])) for view in (first, second)]
-        rows.append(figures.MatchedViews(model.name, first, second, seen, (regions[0], regions[1])))
+        rows.append(figures.MatchedViews(model.name, first, second, matches, (regions[0], regions[1])))
     path = _new_file(config.out, f"correspond_{pictures[0].name}", config.format)
     save(figures.correspondence_figure(rows), path)
-    seen = [
+    drawn = [
         {
             "model": row.title,
             "grids": row.matches.grids,
@@ -87,7 +87,7 @@ def _draw_matches(
         }
         for row in rows
     ]
-    result.data |= {"figure": str(path), "matches": seen}
+    result.data |= {"figure": str(path), "matches": drawn}
     for row in rows:
         lines: list[list[object]] = [
             [p.rank, *(f"{r + 1},{c + 1}" for r, c in (p.first, p.second)), p.similarity] for p in row.matches.pairs
@@ -123,7 +123,7 @@ def _score_matches(
 def attend(config: AttendConfig) -> CommandResult:
     """Draw the attention of every head from one point."""
     picture = read_picture(config.image)
-    model = _models(config, [config.model])[0]
+    model = _load_models(config, [config.model])[0]
     image, box = model_view(model.backbone, picture.pixels, config.fit, _crop_share(model))
     regions = Regions.of(model.backbone, (image.shape[1], image.shape[2]))
     size = (picture.pixels.shape[0], picture.pixels.shape[1])
@@ -147,12 +147,12 @@ def attend(config: AttendConfig) -> CommandResult:
 def explore(config: ExploreConfig) -> CommandResult:
     """Write the page of the explorer."""
     pictures = [read_picture(path) for path in config.images]
-    models = _models(config, [config.model, *config.against])
+    models = _load_models(config, [config.model, *config.against])
     second = len(pictures) == 1 if config.second_views == "auto" else config.second_views
     keep = _crop_share(models[0])
     for model in models[1:]:
         if abs(_crop_share(model) - keep) > 0.01:
-            console.warning(f"{model.name} is evaluated on another crop; here it gets that of {models[0].name}")
+            console.warning(f"{model.name} is evaluated on another crop; here it uses that of {models[0].name}")
     data = gather([(m.name, m.backbone) for m in models], pictures, second_views=second, seed=config.seed, keep=keep)
     path = _new_file(config.out, f"explore_{pictures[0].name}", "html")
     write_text(
@@ -184,7 +184,7 @@ def report(config: ReportConfig) -> CommandResult:
 
 
 def _check_replaceable(out: Path, runs: list[Path]) -> None:
-    """Allow a page to replace a page of frugalvit only, and not that of another run."""
+    """Allow a page to replace only a page of frugalvit, and not that of another run."""
     is_own = len(runs) == 1 and out.resolve() == runs[0].resolve() / layout.REPORT
     if out.name == layout.REPORT and not is_own and is_run(out.parent):
         raise UserError(f"{out} is the page of the run in that folder; choose another --out.")
@@ -197,7 +197,7 @@ def read_picture(path: str) -> Picture:
     return Picture.of(path, decode(Path(path)))
 
 
-def _models(config: Any, paths: list[str]) -> list[Model]:
+def _load_models(config: Any, paths: list[str]) -> list[Model]:
     device = pick_device(config.device)
     models = [load_model(path, device, img_size=config.img_size, architecture=config.backbone) for path in paths]
     names = [model.name for model in models]
@@ -211,7 +211,7 @@ def _crop_share(model: Model) -> float:
     return crop_share(model.backbone.img_size, model.transform)
 
 
-def _examples(config: CorrespondConfig) -> ImageDataset:
+def _open_examples(config: CorrespondConfig) -> ImageDataset:
     assert config.data is not None
     source = open_data(config.data, split="given")  # matching needs no labels: do not make a split
     if config.split == "auto":

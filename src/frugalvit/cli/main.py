@@ -1,4 +1,4 @@
-"""The command line: argv to a command to an exit status. A command's modules are imported when it is called."""
+"""Run the command that argv names, and return an exit status. A command's modules are imported when it is called."""
 
 import contextlib
 import errno
@@ -52,14 +52,14 @@ def _run_and_report(words: list[str], interrupts: Interrupts) -> int:
 
 
 def _is_printed_by_rank_zero(error: UserError) -> bool:
-    """True on another rank if rank 0 has met the same error."""
+    """True if this is another rank, and rank 0 prints the same error."""
     if console.get_rank() == 0 or isinstance(error, LostRankError):
         return False
     return isinstance(error, ReportedError) or not launch_env.is_rank_zero_alive()
 
 
 def _fail(words: list[str], message: str, status: int, json_message: str | None = None) -> int:
-    """Print why a command ended, with ``--json`` on standard output too (``json_message`` if it differs)."""
+    """Print why a command ended; ``--json`` prints ``json_message``, or the same, on standard output too."""
     console.error(format_line(message))
     if "--json" in words and console.get_rank() == 0:
         with contextlib.suppress(OSError):  # the output was closed
@@ -76,7 +76,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def format_line(message: str) -> str:
-    """A message as one line without control characters."""
+    """Format a message as one line without control characters."""
     return console.sanitize(" ".join(message.split()))
 
 
@@ -115,7 +115,7 @@ def _run(words: list[str]) -> int:
 
 
 def _continue_alone(command: Command) -> bool:
-    """True on rank 0, which then runs a command for one process as if the others did not exist."""
+    """True on rank 0, which then runs a single-process command as if there were no other ranks."""
     launch = launch_env.launch_info()
     if launch is None:
         return True
@@ -142,7 +142,7 @@ def find_command(words: list[str]) -> Command | None:
 
 
 def overview(group: str = "") -> str:
-    """The help of all commands, or of one group of them."""
+    """Return the help of all commands, or of one group of them."""
     commands = [command for command in COMMANDS if command.name.split()[0].startswith(group)]
     width = max(len(command.name) for command in commands) + 2
     return "\n".join(

@@ -32,7 +32,7 @@ def replay(config: ReplayConfig) -> CommandResult:
     path = _find_dump(Path(config.evidence))
     dump = read_checkpoint(path)
     if not {"task", "step", "kind", "steps", "classes", "parts", "number", "world"} <= dump.keys():
-        raise UserError(f"{path} is not a failed step. Pass a file of RUN/fault/.")
+        raise UserError(f"{path} is not the dump of a failed step. Pass a file of RUN/fault/.")
     if dump["kind"] not in REPLAYABLE_TASKS:
         raise UserError(
             f"{path}: replay supports runs of 'frugalvit train' and 'frugalvit pretrain' only. "
@@ -114,9 +114,9 @@ def _rebuild(run: Path, dump: dict[str, Any]) -> tuple[Any, Any]:
 
 def _batch(tensors: dict[str, Tensor], number: int) -> Batch:
     views = [tensor for name, tensor in tensors.items() if name.startswith("batch.images.")]
-    one = {name: tensors.get(f"batch.{name}") for name in ("images", "targets", "labels", "index", "clean")}
-    images = one.pop("images")
-    return Batch(images if images is not None else views, **one, number=number)  # type: ignore[arg-type]
+    fields = {name: tensors.get(f"batch.{name}") for name in ("images", "targets", "labels", "index", "clean")}
+    images = fields.pop("images")
+    return Batch(images if images is not None else views, **fields, number=number)  # type: ignore[arg-type]
 
 
 def _make_hook(name: str, nonfinite: list[str]) -> Any:

@@ -34,7 +34,7 @@ def comparison_figure(
 ) -> Figure:
     """Left: each setting's mean curve, its seeds thin behind it. Right: final values, dots and mean.
 
-    labels: y-axis labels of curves and final values; they may be of different images and weights
+    labels: y-axis labels of curves and final values, which may use different images and weights
     """
     names = [f"{number}  {name}"[:_LONGEST] for number, name in enumerate(values, 1)]
     columns = max(1, min(len(names), _LINE // (max(map(len, names)) + 8)))

@@ -1,4 +1,4 @@
-"""``frugalvit compare``: several settings on the same data and seeds; tables with deviations and a paired test."""
+"""``frugalvit compare``: run several settings on the same data and seeds, with a paired test."""
 
 import json
 import math
@@ -43,7 +43,7 @@ _FACTS = ["seconds", "seconds_per_step", "steps", "skipped_steps", "best_step", 
 
 
 def known_metrics(task: str) -> list[str]:
-    """Return the numbers that runs of this kind can have; a single run need not have all."""
+    """Return the names of the numbers that a run of this task can have; a run may lack some."""
     return _SCORES[task] + _FACTS
 
 
@@ -55,7 +55,7 @@ def compare(config: CompareConfig) -> CommandResult:
 
 
 def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command: str) -> CommandResult:
-    """Run every setting with every seed, except finished runs; then write Markdown, CSV, LaTeX and a chart.
+    """Run every setting with every seed, except finished runs. Write Markdown, CSV, LaTeX and a chart.
 
     kind:    the configuration class of one run
     train:   the function that runs it
@@ -73,7 +73,7 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
     check_out_outside_data(config)
     folder = Path(config.out or f"runs/{'_'.join([*command.split(), Path(config.data).resolve().name])}")
     if not config.redraw and (others := _other_settings(folder, settings)):
-        raise UserError(f"{folder} holds a comparison with {', '.join(others)}. Name these too, or another --out.")
+        raise UserError(f"{folder} holds a comparison with {', '.join(others)}. Name these, or choose another --out.")
     # All options are parsed before the first run: a mistake in the last setting shows at once.
     seeds = range(config.seed, config.seed + config.seeds)
     plans = {
@@ -131,7 +131,7 @@ def _resumed(config: RunConfig) -> RunConfig:
 
 
 def _check_request(folder: Path, config: RunConfig) -> None:
-    """Raise if the run in a folder has other options; store those of a new run beside it."""
+    """Raise an error if the folder's run has other options; store the options of a new run."""
     started = contains_run(folder) or (folder / layout.SUMMARY).exists()
     if started and (difference := find_difference(folder, config)):
         raise UserError(f"{difference}. Choose another --out.")
@@ -141,7 +141,7 @@ def _check_request(folder: Path, config: RunConfig) -> None:
 
 
 def find_difference(folder: Path, config: RunConfig) -> str:
-    """Return the first option of a folder's run that differs from the requested run, as text; else empty."""
+    """Describe the first option in which a folder's run differs from the requested run; empty if none."""
     stored = read_json(folder / layout.REQUEST, dict)
     if not stored:
         return ""
@@ -234,7 +234,7 @@ def _resolution(metric: str, summaries: list[dict[str, Any]]) -> float | None:
 
 
 def _check_metric(summary: dict[str, Any], metric: str) -> None:
-    """Raise if a run lacks the number to compare."""
+    """Raise an error if a run lacks the number to compare."""
     numbers = [name for name, value in summary.items() if isinstance(value, int | float)]
     if metric not in numbers:
         raise UserError(

@@ -1,1 +1,1 @@
-"""Typed configuration, one module per room. Torch-free: importing it costs milliseconds."""
+"""Typed configuration, one module per group of commands. Without torch: it loads in milliseconds."""

@@ -1,4 +1,4 @@
-"""The base of every typed configuration: one definition serves Python, ``--help``, YAML and validation.
+"""The base of all configurations: one definition serves Python, ``--help``, YAML and validation.
 
 Nothing here imports torch, so that ``frugalvit COMMAND --help`` is fast.
 """
@@ -23,11 +23,11 @@ class Config(pydantic.BaseModel):
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _expand_home(cls, value: Any) -> Any:
-        """Expand ``~/photos``: a shell does not after ``=``, and YAML and Python never do."""
+        """Expand ``~/photos``: a shell does not do this after ``=``, and YAML and Python never do."""
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if isinstance(value, list):
-            return [cls._expand_home(one) for one in value]
+            return [cls._expand_home(item) for item in value]
         return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
 
     @pydantic.model_validator(mode="after")
@@ -41,8 +41,8 @@ class Config(pydantic.BaseModel):
             if not needs or (tuple(value) if isinstance(value, list) else value) == default:
                 continue
             partners = [part.partition("=") for part in needs.split(" or ")]
-            if not any(getattr(self, one) == wanted if wanted else getattr(self, one) for one, _, wanted in partners):
-                flags = [f"--{one.replace('_', '-')} {wanted}".strip() for one, _, wanted in partners]
+            if not any(getattr(self, key) == wanted if wanted else getattr(self, key) for key, _, wanted in partners):
+                flags = [f"--{key.replace('_', '-')} {wanted}".strip() for key, _, wanted in partners]
                 raise ValueError(f"--{name.replace('_', '-')} has no effect without {' or '.join(flags)}")
         return self
 
@@ -77,7 +77,7 @@ def option(
 
     short: a second flag for a dotted or long option, e.g. ``--continue``
     hidden: not in ``--help``; the option exists to be refused with a reason
-    needs: options of the same group, one of which must be set, else this one is refused: ``"select or features=grid"``
+    needs: the option is refused unless one of these options of its group is set: ``"select or features=grid"``
     limits: pydantic's (``ge=0``, ``gt=0``, ``le=1``, ``default_factory=...``)
     """
     extra = {"short": short, "positional": positional, "hidden": hidden, "needs": needs}
@@ -135,7 +135,7 @@ def flat_fields(model: type[Config], prefix: str = "") -> dict[str, pydantic.fie
 
 
 def with_file(message: str, file: str, values: Mapping[str, Any]) -> str:
-    """Put the file's name before a message if the option that it starts with is among the file's values."""
+    """Put the file's name before a message if the file sets the option that the message starts with."""
     match = re.match(r"(?:There is no option ')?([\w.]+)", message)
     flags = re.findall(r"--([\w.-]*\w)", message) if message.startswith("--") else []
     names = [match[1]] if match else [flag.replace("-", "_") for flag in flags]
@@ -144,7 +144,7 @@ def with_file(message: str, file: str, values: Mapping[str, Any]) -> str:
 
 
 def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
-    """Describe the first mistake in one line: the option, its value, the allowed values, the closest match."""
+    """Describe the first mistake in one line: the option, its value, the allowed values, a close match."""
     first = error.errors()[0]
     known = flat_fields(model)
     location = ".".join(str(part) for part in first["loc"])

@@ -54,9 +54,9 @@ class Compared(RunConfig):
         settings = settings or self.default_settings()
         if len(settings) < 2:
             raise UserError("A comparison needs two settings, e.g. --with lr=0.001 --without lr=0.0001.")
-        for one, other in itertools.combinations(settings, 2):
-            if settings[one] == settings[other]:
-                raise UserError(f"'{one}' and '{other}' are the same setting: there is nothing to compare.")
+        for first, second in itertools.combinations(settings, 2):
+            if settings[first] == settings[second]:
+                raise UserError(f"'{first}' and '{second}' are the same setting: there is nothing to compare.")
         for name, values in settings.items():
             if "recipe" in values:  # the common values already contain those of the recipe
                 raise UserError(f"'{name}' cannot change the recipe: list the options that differ.")
@@ -67,9 +67,9 @@ class Compared(RunConfig):
         return {}
 
     def run_values(self, setting: dict[str, Any], seed: int, out: str) -> dict[str, Any]:
-        """Return the values of one training: the common values with the setting's on top."""
-        own = set(Compared.model_fields) - set(RunConfig.model_fields)
-        common = self.model_dump(mode="json", exclude=own)
+        """Return the values of one run: the common values, overridden by those of the setting."""
+        compare_only = set(Compared.model_fields) - set(RunConfig.model_fields)
+        common = self.model_dump(mode="json", exclude=compare_only)
         return merge(common, setting) | {"seed": seed, "out": out, "resume": None}
 
 
@@ -90,7 +90,7 @@ def _add_setting(settings: dict[str, dict[str, Any]], name: str, assignments: li
 
 
 def _check_folder_name(name: str, text: str) -> str:
-    """Check that a setting's name can name the folder of its runs, beside the files of the comparison."""
+    """Check that a setting's name is a valid folder name, and not that of a file of the comparison."""
     is_taken = name.lower() == "report.html" or name.lower().startswith("comparison.")
     if not name or name in (".", "..") or "/" in name or "\\" in name or not name.isprintable() or is_taken:
         raise UserError(f"--settings '{text}': '{name}' cannot name a folder; choose a plain word.")
@@ -98,7 +98,7 @@ def _check_folder_name(name: str, text: str) -> str:
 
 
 def parse_assignments(assignments: list[str]) -> dict[str, Any]:
-    """``["a.b=1", "c=x", "d={e: 2}"]`` as nested values."""
+    """Convert ``["a.b=1", "c=x", "d={e: 2}"]`` to nested values."""
     values: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")

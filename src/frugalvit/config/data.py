@@ -1,4 +1,4 @@
-"""Options of the input: augmentation, crops, mixing, cache, and the commands ``data`` and ``data pack``."""
+"""Options of the input (augmentation, crops, mixing, cache) and of ``data`` and ``data pack``."""
 
 from typing import Literal, NamedTuple, Self
 
@@ -41,7 +41,7 @@ class AugmentConfig(Config):
 
 
 SMALL_INPUT = 32
-"""Largest input, in pixels, that gets milder crops and views than the papers', which are made for 224."""
+"""Up to this input size in pixels, crops and views are milder than the papers', which are made for 224."""
 
 
 class Views(NamedTuple):
@@ -130,8 +130,8 @@ class PackConfig(DataViewConfig):
 
     out: str = option(help="folder for the shards; it must be empty or not exist", positional=True)
     split: Splitting = option("given", "as in train; given packs the existing splits")
-    seed: Seed = option(0, "seed of a val that is made (train always uses 0) and of the shuffling")
+    seed: Seed = option(0, "seed of the shuffling, and of a val split made from train ('frugalvit train' uses 0)")
     shard_megabytes: float = option(256.0, "size of a shard", gt=0)
     shuffle: bool = option(True, "shuffle the classes, as streaming needs")
     decoded: bool = option(True, "also write the decoded images, so that training on the shards starts at once")
-    img_size: int | Auto = option("auto", "input size of the decoded images; auto: what train would use here")
+    img_size: int | Auto = option("auto", "input size of the decoded images; auto: as in train")

@@ -135,7 +135,7 @@ class DetectConfig(TransferConfig):
         "auto", "short side of test images, in pixels; auto: 5/3 of the data's, at most 800 (128 on a CPU)"
     )
     head: HeadName = option("mask-rcnn", "one box head, or three in a cascade")
-    masks: bool | Auto = option("auto", "predict masks; auto: if 10 training objects or half of them have one")
+    masks: bool | Auto = option("auto", "predict masks; auto: if 10 or half of the training objects have a mask")
     categories: Literal["own", "super", "one"] = option(
         "own", "own: the data's categories; super: their supercategories; one: a single category, object"
     )
@@ -168,7 +168,7 @@ class TestConfig(Config):
         "scales relative to img-size, separated by spaces (with --multi-scale)",
         needs="multi_scale",
     )
-    flip: bool = option(True, "also mirror each (with --multi-scale)", needs="multi_scale")
+    flip: bool = option(True, "also average over mirrored images (with --multi-scale)", needs="multi_scale")
     window: Whole | Auto = option("auto", "side of a sliding window; auto: img-size with --multi-scale; 0: full images")
 
 
@@ -195,13 +195,13 @@ class SegmentConfig(TransferConfig):
         return "segment"
 
 
-class _UseConfig(Config):
+class _TrainedModelConfig(Config):
     model: str = option(help="run folder of 'train'", positional=True)
     batch: int = option(8, "images per batch", ge=1)
     device: Device = option("auto", "device to compute on")
 
 
-class DetectEvalConfig(_UseConfig):
+class DetectEvalConfig(_TrainedModelConfig):
     """COCO AP of a trained detector on another dataset, or another split."""
 
     data: str = option(help="folder with COCO-format JSON files and images, or one JSON file", positional=True)
@@ -209,7 +209,7 @@ class DetectEvalConfig(_UseConfig):
     out: str | None = option(None, "folder for pictures and transfer_report.json", short="-o")
 
 
-class DetectPredictConfig(_UseConfig):
+class DetectPredictConfig(_TrainedModelConfig):
     """Objects in images: pictures with boxes and masks, and COCO-format JSON."""
 
     images: list[str] = option(help="image files or folders", positional=True)
@@ -217,7 +217,7 @@ class DetectPredictConfig(_UseConfig):
     out: str = option("predictions", "folder for pictures and detections.json", short="-o")
 
 
-class SegmentEvalConfig(_UseConfig):
+class SegmentEvalConfig(_TrainedModelConfig):
     """mIoU and mean accuracy of a trained segmenter on another dataset, or another split."""
 
     data: str = option(help="folder of images and masks", positional=True)
@@ -227,7 +227,7 @@ class SegmentEvalConfig(_UseConfig):
     out: str | None = option(None, "folder for pictures", short="-o")
 
 
-class SegmentPredictConfig(_UseConfig):
+class SegmentPredictConfig(_TrainedModelConfig):
     """A label for every pixel: masks as PNG files, and pictures of them over the images."""
 
     images: list[str] = option(help="image files or folders", positional=True)

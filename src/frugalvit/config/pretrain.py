@@ -35,7 +35,7 @@ class MatchingConfig(Config):
     teacher_temp_warmup: float = option(30.0, "epochs of the teacher's warm-up, at most a third of the run", ge=0)
     momentum: Share | Auto = option("auto", "EMA rate of the teacher, rising to 1")
     center_momentum: float = option(0.9, "EMA rate of the centers", ge=0, le=1)
-    chunked: bool | Auto = option("auto", "compute the logits in chunks to save memory; auto: if prototypes are many")
+    chunked: bool | Auto = option("auto", "compute the logits in chunks to save memory; auto: for many prototypes")
 
     def weights(self) -> tuple[float, float]:
         """Return the weights of L_V and L_R."""
@@ -79,15 +79,15 @@ class PretrainConfig(RunConfig):
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
-        """Validate the values, and reject options without effect. A run's own config.yaml is not checked so."""
+        """Validate the values, and reject options without effect. A stored config.yaml skips the second check."""
         config = super().parse(values)
         if config.optimizer.layer_decay != 1:
             raise UserError("optimizer.layer_decay is for trained layers: use it with 'train --init'.")
-        if not (config.localization.weight or config.continue_from or config.resume):  # these two bring their weight
+        if not (config.localization.weight or config.continue_from or config.resume):  # these two load it from a run
             default = DrlocConfig()
             for name, value in config.localization:
                 if value != getattr(default, name):
-                    raise UserError(f"localization.{name} has no effect without localization.weight. Set it too.")
+                    raise UserError(f"localization.{name} has no effect: set localization.weight too.")
         return config
 
     @classmethod

@@ -99,7 +99,7 @@ class KnnConfig(ProbeConfig):
 
 
 class LinearConfig(ProbeConfig):
-    """A linear classifier by SGD; the best learning rate on validation images."""
+    """A linear classifier by SGD; the learning rate is chosen on validation images."""
 
     lrs: list[Positive] = option(list(LEARNING_RATES), "learning rates (x batch / 256)")
     weight_decays: list[Strength] = option(list(WEIGHT_DECAYS), "weight decays, each with every learning rate")

@@ -1,4 +1,4 @@
-"""Load recipes: named sets of values with their cost and expected results, ours (recipes/*.yaml) and the user's."""
+"""Load recipes, named sets of values with their cost and results: recipes/*.yaml and the user's."""
 
 from copy import deepcopy
 from functools import cache

@@ -1,7 +1,7 @@
-"""The configuration of a run after "auto" is resolved: frozen, and without "auto" in the fields that training uses.
+"""The configuration of a run after "auto" is resolved: training needs no further choice.
 
-``experiment/defaults.py`` makes these. "auto" stays where each machine chooses (device, precision, compile, workers,
-cache), where it says how to read data, and in the options of a loss that is off.
+``experiment/defaults.py`` makes these. "auto" remains in options that each machine resolves (device, precision,
+compile, workers, cache), in options that say how to read data, and in the options of a loss that is off.
 """
 # Narrower types than in the base class are sound here, because every Config is frozen. Pydantic takes a field from the
 # first base class, so some classes repeat the fields of the second.
@@ -30,7 +30,7 @@ class ResolvedLocalizationConfig(LocalizationConfig):
     weight: float = option()
 
     def head_settings(self) -> DrlocConfig:
-        """Return the settings of one head. They are the paper's if the loss is off, so that nothing is resolved."""
+        """Return the settings of one head. If the loss is off, "auto" becomes the paper's value."""
         return DrlocConfig(
             weight=self.weight,
             variant="l1" if self.variant in ("auto", "dense") else self.variant,

@@ -51,7 +51,7 @@ class OptimizerConfig(Config):
 
 
 _RESERVED_KWARGS = {"name": "use --backbone", "img_size": "use --img-size", "num_classes": "the data sets it"}
-"""Arguments of every network that are not options of --backbone-args, and where they come from."""
+"""Network arguments that --backbone-args refuses, and what sets them instead."""
 
 
 class RunConfig(Config):
@@ -67,13 +67,13 @@ class RunConfig(Config):
     batch: int | Auto = option("auto", "images per step, over all devices")
     accumulate: int = option(1, "split each step's batch into this many parts", ge=1)
     lr: float | Auto = option("auto", "highest learning rate; auto scales with the batch")
-    seed: Seed = option(0, "seed of all random numbers; a val that is made always uses 0")
+    seed: Seed = option(0, "seed of all random numbers; a val split made from train always uses 0")
     out: str | None = option(
         None, "run folder (default: runs/DATE_BACKBONE_DATA or runs/DATE_COMMAND_DATA)", short="-o"
     )
     init: str | None = option(None, "start from the weights of a run, a checkpoint or an exported folder")
     resume: str | None = option(
-        None, "continue this run exactly; DATA only if it has moved; auto: the run in --out if it exists, else start it"
+        None, "resume this run exactly (pass DATA only if it has moved); auto: resume the run in --out, or start it"
     )
     device: Device = option("auto", "device to compute on")
     devices: int = option(1, "processes per machine, one per device", ge=1)
@@ -125,8 +125,8 @@ class RunConfig(Config):
 
     @pydantic.field_validator("img_size", mode="before")
     @classmethod
-    def _height_and_width(cls, value: Any) -> Any:
-        """Split ``40,56``, as the settings of a comparison write it; one number stays one."""
+    def _split_img_size(cls, value: Any) -> Any:
+        """Split ``40,56``, as the settings of a comparison write it; a single number stays unchanged."""
         return split_commas(value) if isinstance(value, str) and "," in value else value
 
     @classmethod
@@ -159,7 +159,7 @@ class RunConfig(Config):
         return config
 
     def with_options(self, options: Mapping[str, Any], kind: type[R]) -> R:
-        """Return a copy of class ``kind`` with these options (dotted names); the record of set options stays."""
+        """Return a copy of class ``kind`` with these options (dotted names); ``requested`` does not change."""
         values = self.model_dump()
         for name, value in options.items():
             set_dotted(values, name, value)
@@ -173,7 +173,7 @@ class RunConfig(Config):
 
     def is_set(self, name: str) -> bool:
         """True if the user set the option with this dotted name."""
-        return any(f"{one}.".startswith(f"{name}.") for one in flatten(self._requested))
+        return any(f"{other}.".startswith(f"{name}.") for other in flatten(self._requested))
 
     def set_options(self) -> set[str]:
         """Return the dotted names of all options that the user set, directly or by naming a recipe."""
@@ -186,14 +186,14 @@ class RunConfig(Config):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _resolve_auto_resume(cls, values: Any) -> Any:
-        """Resolve ``--resume auto``, with which a job queue repeats the same command.
+        """Resolve ``--resume auto``, for job queues that repeat the same command.
 
-        Resolved here, before any rank writes, so that all ranks agree.
+        This happens before any rank writes, so that all ranks agree.
         """
         if not isinstance(values, dict) or values.get("resume") != "auto":
             return values
         if not values.get("out"):
-            raise ValueError("--resume auto needs --out: it continues the run in that folder, or starts it")
+            raise ValueError("--resume auto needs --out: it resumes the run in that folder, or starts it")
         out = Path(values["out"]).expanduser()
         return values | {"resume": str(out) if layout.contains_run(out) else None}
 
@@ -247,7 +247,7 @@ def same_value(name: str, one: Any, other: Any) -> bool:
     return one == other
 
 
-_URL = re.compile(r"\w{2,}:")  # "hf:…", "https://…"; one letter is a drive of Windows
+_URL = re.compile(r"\w{2,}:")  # "hf:…", "https://…"; a single letter is a Windows drive
 
 
 def _is_own_pretraining(init: str) -> bool:

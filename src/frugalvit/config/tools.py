@@ -26,7 +26,7 @@ class ExportConfig(Config):
 
     model: str = option(help=MODEL, positional=True)
     to: ExportName = option("timm", "timm: weights and config.json; hf: also a model card; onnx, pt2: a program")
-    out: str | None = option(None, "folder to write; empty or new (default: MODEL-FORMAT)", short="-o")
+    out: str | None = option(None, "new folder to write (default: MODEL-FORMAT)", short="-o")
     output: Literal["auto", "logits", "features"] = option(
         "auto", "output of onnx and pt2: logits, or pooled and grid features; auto: logits of a classifier"
     )

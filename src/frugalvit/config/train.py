@@ -46,7 +46,7 @@ class LocalizationConfig(DrlocConfig):
     grid_size: int | Auto | None = option(  # type: ignore[assignment]
         "auto", "pool a finer grid to this many cells a side; none: no pooling; auto: 7, or none for dense"
     )
-    schedule: Literal["constant", "ramp"] = option("constant", "λ constant (paper), or up and down (released code)")
+    schedule: Literal["constant", "ramp"] = option("constant", "λ constant (paper), or a rise and fall (released code)")
     images: Literal["mixed", "clean"] = option("mixed", "images after mixup and cutmix, or before (a second forward)")
     lr_scale: float = option(1.0, "learning rate of the head relative to the backbone's", gt=0)
     grid: Literal["normed", "raw"] = option("normed", "tokens after or before the final norm (dense: before)")
@@ -67,10 +67,10 @@ class TrainConfig(RunConfig):
     pretrained: bool = option(False, "start from timm's published weights (needs a network connection)")
     freeze: int = option(0, "freeze the embedding and the first N blocks", ge=0)
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own")
-    stretch: float = option(1.0, "make the schedules of a run this many times as long, and cut them off", ge=1)
+    stretch: float = option(1.0, "use the schedules of a run this many times as long, and stop early", ge=1)
     ema: Rate | Auto = option("auto", "EMA rate of the weights that are evaluated and exported; 0: no EMA")
     evaluate_every: Count | Auto = option(
-        "auto", "steps between evaluations; auto: an epoch, or as often as a quarter of the time allows"
+        "auto", "steps between evaluations; auto: an epoch, or more if evaluation would take over a quarter of the time"
     )
     objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)
     localization: LocalizationConfig = option(default_factory=LocalizationConfig)

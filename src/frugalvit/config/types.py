@@ -12,7 +12,7 @@ _MAX_SIDE = 8192
 
 
 def positive(value: Any) -> Any:
-    """Reject numbers up to 0; "auto" passes."""
+    """Reject 0 and negative numbers; "auto" passes."""
     if any(isinstance(part, int | float) and part <= 0 for part in _as_tuple(value)):
         raise ValueError("it must be more than 0")
     return value
@@ -79,7 +79,7 @@ LabelCount = Annotated[int, Field(ge=2, le=256)]
 DATA = "folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards"
 MODEL = "run folder, checkpoint, exported folder or model name"
 LABELS = "auto: read labels; folders: folder names are classes; ignore: no labels"
-LABEL_PART = "share of each class's training labels to use, or from 2 on the number of images per class"
+LABEL_PART = "training labels to use: a share of each class, or (2 and more) a number of images per class"
 MIRROR = "average over each image and its mirror image; takes twice as long"
 PRECISION = "auto: bf16 if the hardware supports it"
 ROOT = "folder of named datasets (default: FRUGALVIT_DATASETS, or datasets in ~/.cache/frugalvit)"
@@ -91,10 +91,10 @@ def _check_objectives(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     options: dict[str, dict[str, Any]] = {}
-    for name, given in value.items():
-        given = read_yaml_text(given) if isinstance(given, str) else given
-        values = dict(given) if isinstance(given, dict) else {"weight": given}
-        values = {key: read_yaml_text(one) if isinstance(one, str) else one for key, one in values.items()}
+    for name, setting in value.items():
+        setting = read_yaml_text(setting) if isinstance(setting, str) else setting
+        values = dict(setting) if isinstance(setting, dict) else {"weight": setting}
+        values = {key: read_yaml_text(item) if isinstance(item, str) else item for key, item in values.items()}
         weight = values.setdefault("weight", 1.0)
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
             raise ValueError(f"the weight of '{name}' must be a number of at least 0")
@@ -112,7 +112,7 @@ class DataViewConfig(Config):
     data: str = option(help=DATA, positional=True)
     split: Splitting = option("auto", "as in train: auto makes a missing val; given uses the existing splits")
     val_fraction: float = option(0.1, VAL_FRACTION, gt=0, lt=1)
-    seed: Seed = option(0, "seed of a val that is made; train always uses 0")
+    seed: Seed = option(0, "seed of a val split made from train; 'frugalvit train' always uses 0")
     labels: Labelling = option("auto", LABELS)
     classes: str | None = option(None, "file with the classes to use, one name per line")
     root: str | None = option(None, ROOT)

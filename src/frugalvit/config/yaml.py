@@ -41,7 +41,7 @@ def _nest(values: dict[Any, Any], path: str | Path) -> dict[str, Any]:
     for key, value in values.items():
         if not isinstance(key, str):
             raise UserError(f"{path}: {key!r} is not an option name.")
-        one: dict[str, Any] = {}
-        set_dotted(one, key.replace("-", "_"), _nest(value, path) if isinstance(value, dict) else value)
-        nested = merge(nested, one)
+        entry: dict[str, Any] = {}
+        set_dotted(entry, key.replace("-", "_"), _nest(value, path) if isinstance(value, dict) else value)
+        nested = merge(nested, entry)
     return nested

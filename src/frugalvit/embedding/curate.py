@@ -108,9 +108,9 @@ def duplicates(
 
 
 def path_from_table(table: Path, name: str) -> str:
-    """Return a file's path relative to the table's folder if it is below, so that both can move; else absolute.
+    """Return a file's path relative to the table's folder, or absolute if it is not inside.
 
-    Nothing is resolved: ``..`` behind a link would change its meaning.
+    So table and images can move together. Links are not resolved: ``..`` behind a link would change its meaning.
     """
     folder, file = table.parent.absolute(), Path(name).absolute()
     return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else str(file)

@@ -1,4 +1,4 @@
-"""``frugalvit embed``: write the features of images to a file, or draw the nearest neighbours of one image.
+"""``frugalvit embed``: write the features of images, or draw the nearest neighbours of one image.
 
 ``curate.py`` selects images to label and finds near duplicates.
 """
@@ -59,12 +59,12 @@ def embed(config: EmbedConfig) -> CommandResult:
         "bad": len(features.bad),
     }
     tables: list[Table] = []
-    near = [] if query is None else _find_neighbours(extractor, features, query, config, probe_device(model))
+    neighbours = [] if query is None else _find_neighbours(extractor, features, query, config, probe_device(model))
     if out is not None:
         write_features(out, features, [splits[position] for position in features.positions], source.classes)
         data["out"] = str(out)
     if query is not None and picture is not None:
-        tables.append(_draw_neighbours(picture, query, features, join(*chosen.values()), near, source))
+        tables.append(_draw_neighbours(picture, query, features, join(*chosen.values()), neighbours, source))
         data["neighbours"] = [
             dict(zip(("rank", "image", "class", "cosine"), row, strict=True)) for row in tables[0].rows
         ]
@@ -172,8 +172,8 @@ def _find_neighbours(
     """Return rows and cosines of the images nearest to the query, without the query's own file."""
     assert config.neighbours is not None
     vector: Tensor = extractor.images(extractor.model.transform.image(query, extractor.device)).cpu()
-    own = Path(config.neighbours).resolve()
-    others = [row for row, name in enumerate(features.names) if Path(name).resolve() != own]
+    query_file = Path(config.neighbours).resolve()
+    others = [row for row, name in enumerate(features.names) if Path(name).resolve() != query_file]
     if not others:
         raise UserError(f"--neighbours {config.neighbours} is the only image.")
     _, similarity, index = next(nearest(features.features[others], vector, config.count, device=device))
@@ -185,19 +185,19 @@ def _draw_neighbours(
     query: np.ndarray,
     features: FeatureSet,
     examples: ImageDataset,
-    near: list[tuple[int, float]],
+    neighbours: list[tuple[int, float]],
     source: DatasetSplits,
 ) -> Table:
     from frugalvit.probing.figures import neighbours_figure
     from frugalvit.utils.plotting import save
 
-    images = [examples.read(features.positions[row]) for row, _ in near]
+    images = [examples.read(features.positions[row]) for row, _ in neighbours]
     classes = dict(enumerate(source.classes or ()))
-    labels = ["" if features.labels is None else classes.get(int(features.labels[row]), "") for row, _ in near]
-    captions = [f"{label}\n{cosine:.3f}".strip() for label, (_, cosine) in zip(labels, near, strict=True)]
+    labels = ["" if features.labels is None else classes.get(int(features.labels[row]), "") for row, _ in neighbours]
+    captions = [f"{label}\n{cosine:.3f}".strip() for label, (_, cosine) in zip(labels, neighbours, strict=True)]
     save(neighbours_figure(query, images, captions), picture)
     rows: list[list[object]] = [
         [rank, features.names[row], label or None, cosine]
-        for rank, (label, (row, cosine)) in enumerate(zip(labels, near, strict=True), 1)
+        for rank, (label, (row, cosine)) in enumerate(zip(labels, neighbours, strict=True), 1)
     ]
     return Table(["rank", "image", "class", "cosine"], rows, f"nearest neighbours, figure {picture}")

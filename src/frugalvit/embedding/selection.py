@@ -53,7 +53,7 @@ def representatives(
 
 
 def _choose_from_all(unit: Tensor, closest: Tensor, count: int) -> list[int]:
-    """Lazy greedy: the gain of a row only falls, so that each step computes few gains again.
+    """Lazy greedy: the gain of a row never rises, so each step recomputes only a few gains.
 
     closest: (N,), each row's largest cosine with a chosen or known row
     """
@@ -73,7 +73,7 @@ def _choose_from_all(unit: Tensor, closest: Tensor, count: int) -> list[int]:
 
 
 def _choose_from_samples(unit: Tensor, closest: Tensor, count: int, most: int, seed: int) -> list[int]:
-    """Stochastic greedy: each step considers N / count ln(1 / missed) of the remaining rows, at most ``most``."""
+    """Stochastic greedy: each step considers N / count ln(1 / missed) random rows, at most ``most``."""
     sample = min(most, math.ceil(len(unit) / count * math.log(1 / _MISSED)))
     left = torch.ones(len(unit), dtype=torch.bool)
     generator = torch.Generator().manual_seed(seed)
@@ -118,18 +118,18 @@ def group_duplicates(
     return first.cpu()
 
 
-def _connect(first: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Merge the groups of all pairs; first: (N,), the first row of every group; one, other: (P,) rows.
+def _connect(first: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Merge the groups of all pairs; first: (N,), the first row of every group; left, right: (P,) rows.
 
     All pairs at once: ten thousand black frames are fifty million pairs. Each group joins the earliest that it is
     connected with, until nothing changes.
     """
     while True:
-        separate = first[one] != first[other]
+        separate = first[left] != first[right]
         if not separate.any():
             return first
-        one, other = one[separate], other[separate]
-        low, high = torch.minimum(first[one], first[other]), torch.maximum(first[one], first[other])
+        left, right = left[separate], right[separate]
+        low, high = torch.minimum(first[left], first[right]), torch.maximum(first[left], first[right])
         first = first.scatter_reduce(0, high, low, "amin")
         while not torch.equal(first, first[first]):  # follow groups that have moved
             first = first[first]

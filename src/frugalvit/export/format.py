@@ -18,7 +18,7 @@ Run = Callable[[Tensor], Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class ExportJob:
-    """What is exported, and where to.
+    """A model to export, and the folder for its files.
 
     folder:   empty, for the files
     meta:     what config.json records of the training
@@ -38,7 +38,7 @@ class ExportFormat(abc.ABC):
     """One choice of ``frugalvit export --to``; ``EXPORTS`` in config/tools.py lists all."""
 
     options: ClassVar[frozenset[str]] = frozenset()
-    """Those of --output and --license that the format reads; the others are refused."""
+    """The options among --output and --license that the format reads; the others are refused."""
 
     def check_options(self, config: ExportConfig) -> None:
         """Raise an error, before any work, if an option or a package does not fit."""

@@ -109,9 +109,9 @@ def _scores(known: dict[str, Any], model: ReadyModel) -> str:
 def _use(model: ReadyModel) -> str:
     architecture, _ = timm_architecture(model.backbone)
     is_timms = timm.models.model_entrypoint(architecture).__module__.startswith("timm.")
-    ours = "" if is_timms else "import frugalvit  # adds this architecture to timm\n"
+    import_line = "" if is_timms else "import frugalvit  # adds this architecture to timm\n"
     # Without a classifier the tensors have names that only timm's loader understands; transformers does not use it.
-    theirs = (
+    transformers_use = (
         "With transformers (4.53 or newer):\n\n```python\n"
         "from transformers import pipeline\n\n"
         'classify = pipeline("image-classification", model="FOLDER")\n```\n\n'
@@ -120,10 +120,10 @@ def _use(model: ReadyModel) -> str:
     )
     return (
         "```python\n"
-        f'{ours}import timm\n\nmodel = timm.create_model("local-dir:FOLDER", pretrained=True).eval()\n'
+        f'{import_line}import timm\n\nmodel = timm.create_model("local-dir:FOLDER", pretrained=True).eval()\n'
         "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n"
         "```\n\n"
-        f"{theirs}"
+        f"{transformers_use}"
         "With frugalvit, including preprocessing and class names:\n\n"
         "```python\n"
         'import frugalvit as fv\n\nmodel = fv.load("FOLDER")\n'

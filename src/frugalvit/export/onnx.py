@@ -90,7 +90,7 @@ class OnnxFormat(ExportFormat):
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # errors only; warnings are about constants that it does not fold
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        return program, lambda images: [torch.from_numpy(one) for one in session.run(None, {"images": images.numpy()})]
+        return program, lambda images: [torch.from_numpy(out) for out in session.run(None, {"images": images.numpy()})]
 
 
 def _make_program(job: ExportJob) -> Program:
@@ -106,7 +106,7 @@ def _make_program(job: ExportJob) -> Program:
 
 
 def _capture(program: Program, model: ReadyModel) -> torch.export.ExportedProgram:
-    """Trace the program with a dynamic batch size, on three images: sizes 1 and 2 are special cases in kernels."""
+    """Trace the program with a dynamic batch size, on three images. Sizes 1 and 2 are special cases in kernels."""
     example = torch.zeros(3, model.backbone.in_chans, *model.backbone.img_size)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -152,7 +152,7 @@ def _replace_cast_like(graph: Any) -> None:
 
 @contextlib.contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Compute attention as two products and a softmax: fused kernels promise memory layouts that ONNX breaks."""
+    """Compute attention as two products and a softmax. Fused kernels promise memory layouts that ONNX breaks."""
     fused = functional.scaled_dot_product_attention
 
     def plain(

@@ -1,4 +1,4 @@
-"""Features -> loss, in plain torch: usable in anybody's loop, without the rest of frugalvit."""
+"""Losses on features, in plain torch: any training loop can use them without the rest of frugalvit."""
 
 from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk
 from frugalvit.objectives.drloc import (

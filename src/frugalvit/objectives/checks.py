@@ -27,7 +27,7 @@ def check_center(center: Tensor, prototypes: int) -> None:
 
 
 def check_crops(name: str, crops: Sequence[Tensor], axes: int, batch: int, width: int, axis: int = 1) -> None:
-    """Check that every crop has ``axes`` axes, ``batch`` images and ``width`` at ``axis``: torch would broadcast."""
+    """Check that every crop has ``axes`` axes, ``batch`` images and ``width`` at ``axis``. torch would broadcast."""
     for number, crop in enumerate(crops):
         if crop.ndim != axes or crop.shape[0] != batch or crop.shape[axis] != width or batch == 0:
             raise UserError(

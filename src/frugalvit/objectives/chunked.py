@@ -44,7 +44,7 @@ if TRITON_AVAILABLE:
 
 
 def should_chunk(rows: int, prototypes: int) -> bool:
-    """Whether the chunked loss is better for this total of student and teacher rows."""
+    """True if the chunked loss is better for this total of student and teacher rows."""
     return rows * prototypes >= _MIN_LOGITS
 
 
@@ -60,7 +60,7 @@ def assigned_cross_entropy(
     teacher_temp: float | Tensor,
     rows: int | None = None,
 ) -> Tensor:
-    """Return the loss above, with gradients for ``student`` and ``student_weight``.
+    """Return the loss L of this module, with gradients for ``student`` and ``student_weight``.
 
     student:        (B, S, P) bottleneck vectors of all student rows of an image
     student_weight: (K, P) prototypes
@@ -175,7 +175,7 @@ def _softmax_moments(
 
 
 def _softmax(logits: Tensor, shift: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Log-normalizers (R) and probabilities (R, K) in ``dtype``; overwrites the logits."""
+    """Return log-normalizers (R) and probabilities (R, K) in ``dtype``; overwrite the logits."""
     if shift is not None:
         logits.sub_(shift)
     top, index = logits.max(-1, keepdim=True)
@@ -184,7 +184,7 @@ def _softmax(logits: Tensor, shift: Tensor | None, dtype: torch.dtype) -> tuple[
 
 
 def _product_dtype(student: Tensor) -> torch.dtype:
-    """bf16 under autocast on hardware with bf16; fp16 would lose probabilities of 1/K and gradients of 1/N."""
+    """Return bf16 under autocast if the hardware has it. fp16 would lose probabilities of 1/K and gradients of 1/N."""
     device = student.device.type
     if device == "cuda" and torch.is_autocast_enabled(device) and torch.cuda.is_bf16_supported(False):
         return torch.bfloat16
@@ -192,7 +192,7 @@ def _product_dtype(student: Tensor) -> torch.dtype:
 
 
 def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """left @ right, accumulated and returned in ``dtype``."""
+    """Return left @ right, accumulated in ``dtype``."""
     return torch.mm(left, right) if left.dtype == dtype else torch.mm(left, right, out_dtype=dtype)
 
 

@@ -44,9 +44,9 @@ def draw_pairs(
     generator: Generator | None = None,
     device: Device = None,
 ) -> tuple[Tensor, Tensor]:
-    """Draw ``pairs`` pairs of grid positions per image, uniformly with replacement: two (B, m, 2) of (row, col).
+    """Draw ``pairs`` pairs of grid positions per image, with replacement: two (B, m, 2) of (row, col).
 
-    They are drawn on ``device``, or on the generator's device and then moved.
+    They are uniform, drawn on ``device``, or on the generator's device and then moved.
     """
     source = generator.device if generator is not None else device
     cells = draw_cells(batch, size, pairs, generator, source)
@@ -63,7 +63,7 @@ def draw_cells(batch: int, size: Size, pairs: int, generator: Generator | None, 
 
 
 def positions(cells: Tensor, width: int) -> Tensor:
-    """Cells (...) of a grid of this width -> (..., 2), (row, col)."""
+    """Convert cell numbers (...) of a grid of this width to (row, col): (..., 2)."""
     return torch.stack((cells // width, cells % width), dim=-1)
 
 
@@ -176,13 +176,13 @@ class RelativeLocalization(nn.Module):
         return {name: value for name, value in super().__getstate__().items() if name not in ("measure", "measure_at")}
 
     def pooled_size(self, height: int, width: int) -> tuple[int, int]:
-        """The size of the grid after pooling."""
+        """Return the size of the grid after pooling."""
         if self.grid_size is None:
             return height, width
         return min(height, self.grid_size[0]), min(width, self.grid_size[1])
 
     def constant_baseline_error(self, height: int, width: int) -> float:
-        """Mean absolute error in cells of the best constant prediction, for a backbone's grid of this size."""
+        """Return the mean absolute error (cells) of the best constant prediction for a grid of this size."""
         errors = []
         for k in self.pooled_size(height, width):
             offsets = torch.arange(k)[:, None] - torch.arange(k)
@@ -310,7 +310,7 @@ class RelativeLocalization(nn.Module):
         return F.linear(tokens, weight).unflatten(2, (2, -1)).flatten(1, 2)
 
     def _heads(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The first layer's output (B, m, hidden) -> per axis predictions (B, m) or logits (B, m, C), at least fp32."""
+        """Map the first layer's output (B, m, hidden) to predictions (B, m) or logits (B, m, C) per axis."""
         layers = list(self.layers)[1:]
         output = None if self.classifies else layers.pop()
         for layer in layers:
@@ -330,8 +330,8 @@ class RelativeLocalization(nn.Module):
 
     def _target(self, offset: Tensor, axis: int, size: tuple[int, int]) -> Tensor:
         """Return the target before scaling; for the classifying variants this is the class."""
-        along = offset[..., axis].abs() if self.absolute else offset[..., axis]
-        return along + self._shift_and_scale(axis, size)[0]
+        distance = offset[..., axis].abs() if self.absolute else offset[..., axis]
+        return distance + self._shift_and_scale(axis, size)[0]
 
     def _axis_loss(self, output: Tensor, target: Tensor, axis: int, size: tuple[int, int]) -> Tensor:
         if self.variant == "ce":
@@ -382,7 +382,7 @@ def _check_choice(name: str, value: str, options: Sequence[str]) -> None:
 
 
 def _check_positions(first: Tensor, second: Tensor, batch: int, size: tuple[int, int]) -> None:
-    """Check shapes; values only on the CPU and outside a compiled graph, where reading them does not wait."""
+    """Check shapes. Check values only where reading them does not wait: on the CPU, if not compiled."""
     if first.shape != second.shape or first.ndim != 3 or first.shape[0] != batch or first.shape[2] != 2:
         raise UserError(
             f"positions of shapes {tuple(first.shape)} and {tuple(second.shape)}: both must be (B={batch}, m, 2)."
@@ -438,7 +438,7 @@ class DenseLocalization(nn.Module):
     def apply_per_level(
         self, grids: Sequence[Tensor], measure: Callable[[RelativeLocalization, Tensor], tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, Tensor]:
-        """The same with ``measure`` for loss and error of every grid, for instance at pairs drawn by the caller."""
+        """Return the summed loss of ``measure(level, grid)`` over the grids, and the error of the last grid."""
         if isinstance(grids, Features | Tensor):
             raise UserError("dense localization needs several grids: use a list, such as backbone.blocks(images).")
         if len(grids) != len(self.levels):
@@ -495,9 +495,9 @@ def draw_batch_pairs(
     drawn = draw_cells(images * world, size, head.pairs, generator, generator.device)
     if world == 1:
         return drawn
-    each = images // views
-    mine = slice(rank * each, (rank + 1) * each)
-    return drawn.unflatten(1, (views, -1))[:, :, mine].flatten(1, 2)
+    batch = images // views
+    own_images = slice(rank * batch, (rank + 1) * batch)
+    return drawn.unflatten(1, (views, -1))[:, :, own_images].flatten(1, 2)
 
 
 def loss_at_pairs(head: RelativeLocalization, grid: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Shared parts of the view and the region level: pairs of crops, sharpened targets, heads, teacher and center.
+"""Shared parts of view and region matching: pairs of crops, targets, heads, teacher and center.
 
 EsViT (Li et al., 2022) section 2.2, after DINO (Caron et al., 2021): a student learns to predict the distribution over
 prototypes that a teacher, its EMA, has for another crop of the same image. Subtracting a running mean (the center) from
@@ -22,17 +22,17 @@ from frugalvit.objectives.checks import check_center, check_crops, check_tempera
 from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk
 from frugalvit.objectives.projection_head import ProjectionHead, update_average
 
-# The most rows × prototypes for health metrics: a sample is enough and cheap.
+# Limit of rows × prototypes for health metrics: a sample is enough and cheap.
 _HEALTH_ELEMENTS = 2**26
 
 
 def teachers_of(crop: int, teachers: int) -> list[int]:
-    """Teacher crops that a student crop is compared with: all except itself."""
+    """Return the teacher crops that a student crop is compared with: all except itself."""
     return [t for t in range(teachers) if t != crop]
 
 
 def count_pairs(students: int, teachers: int) -> int:
-    """|P|, the number of pairs (s, t) with s ≠ t."""
+    """Return |P|, the number of pairs (s, t) with s ≠ t."""
     pairs = sum(len(teachers_of(crop, teachers)) for crop in range(students))
     if pairs == 0 or teachers > students:
         raise UserError(
@@ -43,7 +43,7 @@ def count_pairs(students: int, teachers: int) -> int:
 
 
 def teacher_probs(logits: Tensor, center: Tensor, temperature: float | Tensor) -> Tensor:
-    """The teacher's distribution: softmax((logits - center) / τt) over the last axis, at least in fp32."""
+    """Return the teacher's softmax((logits - center) / τt) over the last axis, at least in fp32."""
     check_temperature("teacher_temp", temperature)
     check_center(center, logits.shape[-1])
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -60,7 +60,7 @@ def cross_entropy(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
 
 @torch.no_grad()
 def update_center(center: Tensor, teacher_logits: Sequence[Tensor], momentum: float = 0.9) -> Tensor:
-    """Return the next center: momentum · center + (1 - momentum) · mean of all teacher logits of all processes.
+    """Return momentum · center + (1 - momentum) · mean of the teacher logits of all processes.
 
     Call it after the loss: the loss of a step uses the previous center.
     """
@@ -82,7 +82,7 @@ class Matching(nn.Module, ABC):
     """
 
     level: Literal["grid", "pooled"]
-    """Which part of the Features is matched."""
+    """The part of ``Features`` that is matched."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Matching(nn.Module, ABC):
         *,
         hold_center: bool = False,
     ) -> Tensor:
-        """Return the loss over crops, global ones first; ``teacher_features`` belong to the first student crops."""
+        """Return the loss over crops, global ones first. ``teacher_features`` belong to the first student crops."""
         self._check(student_features, teacher_features)
         count_pairs(len(student_features), len(teacher_features))
         student, student_sizes = self._bottlenecks(self.student, student_features)
@@ -197,7 +197,7 @@ class Matching(nn.Module, ABC):
         teacher_features: Sequence[Features],
         teacher_temp: float | Tensor = 0.04,
     ) -> dict[str, Tensor]:
-        """Health metrics of a sample of the batch, as scalars on the device.
+        """Return the health metrics of a sample of the batch, as scalars on the device.
 
         teacher_entropy   mean entropy of the teacher's distributions in nats; ln K means uniform
         teacher_kl        its distance to uniform, ln K - teacher_entropy; near 0 means uniform collapse
@@ -250,7 +250,7 @@ class Matching(nn.Module, ABC):
 
     @abstractmethod
     def _rows(self, features: Features) -> Tensor:
-        """The vectors of a crop that pass through the head: (B, T, D)."""
+        """Return the vectors of a crop that pass through the head: (B, T, D)."""
 
     @abstractmethod
     def _plain_loss(

@@ -31,7 +31,7 @@ class Prototypes(nn.Module):
         self.weight_v = nn.Parameter(torch.empty(prototypes, bottleneck).uniform_(-bound, bound))
 
     def weight(self) -> Tensor:
-        """The prototypes (K, P), at least in fp32."""
+        """Return the prototypes (K, P), at least in fp32."""
         weight = F.normalize(self.weight_v, dim=1) * self.weight_g
         return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
@@ -77,14 +77,14 @@ class ProjectionHead(nn.Module):
 
     def project(self, features: Tensor) -> Tensor:
         """(…, D) -> (…, P): the bottleneck, of length 1, at least in fp32."""
-        own = self.last_layer.weight_v.dtype
-        if features.dtype != own and not torch.is_autocast_enabled(features.device.type):
-            features = features.to(own)  # the caller's autocast covered only the network
+        dtype = self.last_layer.weight_v.dtype
+        if features.dtype != dtype and not torch.is_autocast_enabled(features.device.type):
+            features = features.to(dtype)  # the caller's autocast covered only the network
         bottleneck = self.mlp(features)
         return F.normalize(bottleneck.to(torch.promote_types(bottleneck.dtype, torch.float32)), dim=-1)
 
     def weight(self) -> Tensor:
-        """The prototypes (K, P); ``forward`` returns ``project(x) @ weight().T``."""
+        """Return the prototypes (K, P); ``forward`` returns ``project(x) @ weight().T``."""
         return self.last_layer.weight()
 
     def forward(self, features: Tensor) -> Tensor:
@@ -94,8 +94,8 @@ class ProjectionHead(nn.Module):
 def update_average(teacher: nn.Module, student: nn.Module, momentum: float, skipped: Tensor | None = None) -> None:
     """Update the EMA: θ_t <- m θ_t + (1 - m) θ_s over all parameters at once (buffers are not averaged).
 
-    skipped: a boolean tensor: True if the student's step was skipped, then the teacher stays unchanged. On a GPU the
-        device decides: reading the value would make the host wait
+    skipped: a boolean tensor. If True, the student skipped its step and the teacher stays unchanged. On a GPU the
+        value is not read, because the host would have to wait
     """
     check_momentum(momentum)
     move_towards(list(teacher.parameters()), list(student.parameters()), momentum, skipped)

@@ -1,4 +1,4 @@
-"""Region level: every region of a student crop predicts the teacher's distribution of its best matching region.
+"""Region matching: each student region predicts the teacher's distribution of its best match.
 
 EsViT (Li et al., 2022) section 2.2 and Algorithm 1. For a pair of crops with regions z_i (student) and z_j (teacher),
 
@@ -25,7 +25,7 @@ from frugalvit.objectives.matching import Matching, count_pairs, cross_entropy, 
 
 @torch.no_grad()
 def match_regions(student_grid: Tensor, teacher_grid: Tensor) -> Tensor:
-    """Match every student region to a teacher region: (B, D, h, w), (B, D, h', w') -> flat indices (B, h·w)."""
+    """Match student to teacher regions: (B, D, h, w), (B, D, h', w') -> flat indices (B, h·w)."""
     return _match_all([student_grid], [teacher_grid])[0]
 
 
@@ -39,9 +39,9 @@ def region_loss(
     student_temp: float = 0.1,
     teacher_temp: float | Tensor = 0.04,
 ) -> Tensor:
-    """Return L_R over lists with one entry per crop: logits (B, T, K) and grids (B, D, h, w), T = h·w row by row.
+    """Return L_R over lists with one entry per crop: logits (B, T, K) and grids (B, D, h, w).
 
-    The teacher's crops are the student's first, in order. Sizes and number of crops are free.
+    T = h·w, row by row. The teacher's crops are the student's first, in order. Sizes and number of crops are free.
     """
     pairs = count_pairs(len(student_logits), len(teacher_logits))
     for name, logits, grids in (
@@ -115,21 +115,21 @@ class RegionMatching(Matching):
     def _extra_health(
         self, assignment: Tensor, student_features: Sequence[Features], teacher_features: Sequence[Features]
     ) -> dict[str, Tensor]:
-        """match_entropy: how evenly matches spread over the teacher's regions, from 0 (all to one region) to 1."""
+        """Return match_entropy: how evenly matches spread over the teacher's regions, 0 (one region) to 1."""
         student_sizes = [crop.grid.shape[2:].numel() for crop in student_features]
         teacher_sizes = [crop.grid.shape[2:].numel() for crop in teacher_features]
         entropies = []
         for t, block in enumerate(assignment.split(teacher_sizes, dim=2)):
             for crop, pair in enumerate(block.split(student_sizes, dim=1)):
-                most = min(student_sizes[crop], teacher_sizes[t])
-                if crop != t and most > 1:
+                max_regions = min(student_sizes[crop], teacher_sizes[t])
+                if crop != t and max_regions > 1:
                     shares = pair.sum(1) / pair.sum((1, 2))[:, None]
-                    entropies.append(torch.special.entr(shares).sum(1).mean() / math.log(most))
+                    entropies.append(torch.special.entr(shares).sum(1).mean() / math.log(max_regions))
         return {"match_entropy": torch.stack(entropies).mean()} if entropies else {}
 
 
 def _match_all(student_grids: Sequence[Tensor], teacher_grids: Sequence[Tensor]) -> list[Tensor]:
-    """Return per teacher crop the best region for every student region, (B, ΣT), by one product for all pairs."""
+    """Return the best region of each teacher crop for every student region, (B, ΣT), by one product."""
     batch, width = student_grids[0].shape[:2]
     for name, grids in (("student grids", student_grids), ("teacher grids", teacher_grids)):
         check_crops(name, grids, 4, batch, width)

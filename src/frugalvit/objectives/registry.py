@@ -1,4 +1,4 @@
-"""Objectives by name: the interface of a loss that a training task can add, and the table of all of them.
+"""Objectives by name: the interface of an extra loss of a training task, and the table of them.
 
     @register_objective("smoothness")
     class Smoothness(Objective):
@@ -46,7 +46,7 @@ class Objective(nn.Module):
         self.dim = dim
 
     def forward(self, features: Features, context: ObjectiveContext) -> Tensor:
-        """Return the loss, a scalar averaged over the batch, so that its weight does not depend on the batch size."""
+        """Return the loss, a scalar averaged over the batch. So its weight does not depend on the batch size."""
         raise NotImplementedError
 
 

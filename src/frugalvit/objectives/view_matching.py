@@ -1,4 +1,4 @@
-"""View level: the student predicts for its crop the teacher's distribution for another crop of the same image.
+"""View matching: the student predicts the teacher's distribution for another crop of the image.
 
 EsViT (Li et al., 2022) section 2.2, after DINO (Caron et al., 2021). With the set P of pairs (student crop s, teacher
 crop t), s ≠ t,
@@ -30,7 +30,7 @@ def view_loss(
     teacher_temp: float | Tensor = 0.04,
     mixing: Sequence[Tensor] | None = None,
 ) -> Tensor:
-    """Return L_V over lists of logits (B, K), one per crop; the teacher's crops are the student's first, in order.
+    """Return L_V over lists of logits (B, K), one per crop. The teacher's crops are the student's first, in order.
 
     center: (K) or (1, K)
     mixing: (B, B) per student crop, for crops mixed from several images. Row b weighs the student images that the

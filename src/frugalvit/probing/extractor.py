@@ -38,10 +38,10 @@ from frugalvit.utils.files import write_atomically
 from frugalvit.utils.system import cores
 
 Kind = Literal["pooled", "last_blocks", "grid"]
-Prepare = Callable[[Tensor, Tensor], Tensor]  # decoded images and their sizes -> network inputs
+Prepare = Callable[[Tensor, Tensor], Tensor]  # decoded images, their sizes -> network inputs
 CHUNK = 1024  # images between two writes
 MAX_UNREADABLE = 0.05  # share of the images
-_VERSION = 3  # of the files; raise it when equal keys stop meaning equal features
+_VERSION = 3  # of the files; raise it when the features of an equal key change
 _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SHORT_NAMES = {"32-true": "32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
@@ -211,7 +211,7 @@ def model_hash(model: Model) -> str:
 
 
 def _view_config() -> AugmentConfig:
-    """The training views of the released linear probe: random resized crop and flip."""
+    """Return the augmentation of the released linear probe: random resized crop and flip."""
     return AugmentConfig(crop="resized", operations=0, erasing=0.0, flip=0.5)
 
 

@@ -18,7 +18,7 @@ from frugalvit.probing.splits import concat, draw_labels, to_probe_split
 from frugalvit.probing.validation import as_features, as_labels
 from frugalvit.utils.tables import CommandResult, Table
 
-HEADLINE_K = 20  # "top1" is that of this k, if it is among the ks, as DINO and EsViT report it
+HEADLINE_K = 20  # "top1" is the score at this k if --ks has it, as DINO and EsViT report it
 # Similarities in memory at a time: 64 Mi float32 are 256 MiB, small on any GPU and large enough to keep it busy.
 CELLS = {"cuda": 1 << 26, "cpu": 1 << 22}
 TRAIN_CHUNK = {"cuda": 1 << 16, "cpu": 1 << 13}
@@ -76,7 +76,7 @@ def nearest(
     device: torch.device | str | None = None,
     chunks: tuple[int, int] | None = None,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Yield the k most similar training rows of every test row by cosine, one chunk of test rows at a time.
+    """Yield the k most similar training rows of every test row by cosine, a chunk of test rows at a time.
 
     train: (N, D), test: (M, D), or None for leave-one-out (every training row against all others).
     chunks: rows of test and train at a time (default: what fits the device)
@@ -102,9 +102,9 @@ def nearest(
         for first in range(0, len(train), train_chunk):
             block = query @ _unit(train[first : first + train_chunk], device).T
             if test is None:  # an image must not vote for itself
-                own = torch.arange(rows.start, rows.stop, device=device) - first
-                inside = ((own >= 0) & (own < block.shape[1])).nonzero().squeeze(1)
-                block[inside, own[inside]] = -torch.inf
+                own_column = torch.arange(rows.start, rows.stop, device=device) - first
+                inside = ((own_column >= 0) & (own_column < block.shape[1])).nonzero().squeeze(1)
+                block[inside, own_column[inside]] = -torch.inf
             best = block.topk(min(k, block.shape[1]), dim=1)
             similarity = torch.cat([similarity, best.values], dim=1)
             index = torch.cat([index, best.indices + first], dim=1)
@@ -128,8 +128,8 @@ def knn_predict(
     """Rank the classes of every test image for each k: {k: (M, min(5, k, classes))}, best first.
 
     Each of the k nearest training images votes for its class with weight exp(cosine / temperature). At most k classes
-    are ranked. Classes without a vote follow in the order of their numbers, as in the released code: top5 of a small k
-    holds a few right by chance. test=None leaves one out. A k beyond the data uses all of it.
+    are ranked. Classes without a vote follow in the order of their numbers, as in the released code, so a few top5 hits
+    at a small k are chance. test=None leaves one out. A k larger than the data uses all images.
     """
     ks = sorted(set(ks))
     ranked: dict[int, list[Tensor]] = {k: [] for k in ks}

@@ -23,7 +23,7 @@ from torch import Tensor
 HISTORY = 10
 # Curvature condition of the line search: |f'(t)| <= 0.1 |f'(0)|; trials are cheap, so it is tighter than 0.9.
 CURVATURE = 0.1
-TRIALS = 40  # halving a bracket so often leaves 1e-12 of it, where a step begins far too long
+TRIALS = 40  # 40 halvings leave 1e-12 of a bracket: enough even if the first step is far too long
 # Units of rounding in a gradient whose terms cancel; a smaller gradient is noise.
 PRECISION = 16
 
@@ -32,7 +32,7 @@ PRECISION = 16
 class Axes:
     """The features in their principal axes: centred, rotated and without the directions they do not span.
 
-    Neither changes the problem: the bias is not penalised, so it takes up the mean, and |W|² does not see a rotation.
+    This does not change the problem: the bias has no penalty and absorbs the mean, and a rotation preserves |W|².
     """
 
     rows: Tensor  # (N, K), K <= min(N, D)
@@ -41,7 +41,7 @@ class Axes:
     basis: Tensor  # (D, K), orthonormal columns
 
     def back(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights (R, K, C) and biases (R, C) for the features as they were: (R, D, C), (R, C)."""
+        """Convert weights (R, K, C) and biases (R, C) to the original features: (R, D, C), (R, C)."""
         weight = self.basis @ weight
         return weight, bias - torch.einsum("d,rdc->rc", self.mean, weight)
 
@@ -52,7 +52,7 @@ class Axes:
 
 @torch.no_grad()
 def principal_axes(features: Tensor) -> Axes:
-    """The principal axes of (N, D) features; directions below the precision of the numbers are dropped."""
+    """Return the principal axes of (N, D) features, without directions that are rounding noise."""
     mean = features.mean(dim=0)
     rows = features - mean
     reduce = None
@@ -69,13 +69,13 @@ def principal_axes(features: Tensor) -> Axes:
 
 @dataclass
 class Minimum:
-    """Where the search ended, in the axes: weight (R, K, C), bias (R, C), and per strength what it took."""
+    """The result of the search: weight (R, K, C) and bias (R, C) in the axes, and facts per strength."""
 
     weight: Tensor
     bias: Tensor
     iterations: Tensor  # (R,)
     gradient: Tensor  # (R,), |gradient|
-    converged: Tensor  # (R,), True if it ended by its gradient, not at the limit or without a descent step
+    converged: Tensor  # (R,), False at the limit of iterations, or if the line search failed
 
 
 @torch.no_grad()
@@ -90,16 +90,16 @@ def minimise(
     max_iterations: int = 1000,
     tolerance: float = 1e-4,
 ) -> Minimum:
-    """Minimise f for every strength at once, from ``weight``/``bias`` or zero, until |gradient| <= tolerance * λ|W|.
+    """Minimise f for every strength, until |gradient| <= tolerance * λ|W|. It starts at ``weight``, ``bias`` or 0.
 
     targets: (N, C), 0/1 or one-hot; -1 marks a label to ignore. At the minimum the gradients of loss and penalty
-    cancel; the criterion is the share that is left. f is λ-strongly convex in W, so f - min f <= tolerance² * λ/2 |W|².
-    That says little of the bias where λ is strong and W small: it has a criterion of its own (``balanced``).
+    cancel; the criterion is the share that remains. f is λ-strongly convex in W, so f - min f <= tolerance² * λ/2 |W|².
+    This says little about the bias if λ is strong and W small, so the bias has its own criterion (``balanced``).
     """
     count, classes = len(strengths), targets.shape[1]
     weight = axes.rows.new_zeros(count, axes.rows.shape[1], classes) if weight is None else weight
     bias = axes.rows.new_zeros(count, classes) if bias is None else bias
-    going = _Active(axes, targets, several_labels, strengths, torch.cat([weight, bias[:, None]], dim=1))
+    active = _Active(axes, targets, several_labels, strengths, torch.cat([weight, bias[:, None]], dim=1))
     result = Minimum(
         weight.clone(),
         bias.clone(),
@@ -108,24 +108,24 @@ def minimise(
         torch.ones(count, dtype=torch.bool),
     )
     for iteration in range(max_iterations + 1):
-        norm = going.gradient.flatten(1).norm(dim=1)
-        pull = going.penalty * going.parameters[:, :-1].flatten(1).norm(dim=1)
-        near = norm <= torch.maximum(tolerance * pull, going.noise())
-        if bool(near.any()):  # looking at the bias costs as much as a trial of the line search
-            near = near & going.balanced(tolerance)
-        arrived = near | going.stalled
-        ended = torch.ones_like(arrived) if iteration == max_iterations else arrived | going.lost
+        norm = active.gradient.flatten(1).norm(dim=1)
+        penalty_norm = active.penalty * active.parameters[:, :-1].flatten(1).norm(dim=1)
+        near = norm <= torch.maximum(tolerance * penalty_norm, active.noise())
+        if bool(near.any()):  # checking the bias costs as much as a trial of the line search
+            near = near & active.balanced(tolerance)
+        converged = near | active.stalled
+        ended = torch.ones_like(converged) if iteration == max_iterations else converged | active.lost
         if bool(ended.any()):
-            where = going.strength[ended]
-            result.weight[where] = going.parameters[ended, :-1]
-            result.bias[where] = going.parameters[ended, -1]
-            result.gradient[where] = norm[ended]
-            result.iterations[where.cpu()] = iteration
-            result.converged[where.cpu()] = arrived[ended].cpu()
+            index = active.strength[ended]
+            result.weight[index] = active.parameters[ended, :-1]
+            result.bias[index] = active.parameters[ended, -1]
+            result.gradient[index] = norm[ended]
+            result.iterations[index.cpu()] = iteration
+            result.converged[index.cpu()] = converged[ended].cpu()
             if bool(ended.all()):
                 break
-            going.keep(~ended)
-        going.step()
+            active.keep(~ended)
+        active.step()
     return result
 
 
@@ -143,8 +143,8 @@ class _Active:
         self.stalled = torch.zeros_like(self.strength, dtype=torch.bool)  # no descent step is left at this precision
         self.lost = self.stalled  # the line search failed
         self.logits = self.forward(start)
-        self.residual = self.miss(self.logits)
-        self.gradient = self.slope()
+        self.residual = self.compute_residual(self.logits)
+        self.gradient = self.compute_gradient()
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # step, change of gradient, 1 / (step . change)
 
     def noise(self) -> Tensor:
@@ -155,21 +155,21 @@ class _Active:
     def balanced(self, tolerance: float) -> Tensor:
         """True if the remaining change of the bias is small beside the spread of the logits, or is noise."""
         slope = self.gradient[:, -1].norm(dim=1)
-        apart = (self.logits - self.parameters[:, -1:]).flatten(1).norm(dim=1) / len(self.rows) ** 0.5
-        return slope <= torch.maximum(tolerance * self.curvature()[:, -1] * apart, self.noise())
+        logit_spread = (self.logits - self.parameters[:, -1:]).flatten(1).norm(dim=1) / len(self.rows) ** 0.5
+        return slope <= torch.maximum(tolerance * self.curvature()[:, -1] * logit_spread, self.noise())
 
     def curvature(self) -> Tensor:
         """h * spectrum + λ, and h * N for the bias: (A, K + 1)."""
         missed = self.residual.abs()
-        # Images that are all right or all wrong have no curvature, and the bias has no λ.
-        least = (self.penalty / self.steepest).clamp_max(torch.finfo(missed.dtype).eps)
-        h = (missed - missed.square()).mean(dim=(1, 2)).maximum(least)
+        # If every p is 0 or 1, h is 0; the bias has no λ that would keep its curvature above 0.
+        min_h = (self.penalty / self.steepest).clamp_max(torch.finfo(missed.dtype).eps)
+        h = (missed - missed.square()).mean(dim=(1, 2)).maximum(min_h)
         curvature = h[:, None] * torch.cat([self.spectrum, self.spectrum.new_tensor([len(self.rows)])])
         curvature[:, :-1] += self.penalty[:, None]
         return curvature
 
     def keep(self, rows: Tensor) -> None:
-        """Drop the strengths that have converged."""
+        """Keep these rows; the other strengths have ended."""
         for name in ("penalty", "parameters", "strength", "stalled", "lost", "logits", "residual", "gradient"):
             setattr(self, name, getattr(self, name)[rows])
         self.pairs = [(step[rows], change[rows], inverse[rows]) for step, change, inverse in self.pairs]
@@ -177,13 +177,13 @@ class _Active:
     def step(self) -> None:
         """One iteration: a direction, the length along it, and the gradient there."""
         direction = self.direction()
-        toward = self.forward(direction)
-        length = self.search(direction, toward)
+        logit_direction = self.forward(direction)
+        length = self.search(direction, logit_direction)
         step = length * direction
         before = self.gradient
         self.parameters = self.parameters + step
-        self.logits = self.logits + length * toward
-        self.gradient = self.slope()
+        self.logits = self.logits + length * logit_direction
+        self.gradient = self.compute_gradient()
         change = self.gradient - before
         curvature = _dot(step, change)
         usable = curvature > torch.finfo(curvature.dtype).eps * _dot(change, change)
@@ -196,11 +196,11 @@ class _Active:
         logits = (self.rows @ flat).view(-1, count, classes).movedim(1, 0).contiguous()
         return logits.add_(parameters[:, -1:])
 
-    def miss(self, logits: Tensor) -> Tensor:
-        """Probabilities minus targets, accurate relative to their own size.
+    def compute_residual(self, logits: Tensor) -> Tensor:
+        """Return probabilities minus targets, with a small relative error.
 
-        1 - p of a recognised image would keep only the digits above 1e-7, and with them the whole gradient of weakly
-        regularised classifiers would drown; the sum of the other classes' p keeps them.
+        For a well classified image 1 - p loses all digits below 1e-7, and the gradient of a weakly regularised
+        classifier consists of them. The sum of the other classes' p keeps these digits.
         """
         if self.several_labels:
             residual = torch.sigmoid(torch.where(self.targets > 0, -logits, logits))
@@ -209,8 +209,8 @@ class _Active:
         wrong = logits.softmax(dim=2).mul_(self.others)
         return wrong.addcmul_(self.targets, wrong.sum(dim=2, keepdim=True), value=-1)
 
-    def slope(self) -> Tensor:
-        """The gradient, from the residual at the current parameters."""
+    def compute_gradient(self) -> Tensor:
+        """Return the gradient, from the residual at the current parameters."""
         residual = self.residual
         count, images, classes = residual.shape
         flat = residual.movedim(1, 0).reshape(images, count * classes)
@@ -219,22 +219,22 @@ class _Active:
         return torch.cat([slope, residual.sum(dim=1, keepdim=True)], dim=1)
 
     def direction(self) -> Tensor:
-        """-H gradient by the two loops of L-BFGS, H_0 the inverse of h * spectrum + λ (h * N for the bias)."""
+        """Return -H gradient by the two loops of L-BFGS; H_0 is the inverse of ``curvature``."""
         inverse = (1 / self.curvature())[:, :, None]
-        result, taken = self.gradient, []
+        result, shares = self.gradient, []
         for step, change, reciprocal in reversed(self.pairs):
             share = reciprocal * _dot(step, result)
-            taken.append(share)
+            shares.append(share)
             result = result - share * change
         result = inverse * result
-        for (step, change, reciprocal), share in zip(self.pairs, reversed(taken), strict=True):
+        for (step, change, reciprocal), share in zip(self.pairs, reversed(shares), strict=True):
             result = result + (share - reciprocal * _dot(change, result)) * step
         # rounding can make H indefinite: then restart from H_0
         uphill = _dot(result, self.gradient) <= 0
         return -torch.where(uphill, inverse * self.gradient, result)
 
-    def search(self, direction: Tensor, toward: Tensor) -> Tensor:
-        """A length t (A, 1, 1) with |f'(t)| <= CURVATURE |f'(0)|, from the derivative along the line alone.
+    def search(self, direction: Tensor, logit_direction: Tensor) -> Tensor:
+        """Return a length t (A, 1, 1) with |f'(t)| <= CURVATURE |f'(0)|, using only the derivative.
 
         f'(t) = sum (p(Z + t Z_d) - y) Z_d + λ (W + t D) . D rises with t, so a bracket always closes.
         The residual of the last trial is stored: the next gradient needs it.
@@ -247,8 +247,8 @@ class _Active:
         slope_low, slope_high = start, torch.full_like(start, torch.inf)
         length, done = torch.ones_like(start), start >= 0
         for _ in range(TRIALS):
-            self.residual = self.miss(self.logits + length * toward)
-            slope = _dot(self.residual, toward) + linear + length * quadratic
+            self.residual = self.compute_residual(self.logits + length * logit_direction)
+            slope = _dot(self.residual, logit_direction) + linear + length * quadratic
             done = (slope.abs() <= CURVATURE * start.abs()) | (start >= 0)
             if bool(done.all()):
                 break
@@ -257,16 +257,16 @@ class _Active:
             high, slope_high = torch.where(short, high, length), torch.where(short, slope_high, slope)
             secant = low - slope_low * (high - low) / (slope_high - slope_low)
             inside = torch.minimum(torch.maximum(secant, low + 0.1 * (high - low)), high - 0.1 * (high - low))
-            # still falling at the right end: follow the derivative's line from the start, at most tenfold
+            # f still falls at this length: extrapolate the derivative linearly, to at most ten times the length
             beyond = length * (start / (start - slope)).clamp(2, 10)
             beyond = torch.where(slope <= start, 10 * length, beyond)
             length = torch.where(done, length, torch.where(high.isinf(), beyond, inside))
-        else:  # the bracket is still wide: up to its lower end f falls, beyond it nothing is known
+        else:  # the bracket is still wide: f is known to fall only up to its lower end
             length = torch.where(done, length, low)
-            self.residual = self.miss(self.logits + length * toward)
-            nowhere = ~done & (low == 0)  # then from H_0; if that is where the direction came from, this is the end
-            self.lost = self.lost | (nowhere & (sum(pair[2] for pair in self.pairs) == 0)).flatten()
-            self.pairs = [(step, change, inverse * ~nowhere) for step, change, inverse in self.pairs]
+            self.residual = self.compute_residual(self.logits + length * logit_direction)
+            no_step = ~done & (low == 0)  # restart from H_0; if the direction came from H_0, the search has failed
+            self.lost = self.lost | (no_step & (sum(pair[2] for pair in self.pairs) == 0)).flatten()
+            self.pairs = [(step, change, inverse * ~no_step) for step, change, inverse in self.pairs]
         self.stalled = self.stalled | (start >= 0).flatten()
         return length
 

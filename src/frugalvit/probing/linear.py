@@ -1,4 +1,4 @@
-"""The linear probe of EsViT §4.1: a linear classifier on frozen features, by SGD, several learning rates at once.
+"""The linear probe of EsViT §4.1: linear classifiers by SGD, several learning rates at once.
 
 Every pair of learning rate and weight decay is a column block of one weight matrix (D, R, C). A step of all R
 classifiers takes the same two matrix products as a step of one. The protocol is the paper's (SGD with momentum 0.9,
@@ -80,7 +80,7 @@ def _extract_views(config: LinearConfig, inputs: ProbeInputs) -> Tensor:
 
 @dataclass
 class LinearFit:
-    """R trained classifiers: weight (D, R, C), bias (R, C), and the learning rate and weight decay of each."""
+    """R trained classifiers: weight (D, R, C), bias (R, C), and learning rate and weight decay of each."""
 
     weight: Tensor
     bias: Tensor
@@ -150,7 +150,7 @@ def _residual(features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) ->
 
 @dataclass
 class LinearResult:
-    """Scores (N_test, C) of the chosen classifier, its settings, and the validation score of every setting."""
+    """Scores (N_test, C) of the chosen classifier, its settings, and every setting's validation score."""
 
     scores: Tensor
     learning_rate: float

@@ -80,10 +80,10 @@ class LogisticFit:
         return full
 
     def extrapolate(self, strength: float) -> tuple[Tensor, Tensor]:
-        """Weight (1, D, K) and bias (1, K) for another λ, on the line through the two nearest over log λ.
+        """Weight (1, D, K) and bias (1, K) for another λ, on the line through the two nearest fits over log λ.
 
         The weights of separable classes grow with log 1/λ in one direction (Soudry et al. 2018), so the line leads to
-        the next λ. It is followed for at most the distance between those two.
+        the next λ. It is followed at most as far as the two fits are apart.
         """
         away = [abs(math.log(other / strength)) for other in self.strengths]
         near, *others = sorted(range(len(away)), key=away.__getitem__)
@@ -103,7 +103,7 @@ class LogisticRegression:
     def __init__(
         self, features: Tensor, targets: Tensor, classes: int | None = None, device: torch.device | str | None = None
     ) -> None:
-        """features (N, D); targets (N,) classes, or (N, C) of 0, 1 and -1 = unknown for several labels per image."""
+        """features (N, D); targets (N,) classes, or for several labels (N, C) of 0, 1 and -1 = unknown."""
         self.several_labels = targets.ndim == 2
         device = features.device if device is None else torch.device(device)
         features = features.to(device, torch.float64 if features.dtype == torch.float64 else torch.float32)
@@ -130,8 +130,8 @@ class LogisticRegression:
     ) -> LogisticFit:
         """Fit every strength, from strong to weak; each starts from the extrapolation of the ones before.
 
-        A few images are separable. The first step from zero to a weak λ then overshoots to a region without curvature,
-        and the way back is long. The line through two stronger λ ends near the minimum.
+        Few images are often separable. The first step from zero to a weak λ then overshoots to a region without
+        curvature, and the way back is long. The line through two stronger λ ends near the minimum.
         """
         fits: dict[float, LogisticFit] = {}
         earlier = [] if start is None else [start]
@@ -145,8 +145,8 @@ class LogisticRegression:
     def _path_to(self, earlier: Sequence[LogisticFit], strength: float) -> Iterator[float]:
         """Yield the strengths to fit first if the next stronger fit is far away, or if there is none.
 
-        Without one the path starts at the loss's own curvature, at most 1/4 of the spectrum for the softmax at zero:
-        the minimum of a stronger λ is next to zero.
+        Without a stronger fit the path starts at the largest curvature of the loss, 1/4 of the spectrum: for a
+        stronger λ the minimum is near zero.
         """
         stronger = [other for fit in earlier for other in fit.strengths if other >= strength]
         last = min(stronger, default=float(self.axes.spectrum.max()) / 4 if len(self.axes.spectrum) else 0.0)
@@ -178,7 +178,7 @@ class LogisticRegression:
 
 
 def search_strength(evaluate: Callable[[list[float]], list[float]]) -> tuple[float, dict[float, float]]:
-    """CLIP's binary search: return the best λ on a grid of 8 steps a decade, and the score of every λ tried.
+    """Return the best λ by CLIP's binary search, on 8 steps a decade, and the score of every λ tried.
 
     The search starts from {1e-6, 1e-4, 1e-2, 1, 1e2, 1e4, 1e6} and halves the interval around the peak until it is one
     step wide: 15 evaluations instead of 97. Of equally good λ the middle one is the peak: with few validation images
@@ -266,7 +266,7 @@ class LogisticScore:
 
 
 def fit_and_score(data: ProbeData, metric: Metric, device: torch.device, max_iterations: int) -> LogisticScore:
-    """Search λ on the validation images, fit on train + val, score the test images; mAP for several labels."""
+    """Search λ on validation images, fit on train + val, score the test images; mAP for several labels."""
     multi_label = data.train.targets.ndim == 2
     metric = "map11" if multi_label else metric
     result = logistic_probe(

@@ -43,7 +43,7 @@ class ProbeData:
     test: ProbeSplit
     classes: int
     notes: list[str] = field(default_factory=list)
-    held_out: ProbeSplit | None = None  # if val comes from the training images: these with their views
+    held_out: ProbeSplit | None = None  # the images of val with their views, if val comes from train
 
 
 def open_model(name: str, config: ExtractConfig) -> Model:
@@ -89,12 +89,12 @@ def open_labelled(data: str, root: str | None) -> DatasetSplits:
 
 
 def embed_splits(extractor: FeatureExtractor, source: DatasetSplits) -> dict[str, FeatureSet]:
-    """Extract the features of every split. All probes share their cache, whichever splits they make."""
+    """Extract the features of every split of the dataset, so that all probes share one cache."""
     return {name: extractor(examples, f"{source.name} {name}") for name, examples in source.splits.items()}
 
 
 def labelled_splits(splits: Collection[str]) -> list[str]:
-    """List the splits that --labels draws from: all but the one that is scored."""
+    """List the splits that --labels draws from: all but the scored split."""
     return ["train", "val"] if {"val", "test"} <= set(splits) else ["train"]
 
 
@@ -115,10 +115,10 @@ def make_probe_splits(
 ) -> ProbeData:
     """Make train, validation and test splits from the dataset's own.
 
-    Without a test split the val split is scored (as ImageNet's), else a part of train is held out. Without a val split,
-    or if it is scored, a part of train is held out for it. Both are stratified and depend on the seed and the images'
-    names only. ``views`` (V, N, D) are augmented features that replace those of train for training. ``labels`` below 1
-    draws labels from train and val together; settings are chosen on some of these.
+    Without a test split, val is scored (as for ImageNet); without both, a part of train is held out. Without a val
+    split, or if it is scored, a part of train is held out for it. Both are stratified and depend only on the seed and
+    the images' names. ``views`` (V, N, D) are augmented features that replace those of train for training. ``labels``
+    other than 1 draws labels from train and val together, and some of these choose the settings.
     """
     notes: list[str] = []
     if labels != 1:
@@ -126,40 +126,40 @@ def make_probe_splits(
         joined = _join([parts[name] for name in names])
         parts = {name: part for name, part in parts.items() if name not in names} | {"train": joined}
     full = parts["train"]
-    left, test, val = np.ones(len(full), dtype=bool), parts.get("test"), parts.get("val")
+    remaining, test, val = np.ones(len(full), dtype=bool), parts.get("test"), parts.get("val")
     train = to_probe_split(full)
     if test is None and val is not None:
         notes.append(f"there is no test split: val is scored ({len(val):,} images)")
         test, val = val, None
     if test is None:
-        held = _hold_out(full, left, val_fraction, seed + 1)
+        held = _hold_out(full, remaining, val_fraction, seed + 1)
         notes.append(f"there is no test split: {held.sum():,} of {len(full):,} training images are held out")
-        left &= ~held
+        remaining &= ~held
         test_part = train.subset(held)
     else:
         test_part = to_probe_split(test)
     if labels != 1:
-        total, left = int(left.sum()), draw_labels(train, left, labels, seed)
-        notes.append(f"{left.sum():,} of {total:,} labels are used")
+        total, remaining = int(remaining.sum()), draw_labels(train, remaining, labels, seed)
+        notes.append(f"{remaining.sum():,} of {total:,} labels are used")
     learned, held_out = train if views is None else ProbeSplit(views, train.targets), None
     if val is None:
-        held = _hold_out(full, left, val_fraction, seed)
+        held = _hold_out(full, remaining, val_fraction, seed)
         if labels != 1 and not held.any():
             raise UserError(
                 f"--labels {labels:g} leaves one image of each class and none to choose settings on: "
-                "give 2 or more of each, or use 'frugalvit probe knn', which chooses nothing."
+                "use 2 or more of each, or 'frugalvit probe knn', which has no settings to choose."
             )
         if labels == 1:
             notes.append(f"there is no val split: {held.sum():,} training images are held out to choose settings on")
         else:
             notes.append(f"settings are chosen on {held.sum():,} of these")
-        left &= ~held
+        remaining &= ~held
         val_part, held_out = train.subset(held), learned.subset(held)
     else:
         val_part = to_probe_split(val)
-    if not left.any() or not len(test_part):
+    if not remaining.any() or not len(test_part):
         raise UserError(f"{len(full)} training images are too few to hold any out: add images or a test split.")
-    return ProbeData(learned.subset(left), val_part, test_part, classes, notes, held_out)
+    return ProbeData(learned.subset(remaining), val_part, test_part, classes, notes, held_out)
 
 
 def _join(parts: Sequence[FeatureSet]) -> FeatureSet:

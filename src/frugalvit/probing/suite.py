@@ -1,4 +1,4 @@
-"""``frugalvit probe suite``: logistic regression on those of EsViT's 18 datasets (Table 9) that are present.
+"""``frugalvit probe suite``: logistic regression on EsViT's 18 datasets (Table 9), if present.
 
 Protocol of B.3: last-layer features, λ searched on the validation split (made from train if missing), a fit on
 train + val, the dataset's own metric on the test split. Every dataset and model has a JSON file: an interrupted suite
@@ -42,7 +42,7 @@ _VERSION = 1  # of the protocol; raise it when results of the old one are not co
 
 @dataclass(frozen=True)
 class Entry:
-    """One dataset of the suite: how it is opened and measured, and whether it is there."""
+    """One dataset of the suite: its data, its metric, and whether it is present."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""Sections of detection and segmentation runs: precision over recall, classes, best and worst pictures.
+"""Sections of detection and segmentation runs: precision and recall, classes, best and worst pictures.
 
 They read transfer_report.json: {"curves": {"box": {"IoU 0.50": [101 precisions]}}, "per_class": {"columns", "rows"},
 "colours": {class: "#rrggbb"} of a segmenter, "best" and "worst": [{"image": a file in the folder, "caption": …}]}.

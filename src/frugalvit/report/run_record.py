@@ -48,7 +48,7 @@ class RunRecord:
     setting_folder: Path | None = None
 
     def kind(self) -> str:
-        """Return what runs that differ in their seed only have in common."""
+        """Return a key that is equal for runs that differ only in their seed."""
         if self.setting_folder is not None:
             return str(self.setting_folder)
         same = {key: value for key, value in self.setting.items() if key not in ("seed", "out", "resume", "name")}
@@ -132,7 +132,7 @@ def _read_curves(path: Path) -> dict[tuple[str, str], Curve]:
 
 
 def to_data_uri(image: str, folder: Path, limit: int | None = None) -> str | None:
-    """Convert a picture inside ``folder`` to a data URI, its longer side at most ``limit``; None if there is none."""
+    """Convert a picture in ``folder`` to a data URI, at most ``limit`` pixels a side; None if unreadable."""
     from PIL import Image
 
     path = (folder / image).resolve()

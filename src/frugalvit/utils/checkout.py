@@ -17,7 +17,7 @@ def has_benchmarks() -> bool:
 
 
 def import_benchmark(name: str) -> ModuleType:
-    """Import a module of ``benchmarks/``. Its folder stays on the path, where spawned workers look for it too."""
+    """Import a module of ``benchmarks/``. Its folder stays on the path, because spawned workers import it too."""
     if not has_benchmarks():
         raise UserError(
             "This command is in the folder benchmarks/ of the repository, which the wheel leaves out: "

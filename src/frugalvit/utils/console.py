@@ -236,7 +236,7 @@ def print_result(result: CommandResult) -> None:
 
 
 def print_json(data: Any) -> None:
-    """Print one line of JSON, in ASCII if a terminal would obey or could not show a character."""
+    """Print one line of JSON, in ASCII if it holds control characters or cannot be encoded."""
     text = to_json(data)
     is_safe = text.isprintable() and text == _encodable(text)
     print(text if is_safe else to_json(data, ensure_ascii=True))

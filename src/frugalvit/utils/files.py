@@ -41,7 +41,7 @@ def _part_path(path: Path) -> Path:
 
 
 def remove_parts(folder: Path) -> None:
-    """Remove the half-written files of a killed process. Call it with the folder's lock only."""
+    """Remove the half-written files of a killed process. Call it only while you hold the folder's lock."""
     for part in folder.rglob(_PART):
         part.unlink(missing_ok=True)
 
@@ -74,7 +74,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def utf8_safe(text: str) -> str:
-    """Escape what UTF-8 cannot encode: a byte of a file name outside of any encoding becomes ``\\udce9``.
+    """Escape what UTF-8 cannot encode: an undecodable byte of a file name becomes ``\\udce9``.
 
     Different names stay different, and JSON reads the escape as the same character.
     """
@@ -152,7 +152,7 @@ class FolderLock:
 
 @contextmanager
 def working_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside ``target`` for content that the caller moves there; the rest is removed.
+    """Yield an empty folder beside ``target``; the caller moves its content there, the rest is removed.
 
     A lock keeps other processes out. What a killed process left is removed by the next one.
     """

@@ -1,4 +1,4 @@
-"""Rank and world size from the environment: torchrun, SLURM's srun, or a run that starts its own processes.
+"""Rank and world size from the environment: torchrun, srun, or a run that starts its own processes.
 
 Nothing here imports torch, so that a command that is not needed on a rank ends at once.
 """
@@ -15,7 +15,7 @@ _RANK_ZERO_PID = "FRUGALVIT_RANK_ZERO_PID"
 
 
 class LaunchInfo(NamedTuple):
-    """One of several processes, as its launcher counts them."""
+    """The launcher of this process, its number of processes and machines, and this rank."""
 
     launcher: str
     processes: int
@@ -24,7 +24,7 @@ class LaunchInfo(NamedTuple):
 
 
 def launch_info() -> LaunchInfo | None:
-    """Read what torchrun or srun started this process as; None for a single process."""
+    """Return how torchrun or srun started this process; None for a single process."""
     variables = os.environ
     if "TORCHELASTIC_RUN_ID" in variables:
         processes, per_node = (int(variables[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
@@ -81,7 +81,7 @@ def clear_launch_env() -> None:
 
 
 def mark_rank_zero() -> None:
-    """Tell the processes that this one starts that it is their rank 0."""
+    """Mark this process as rank 0 for the processes that it starts."""
     if rank() == 0:
         os.environ[_RANK_ZERO_PID] = str(os.getpid())
 

@@ -45,7 +45,7 @@ class Interrupts:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that stop a run: Ctrl-C, SIGTERM, SLURM's warning, and a closed terminal without nohup."""
+    """Return the signals that stop a run: Ctrl-C, SIGTERM, SIGUSR1 (SLURM), and SIGHUP without nohup."""
     warnings = [getattr(signal, name) for name in ("SIGUSR1", "SIGHUP") if hasattr(signal, name)]
     return [*STOP_NOW_SIGNALS, *(number for number in warnings if signal.getsignal(number) is not signal.SIG_IGN)]
 

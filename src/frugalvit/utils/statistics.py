@@ -23,7 +23,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """Paired difference of two settings over the same seeds, with its 95 % confidence interval (Student's t).
+    """Paired difference of two settings over the same seeds, with a 95 % interval (Student's t).
 
     The interval and p are NaN if the differences do not vary.
     """

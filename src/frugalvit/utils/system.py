@@ -16,7 +16,7 @@ _MEMORY = (
 
 
 def processes_here() -> int:
-    """Return the processes of this run on this machine; torchrun and ``engine.distributed`` set LOCAL_WORLD_SIZE."""
+    """Return the number of processes of this run here. torchrun and ``engine.distributed`` set LOCAL_WORLD_SIZE."""
     return max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
 
 

@@ -6,12 +6,12 @@ _PLURALS = {"category": "categories", "class": "classes", "exact copy": "exact c
 
 
 def pluralize(count: int, noun: str) -> str:
-    """``1 file``, ``2,000 files``."""
+    """Format a count with its noun: ``1 file``, ``2,000 files``."""
     return f"{count:,} {noun if count == 1 else _PLURALS.get(noun, noun + 's')}"
 
 
 def truncate_list(names: Sequence[str], count: int = 5) -> str:
-    """``a, b, c and 7 more``."""
+    """List the first names: ``a, b, c and 7 more``."""
     text = ", ".join(names[:count])
     return text if len(names) <= count else f"{text} and {len(names) - count} more"
 

@@ -96,22 +96,22 @@ def view_attention(
         raise UserError("--query class: this model has no class token; give --query x,y.")
     if query is not None and not (0 <= query[0] < rows and 0 <= query[1] < columns):
         raise UserError(f"The query {query} is outside the {rows}x{columns} grid.")
-    line = 0 if query is None else extra + query[0] * columns + query[1]
-    weights = attention[:, line, extra:]
+    token = 0 if query is None else extra + query[0] * columns + query[1]
+    weights = attention[:, token, extra:]
     bits = entropy(weights)
     return AttentionView(
         maps=weights.view(-1, rows, columns),
         masks=mass_mask(weights, mass).view(-1, rows, columns),
         entropy=bits,
         order=bits.argsort(stable=True).tolist(),
-        elsewhere=attention[:, line, :extra].sum(dim=-1),
+        elsewhere=attention[:, token, :extra].sum(dim=-1),
         query=query,
         extra=extra,
     )
 
 
 def parse_query(text: str, picture: tuple[int, int], box: Box, regions: Regions) -> tuple[int, int] | None:
-    """Convert ``x,y`` to (row, column) of the regions in ``box`` of a picture (height, width); ``class`` to None.
+    """Convert ``x,y`` to (row, column) in ``box`` of a picture (height, width), and ``class`` to None.
 
     Integers are pixels of the original picture. Numbers with a point are shares of the view; 0.5,0.5 is its centre.
     """

@@ -30,9 +30,9 @@ _SAME = 1e-6  # similarities closer than this are ties
 
 def cosines(first: Tensor, second: Tensor) -> Tensor:
     """Compute the cosine of every pair of regions of two grids (B, D, h, w): (B, h·w, h'·w')."""
-    one = F.normalize(first.flatten(2).float(), dim=1)
-    two = F.normalize(second.flatten(2).float(), dim=1)
-    return one.transpose(1, 2) @ two
+    rows = F.normalize(first.flatten(2).float(), dim=1)
+    columns = F.normalize(second.flatten(2).float(), dim=1)
+    return rows.transpose(1, 2) @ columns
 
 
 def best_pairs(
@@ -194,8 +194,8 @@ def correspond(first: Features, second: Features, top: int = TOP) -> Corresponde
     chosen, matched, similarity = best_pairs(first.grid, second.grid, top)
     (rows, columns), (other_rows, other_columns) = (features.grid.shape[2:] for features in (first, second))
     pairs = [
-        Pair(rank, divmod(int(one), columns), divmod(int(other), other_columns), float(cosine))
-        for rank, (one, other, cosine) in enumerate(zip(chosen[0], matched[0], similarity[0], strict=True), 1)
+        Pair(rank, divmod(int(region), columns), divmod(int(match), other_columns), float(cosine))
+        for rank, (region, match, cosine) in enumerate(zip(chosen[0], matched[0], similarity[0], strict=True), 1)
     ]
 
     def nearest(features: Features, other: Features) -> tuple[int, int]:

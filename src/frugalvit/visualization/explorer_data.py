@@ -1,4 +1,4 @@
-"""The data of the explorer page: similarities of all regions, best matches, and the attention of each head.
+"""The data of the explorer page: similarities of regions, best matches, attention of each head.
 
 Two images at 14x14 with 12 heads are 1.1 million numbers. Each is stored as one byte: similarities relative to the
 range of their pair of images, attention relative to the peak of its row.
@@ -160,7 +160,7 @@ def _encode_model(name: str, backbone: Backbone, views: Sequence[_View]) -> dict
         "similarity": {f"{i}-{j}": _bytes(similarity[i, j]) for i, j in pairs if i <= j},
         "best": {f"{i}-{j}": similarity[i, j].argmax(dim=1).tolist() for i, j in pairs if i != j},
         "top": {f"{i}-{j}": _top(features[i].grid, features[j].grid) for i, j in pairs if i < j},
-        "global": [int(nearest_region(one.grid, global_feature(one))) for one in features],
+        "global": [int(nearest_region(view.grid, global_feature(view))) for view in features],
         "heads": [] if reasons else heads,
         "notes": notes,
     }
@@ -172,7 +172,7 @@ def _top(first: Tensor, second: Tensor) -> list[list[int]]:
 
 
 def _heads(backbone: Backbone, inputs: Tensor, full: tuple[int, int], grid: tuple[int, int]) -> dict[str, Any]:
-    """Encode each head's attention between all regions, (heads, T, T), as bytes relative to each row's peak."""
+    """Encode each head's attention between regions, (heads, T, T), as bytes relative to each row's peak."""
     try:
         attention = backbone.attention(inputs)[0].float().cpu()
     except UserError as error:

@@ -60,7 +60,7 @@ def correspondence_figure(rows: Sequence[MatchedViews]) -> Figure:
             for side, axis in enumerate((left, right)):
                 for region, mark in ((row.matches.own[side], _OWN), (row.matches.other[side], _OTHER)):
                     y, x = _centre(region, row.regions[side])
-                    # On the right axes, as the numbers are, and open, so that neither hides the other.
+                    # On the right axes like the numbers, and hollow, so that neither mark hides the other.
                     line = Line2D([x], [y], **mark, transform=axis.transData, zorder=6, clip_on=False)
                     line.set_path_effects([Stroke(linewidth=3.6, foreground="white"), Normal()])
                     line.set_in_layout(False)
@@ -158,11 +158,11 @@ def _entropy_bars(figure: Any, image: Tensor, view: AttentionView, regions: Regi
     _mark_query(picture, view, regions, size=7)
     bars.bar(range(len(view.order)), [view.entropy[head].item() for head in view.order], 0.7, color=palette.BLUE)
     bars.set_xticks(range(len(view.order)), [str(head) for head in view.order], fontsize=6)
-    most = most_bits(view)
-    bars.axhline(most, color="black", linestyle=":", linewidth=1)
-    text = f"{most:.3g}: uniform attention"
-    bars.annotate(text, (1, most), (0, 2), ("axes fraction", "data"), "offset points", ha="right", fontsize=6)
-    bars.set_ylim(0, 1.15 * most)
+    uniform_bits = most_bits(view)
+    bars.axhline(uniform_bits, color="black", linestyle=":", linewidth=1)
+    text = f"{uniform_bits:.3g}: uniform attention"
+    bars.annotate(text, (1, uniform_bits), (0, 2), ("axes fraction", "data"), "offset points", ha="right", fontsize=6)
+    bars.set_ylim(0, 1.15 * uniform_bits)
     bars.set_ylabel("entropy (bits)", fontsize=7)
     bars.set_xlabel("head", fontsize=7)
     bars.tick_params(labelsize=6)

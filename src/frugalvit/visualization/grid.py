@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Regions:
-    """The regions of a grid (rows, columns) over a picture (height, width); ``cell`` is their size in pixels."""
+    """The regions of a grid (rows, columns) over a picture (height, width). ``cell`` is their size in pixels."""
 
     grid: tuple[int, int]
     picture: tuple[int, int]
@@ -58,10 +58,10 @@ class Regions:
         return row, column
 
     def steps_off(self, axis: int, mirrored: bool) -> Tensor:
-        """Return how many rows (axis 0) or columns (axis 1) the match j of i is off in a second view: (n, n).
+        """Return the error [i, j] of match j for region i, in rows (axis 0) or columns (axis 1): (n, n).
 
-        The right match shares most pixels with i, which ``mirrored`` moves to side - x. If two share the same number of
-        pixels, both are right.
+        The right match of i shares most pixels with it in the second view; ``mirrored`` moves x to side - x. If two
+        share the same number of pixels, both are right.
         """
         side, count = self.picture[axis], self.grid[axis]
         first = second = torch.tensor([self.span(axis, index) for index in range(count)], dtype=torch.float64)

@@ -138,7 +138,7 @@ def model_input(backbone: Backbone, images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SecondView:
-    """The paper's second view: mirrored, jittered with probability ``jitter``, grey with probability ``grey``.
+    """The paper's second view: mirrored, with probabilities of colour jitter and of a grey image.
 
     The defaults are those of the released evaluation.
     """
@@ -149,9 +149,9 @@ class SecondView:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Transform images (B, 3, H, W) in [0, 1]; each draws its own colours from ``generator`` (on the CPU)."""
-        return torch.stack([self._one(image, generator) for image in images])
+        return torch.stack([self._transform_image(image, generator) for image in images])
 
-    def _one(self, image: Tensor, generator: torch.Generator) -> Tensor:
+    def _transform_image(self, image: Tensor, generator: torch.Generator) -> Tensor:
         draws = torch.rand(6, generator=generator).tolist()
         order = torch.randperm(4, generator=generator).tolist()
         if self.flip:
