@@ -1,4 +1,4 @@
-"""Row-wise softmax with its log-normalizer in one Triton kernel. It reads the logits twice and writes once.
+"""Row-wise softmax with its log-normalizer in one Triton kernel: the logits are read twice and written once.
 
 Plain torch needs a kernel and a pass over memory for every subtraction, maximum, exponential, sum and division.
 """
@@ -30,19 +30,19 @@ def softmax_kernel(logits, shift, probabilities, normaliser, length, SHIFTED: tl
         total = total * tl.exp(top - higher) + tl.exp(value - higher)
         top = higher
     peak = tl.max(top, 0)
-    row_sum = tl.sum(total * tl.exp(top - peak), 0)
-    tl.store(normaliser + row, peak + tl.log(row_sum))
+    whole = tl.sum(total * tl.exp(top - peak), 0)
+    tl.store(normaliser + row, peak + tl.log(whole))
     for start in range(0, length, BLOCK):
         inside = start + lane < length
         value = tl.load(logits + row * length + start + lane, mask=inside, other=-1e30)
         if SHIFTED:
             value -= tl.load(shift + start + lane, mask=inside, other=0.0)
-        share = tl.exp(value - peak) * (1.0 / row_sum)
+        share = tl.exp(value - peak) * (1.0 / whole)
         tl.store(probabilities + row * length + start + lane, share.to(probabilities.dtype.element_ty), mask=inside)
 
 
 def fused_softmax(logits: Tensor, shift: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return log-normalizers (R) and, in ``dtype``, probabilities (R, K) of softmax(logits - shift)."""
+    """Return log-normalizers (R) and probabilities (R, K) in ``dtype`` of softmax(logits - shift), logits (R, K)."""
     rows, length = logits.shape
     probabilities = torch.empty(logits.shape, dtype=dtype, device=logits.device)
     normaliser = torch.empty(rows, dtype=logits.dtype, device=logits.device)
