@@ -75,7 +75,7 @@ def layers_of(model: nn.Module) -> list[list[tuple[str, nn.Parameter]]]:
     if len(layers) < 3:
         raise UserError(
             f"{type(model).__name__} does not define the order of its layers, which --freeze and "
-            "--optimizer.layer-decay need. Leave them out."
+            "--optimizer.layer-decay need. Leave these options out."
         )
     return layers
 
