@@ -47,7 +47,7 @@ class Facts:
     eval_images: int = 0  # images of an evaluation while training
 
     def with_backbone(self, backbone: Backbone) -> Facts:
-        """Return the facts with those of the backbone."""
+        """Return a copy with the facts of the backbone."""
         count = sum(parameter.numel() for parameter in backbone.parameters())
         return replace(self, family=backbone.family, parameters=count, dim=backbone.dim)
 
@@ -109,7 +109,7 @@ def ema_rate(steps: int) -> tuple[float, str]:
 def mixing_probability(epochs: float, changed: Sequence[str] = ()) -> tuple[float, str]:
     """Return the share of steps whose images are mixed (mixup, cutmix); the papers mix every step.
 
-    changed: options of mixup and cutmix that the user set, who therefore wants some of it
+    changed: options of mixup and cutmix that the user set: then some steps are always mixed
 
     Swin-T, 2,040 images: after 100 epochs 41.2 with every step mixed, 49.3 with every other, 55.7 with none; after 320
     there is no difference. ``swin_mini`` on CIFAR-100: after 60 epochs 52.4, 58.9, 63.4 (docs/RESULTS.md).
@@ -353,7 +353,7 @@ def resolve_batch_size(
         if config.accumulate > images:
             raise UserError(f"--accumulate {config.accumulate} is larger than the number of images, {images}.")
         batch = images
-        reasons.append("there are no more training images than that")
+        reasons.append("limited by the number of training images")
     world = math.prod(devices_and_nodes(config.devices, config.nodes))
     equal = in_equal_parts(batch, images, equal_parts(world, config.accumulate, group))
     if equal != batch and not config.resume:
