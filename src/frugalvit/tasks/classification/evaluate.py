@@ -43,7 +43,7 @@ def evaluate(config: EvalConfig) -> CommandResult:
     split, examples = _select_split(source, config.split)
     numbers = _match_classes(config.model, names, source, examples)
     if trained_on and split in ("train", "all"):
-        console.warning(f"{config.model} was trained on these images ({split}): its scores on others will be lower")
+        console.warning(f"{config.model} was trained on these images ({split}): its scores on new images will be lower")
     extractor = make_extractor(model, config, "pooled")
     label = f"{source.name} {split}"
     features = extractor(examples, label)
@@ -94,9 +94,9 @@ def _check_output(out: str | None) -> Path | None:
 
 
 def _open(config: EvalConfig) -> tuple[DatasetSplits, bool]:
-    """Open the data; return whether the model was trained on it. A run's own data is split as in training.
+    """Open the data; also return whether the model was trained on it. A run's own data is split as in training.
 
-    A streamed run held out complete shards, which are not distinguished here.
+    The shards that a streamed run held out are not told apart here.
     """
     location = described_by(Path(config.model)) or Path(config.model)
     file = (location.parent if location.name == layout.MODEL else location) / layout.CONFIG
@@ -125,7 +125,7 @@ def _select_split(source: DatasetSplits, split: str) -> tuple[str, ImageDataset]
         raise UserError(f"{source.location} has several labels per image, but a classifier predicts one.")
     if examples.labels is None or source.classes is None:
         raise UserError(
-            f"{source.location} has no labels. Put the images into one folder per class, or give a CSV with a column "
+            f"{source.location} has no labels. Put the images into one folder per class, or pass a CSV with a column "
             f"{WANTED_COLUMN}. Without labels, use 'frugalvit predict'."
         )
     return split, examples
@@ -201,8 +201,8 @@ def _mistake_tables(per_class: list[dict[str, Any]], mistakes: list[dict[str, An
         for entry in missed
     ]
     confident: list[list[object]] = [
-        [one["image"], one["class"], f"{one['predicted']} {one['probability']:.1%}"]
-        for one in mistakes[:_SHOWN_MISTAKES]
+        [mistake["image"], mistake["class"], f"{mistake['predicted']} {mistake['probability']:.1%}"]
+        for mistake in mistakes[:_SHOWN_MISTAKES]
     ]
     return [
         Table(["class", "images", "right, %", "taken for"], rows, "worst classes"),

@@ -28,7 +28,7 @@ _PARTS = ("view_loss", "region_loss", "localization")
 """The parts of the total loss; not every step has all of them."""
 
 _FEW_PROTOTYPES = 10
-"""At or below this number of used prototypes a run may have collapsed, whatever K is: few crops use few of 65,536."""
+"""With at most this many used prototypes a run may have collapsed, for any K: few crops use few of 65,536."""
 
 _UNIFORM_GAP = 0.01
 """ln K minus the teacher's entropy, in nats, below which the teacher is uniform.
@@ -207,8 +207,8 @@ class Health:
     def _stagnant(self, step: int, metrics: Mapping[str, float]) -> Alarm | None:
         """Alarm if neither loss, k-NN nor rank improved from the first to the last third of the steps so far.
 
-        A loss that falls and rises again has moved, although its ends are equal. The check reads all lines, so that it
-        runs less often the more lines there are: a resumed run would otherwise take hours.
+        A loss that falls and rises again has moved, although its ends are equal. The check reads all lines, so it runs
+        less often as lines accumulate: otherwise a resume, which replays them, would take hours.
         """
         is_early = step < max(0.5 * self.steps, _MIN_STAGNATION_STEP)
         if is_early or ("loss" in metrics and self.lines % max(1, self.lines // 200)):

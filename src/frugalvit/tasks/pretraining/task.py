@@ -111,7 +111,7 @@ class PretrainingTask(Task):
         """Compute the losses of the crops (global ones first), and with ``with_health`` the health metrics."""
         count = self.global_crops
         with torch.no_grad():
-            teacher = _through(self.teacher, crops[:count])
+            teacher = _run_per_size(self.teacher, crops[:count])
         student = self._student(crops)
         losses: Losses = {}
         view_weight, region_weight, localization_weight = self.weights
@@ -150,7 +150,7 @@ class PretrainingTask(Task):
         )
 
     def is_capturable(self, step: int) -> bool:
-        """True after the steps in which the region loss or the last layer is off."""
+        """True after the first steps, in which the region loss is off or the last layer is frozen."""
         return step >= max(self.regions_from, self.hold_last)
 
     def peak_memory_step(self) -> int:
@@ -176,7 +176,7 @@ class PretrainingTask(Task):
     def _student(self, crops: Sequence[Tensor]) -> list[Features]:
         """Run the student on all crops: one pass per size, or few crops at a time with recomputation in backward."""
         if not self.crops_at_once or not torch.is_grad_enabled():
-            return _through(self.student, crops)
+            return _run_per_size(self.student, crops)
         features: list[Features] = []
         for group in _same_size(crops, self.crops_at_once):
             output: Any = checkpoint(self.student, torch.cat(group), use_reentrant=False)
@@ -246,7 +246,7 @@ class PretrainingTask(Task):
         return self.health.stop and self.health.collapsed
 
 
-def _through(backbone: Any, crops: Sequence[Tensor]) -> list[Features]:
+def _run_per_size(backbone: Any, crops: Sequence[Tensor]) -> list[Features]:
     """Run the network on crops, one pass per size; return the features of each crop."""
     return [features for group in _same_size(crops) for features in _split(backbone(torch.cat(group)), len(group))]
 
