@@ -180,7 +180,7 @@ def equal_parts(world: int, accumulate: int, group: int = 1) -> int:
 
 
 def in_equal_parts(batch: int, images: int, parts: int) -> int:
-    """Return the largest multiple of ``parts`` that exceeds neither ``batch`` nor ``images``; at least ``parts``."""
+    """Return the largest multiple of ``parts`` up to ``batch`` and ``images``; at least ``parts``."""
     return max(parts, min(batch, images) // parts * parts)
 
 

@@ -29,7 +29,7 @@ class RunInterrupted(Exception):
 
 
 def fit(task: Task, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> dict[str, Any]:
-    """Train ``task`` to the end of ``plan``, from the run's last checkpoint if it has one; return the outcome."""
+    """Train ``task`` to the end of ``plan``, from the last checkpoint if there is one; return the outcome."""
     convert_sync_batchnorm(task, fabric)
     optimizer: Any = make_optimizer(task, plan, fabric)
     try:

@@ -374,7 +374,7 @@ def check_same_images(fabric: Fabric, readable: int, total: int, config: RunConf
 
 
 def make_localization(settings: DrlocConfig, dim: int, largest: tuple[int, int]) -> RelativeLocalization:
-    """Build the loss for grids of ``dim`` channels and at most ``largest`` cells, hidden layers in autocast."""
+    """Build the loss for grids of ``dim`` channels and at most ``largest`` cells. Hidden layers run in autocast."""
     variant, grid_size = settings.variant, settings.grid_size
     if grid_size is None and variant in ("ce", "reg"):
         grid_size = largest  # the number of classes depends on it

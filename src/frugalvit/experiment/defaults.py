@@ -154,7 +154,7 @@ def localization_variant(family: str, parameters: int, *, from_scratch: bool) ->
 
 
 def evaluation_interval(steps: int, per_epoch: int, batch: int, eval_images: int) -> int:
-    """Return the steps between evaluations: an epoch, at most 50 evaluations and a quarter of the run's time.
+    """Return the steps between evaluations: an epoch or more. At most 50 evaluations, and a quarter of the time.
 
     Evaluating an image costs a third of training on it (no backward pass). At least four evaluations are allowed.
     """
@@ -275,7 +275,7 @@ def _choose_size(config: RunConfig, facts: Facts, auto: AutoValues) -> int:
 
 
 def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> ResolvedTrainConfig:
-    """Resolve what supervised training needs: batch, length, learning rate, Drloc, augmentation, EMA, evaluation."""
+    """Resolve supervised training: batch, length, learning rate, Drloc, augmentation, EMA, evaluation."""
     side, from_scratch = _choose_size(config, facts, auto), not (config.init or config.pretrained)
     batch = resolve_batch_size(config, facts.images, supervised_batch(facts), auto, group=PAIR)
     length = _resolve_length(config, auto, *supervised_epochs(facts, batch))
@@ -340,9 +340,9 @@ def _resolve_head_width(config: TrainConfig | PretrainConfig, facts: Facts, auto
 def resolve_batch_size(
     config: RunConfig, images: int, default: tuple[int, str], auto: AutoValues, *, group: int = 1
 ) -> int:
-    """Return the batch size: the option or the default, at most the number of images, equal on all processes.
+    """Return the batch size: the option or the default, at most the number of images.
 
-    A resumed run keeps its batch size.
+    All processes get equal parts. A resumed run keeps its batch size.
 
     default: batch size and reason
     group:   images that must be on the same process

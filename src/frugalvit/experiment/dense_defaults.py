@@ -106,7 +106,7 @@ def _resolve_anchors(config: DetectConfig, side: int, strides: list[float], auto
 
 
 def dense_lr(batch: int, parameters: int, *, detecting: bool) -> tuple[float, str]:
-    """Return the papers' 1e-4 (detection) or 6e-5 (segmentation) at batch 16, scaled with the root of the batch.
+    """Return the papers' rate, scaled with the root of the batch. At batch 16: 1e-4 (detection), 6e-5 (segmentation).
 
     A small network needs more. ``swin_nano`` at 96 px, batch 4, one seed, from random weights:
 

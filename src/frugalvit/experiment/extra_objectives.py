@@ -71,7 +71,7 @@ def make_objectives(
 
 
 def load_plugins(plugins: Iterable[str]) -> None:
-    """Import Python files or modules, which runs their code: they register objectives, networks and the like."""
+    """Import Python files or modules. This runs their code, which registers objectives, networks and the like."""
     for plugin in plugins:
         path = Path(plugin)
         try:

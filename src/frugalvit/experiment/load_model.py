@@ -1,4 +1,4 @@
-"""The MODEL argument and --init: a run folder, a checkpoint, an exported folder or the name of an architecture."""
+"""The MODEL argument and --init: a run folder, a checkpoint, an exported folder or an architecture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -74,7 +74,7 @@ class TensorBoard:
 
 
 def run_name(folder: Path) -> str:
-    """Return a run's name at a service; a run of a comparison (``seed_0``) also gets the name of its setting."""
+    """Return a run's name at a service. The name of a comparison's run (``seed_0``) includes its setting."""
     return f"{folder.resolve().parent.name}-{folder.name}" if _SEED.fullmatch(folder.name) else folder.name
 
 

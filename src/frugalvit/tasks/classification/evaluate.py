@@ -35,7 +35,7 @@ _SHOWN_CONFUSIONS = 3  # per class, for --json
 
 
 def evaluate(config: EvalConfig) -> CommandResult:
-    """Compute top-1 with its 95 % interval, top-5 and mean per class, and list the worst classes and mistakes."""
+    """Compute top-1 (with 95 % interval), top-5 and mean per class; list the worst classes and mistakes."""
     started = time.monotonic()
     out = _check_output(config.out)
     model, names = load_classifier(config.model, config.device, config.img_size)
@@ -132,7 +132,7 @@ def _select_split(source: DatasetSplits, split: str) -> tuple[str, ImageDataset]
 
 
 def _match_classes(model: str, names: tuple[str, ...], source: DatasetSplits, examples: ImageDataset) -> Tensor:
-    """Return the model's label of every class of the data, (C,), by name; -1 for an unknown class without images."""
+    """Return the model's label (C,) of every class of the data, by name. An unknown class without images gets -1."""
     assert source.classes is not None and examples.labels is not None
     numbers = [names.index(name) if name in names else -1 for name in source.classes]
     present = np.unique(examples.labels)

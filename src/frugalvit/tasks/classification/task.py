@@ -1,4 +1,4 @@
-"""ClassificationTask: supervised training with Drloc, L_tot = L_ce + λ · L_drloc (§4), on any backbone."""
+"""ClassificationTask: supervised training of any backbone with Drloc, L_tot = L_ce + λ · L_drloc (§4)."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class ClassificationTask(Task):
         return False
 
     def localization_summary(self) -> dict[str, float | str]:
-        """Return the localization task's last error in grid cells, the error of a constant answer, and its form."""
+        """Return the localization task's last error in grid cells, that of a constant answer, and its form."""
         heads = self.localization.levels if isinstance(self.localization, DenseLocalization) else [self.localization]
         head = heads[-1]
         if self.last_error is None or not isinstance(head, RelativeLocalization):

@@ -111,7 +111,7 @@ def save_picture(picture: Image.Image, path: Path) -> None:
 def draw_best_and_worst(
     scores: Iterable[tuple[float, int]], draw: Callable[[float, int], tuple[Image.Image, str]], folder: Path
 ) -> dict[str, list[dict[str, str]]]:
-    """Write pictures of the images with the highest and the lowest scores; return their files and captions.
+    """Draw the images with the highest and the lowest scores; return the files and captions.
 
     scores: (score, index) of the images
     draw:   score, index -> picture, caption

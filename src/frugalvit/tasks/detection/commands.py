@@ -84,7 +84,7 @@ def make_schedule(config: ResolvedDetectConfig, steps: int) -> Schedule:
 
 
 def score_detector(task: DetectionTask, dataset: DetectionDataset, folder: Path | None) -> dict[str, Any]:
-    """Return COCO's scores; write curves, the table of classes, and the best and worst images into the folder."""
+    """Return COCO's scores; write curves, the table of classes, and the best and worst images."""
     detections = task.cached_detections(dataset)
     scores = task.scores(dataset, detections)
     if folder is not None:

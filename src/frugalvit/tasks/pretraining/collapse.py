@@ -1,4 +1,4 @@
-"""Health of a pre-training run: collapse alarms, effective rank, online k-NN, and the option to change.
+"""Health of a pre-training run: collapse alarms with the option to change, effective rank, k-NN.
 
 On small data most label-free runs fail silently. Two collapses have clear signs (K prototypes, teacher outputs p_t):
 
@@ -69,9 +69,9 @@ def _levels(metrics: Mapping[str, float]) -> list[Level]:
 
 @torch.no_grad()
 def effective_rank(features: Tensor) -> float:
-    """Compute RankMe (Garrido et al., 2023): exp of the entropy of the normalised singular values of (N, D) features.
+    """Compute RankMe (Garrido et al., 2023) of (N, D) features.
 
-    It is 1 for a constant embedding and at most min(N, D).
+    It is exp of the entropy of the normalised singular values: 1 for a constant embedding and at most min(N, D).
     """
     # The Gram matrix: some LAPACK builds return NaN for the singular values of a constant matrix.
     rows = (features.cpu() if features.device.type == "mps" else features).double()  # MPS has no float64
@@ -88,7 +88,7 @@ def effective_rank(features: Tensor) -> float:
 
 @torch.no_grad()
 def feature_deviation(features: Tensor) -> float:
-    """Compute the deviation of L2-normalised (N, D) features over N, times √D: about 1 if spread, 0 if collapsed."""
+    """Compute the deviation of L2-normalised (N, D) features over N, times √D. Spread: about 1; collapsed: 0."""
     unit = torch.nn.functional.normalize(features.float(), dim=1)
     return (unit.std(0, correction=0).mean() * math.sqrt(features.shape[1])).item()
 
@@ -156,7 +156,7 @@ class Health:
         )
 
     def _separates_images(self, metrics: Mapping[str, float], level: Level, flat: float) -> bool:
-        """True if other evidence shows different outputs: the other level's loss, or features that stay spread.
+        """True if the outputs differ by other evidence: the other level's loss, or features that stay spread.
 
         A random network's features are spread too, but shrink in a uniform collapse.
         """
@@ -288,7 +288,7 @@ def _swing(losses: list[float]) -> float:
 
 
 class FeatureMonitor:
-    """Embeds a sample of images with the teacher: rank and deviation of the features, and k-NN if there are labels."""
+    """Embeds sample images with the teacher. Measures rank and deviation, and k-NN accuracy if there are labels."""
 
     def __init__(self, gallery: EvalSet, queries: EvalSet | None, classes: int, fabric: Fabric) -> None:
         self.gallery, self.queries, self.classes, self.fabric = gallery, queries, classes, fabric

@@ -1,4 +1,4 @@
-"""--continue: a new run with the weights, optimizer and options of another run, and a new objective on top.
+"""--continue: a new run with the weights, optimizer and options of another run, and new objectives.
 
 EsViT §2.2: "load a checkpoint trained by L_V only, and add L_R for continual pre-training". The released code silently
 loses the optimizer's state there; here the state is mapped by the names of the parameters.
@@ -104,7 +104,7 @@ class ContinuedRun:
 
 
 def import_checkpoint(path: str, task: PretrainingTask, steps: int) -> dict[str, Any]:
-    """Return the last checkpoint of another run as the first of this one: weights, centers, optimizer, step.
+    """Return another run's last checkpoint as this run's first: weights, centers, optimizer, step.
 
     A level that the other run did not have keeps its new head (the same in teacher and student) and a zero center.
     """

@@ -1,4 +1,4 @@
-"""PretrainingTask: label-free pre-training with EsViT, L = ½ L_V + ½ L_R (Algorithm 1; §2.2 prints the plain sum).
+"""PretrainingTask: label-free pre-training with EsViT. L = ½ L_V + ½ L_R (Algorithm 1; §2.2 prints the plain sum).
 
 The student sees every crop, the teacher only the global crops. Drloc on the student's global grids can be a third loss.
 """
@@ -76,7 +76,7 @@ class PretrainingTask(Task):
     def set_data(
         self, batches: BatchSource, monitor: Any, health: Health, fabric: Fabric, eval_split: str = "val"
     ) -> None:
-        """Set the training crops, the feature monitor and the health checks; only "val" chooses the best weights."""
+        """Set the training crops, the feature monitor and the health checks. Only "val" chooses the best weights."""
         self.eval_split = eval_split
         self.batches, self.monitor, self.health, self.fabric = batches, monitor, health, fabric
         self.share = BatchShard(batches.seed, batches.rank, batches.world)
@@ -174,7 +174,7 @@ class PretrainingTask(Task):
         self.use_cuda_graphs = graphs
 
     def _student(self, crops: Sequence[Tensor]) -> list[Features]:
-        """Run the student on all crops: one pass per size, or few crops at a time with recomputation in backward."""
+        """Run the student on all crops: one pass per size, or a few crops at a time, recomputed in backward."""
         if not self.crops_at_once or not torch.is_grad_enabled():
             return _run_per_size(self.student, crops)
         features: list[Features] = []
