@@ -26,7 +26,7 @@ def fit_to_memory(config: RunConfig, plan: TrainPlan, task: Task, run: RunFolder
     if config.resume and run.has_checkpoint():  # a new run has a checkpoint too if it continues another
         return plan  # a resumed run keeps its number of micro-batches
     if fabric.device.type != "cuda":
-        console.info(f"auto-batch: only GPU memory is measured; the batch stays {plan.images_per_step}")
+        console.info(f"auto-batch: batch stays {plan.images_per_step}; only GPU memory is measured")
         return plan
     fabric.to_device(task)
     parts = parts_that_fit(task, plan.accumulate, fabric)

@@ -193,7 +193,7 @@ def _find_folders(root: Path) -> tuple[dict[str, tuple[Path, Path]], str]:
 
 
 def match_masks(images: Path, masks: Path) -> Pairs:
-    """Match each image with the mask of its name and subfolder. The mask may end in ``_mask``, ``_labelIds``, ``_L``."""
+    """Match each image with the mask of its name and subfolder. Masks may end in ``_mask``, ``_labelIds`` or ``_L``."""
     if not masks.is_dir():
         raise UserError(f"{images} has no masks: there is no folder {masks}.")
     by_name = {path.relative_to(masks).with_suffix(""): path for path in map(Path, list_images(str(masks)).images)}
