@@ -80,7 +80,7 @@ def test_user_values_stay() -> None:
     values = {"data": "x", "img_size": 320, "batch": 8, "lr": 3e-4, "steps": 7}
     config = detector(DetectConfig.parse(values), Facts(5, 2, 100, "cuda"), auto)
     assert (config.img_size, config.lr, config.epochs, config.batch) == (320, 3e-4, "auto", 5)
-    assert ("batch", "there are no more training images than that") in [(value.name, value.reason) for value in auto]
+    assert ("batch", "limited by the number of training images") in [(value.name, value.reason) for value in auto]
 
 
 def test_epochs_on_a_cpu() -> None:

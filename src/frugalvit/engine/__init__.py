@@ -5,7 +5,7 @@ import sys
 
 
 def _import_fabric() -> None:
-    """Import Fabric without torchmetrics, which it would import for its version alone: that takes seconds."""
+    """Import Fabric without torchmetrics: Fabric only reads its version, and the import takes seconds."""
     if "torchmetrics" in sys.modules:
         return
     sys.modules["torchmetrics"] = None  # type: ignore[assignment]  # as if it were not installed

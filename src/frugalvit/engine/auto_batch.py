@@ -18,15 +18,15 @@ from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils import console
 
-_FULL = 0.95  # of the device's memory a step may use; fragmentation and other processes need the rest
+_FULL = 0.95  # share of the device's memory for a step; fragmentation and other processes need the rest
 
 
 def fit_to_memory(config: RunConfig, plan: TrainPlan, task: Task, run: RunFolder, fabric: Fabric) -> TrainPlan:
     """Return the plan with enough micro-batches to fit; log the number and save it in the configuration."""
     if config.resume and run.has_checkpoint():  # a new run has a checkpoint too if it continues another
-        return plan  # the run keeps the number of its start
+        return plan  # a resumed run keeps its number of micro-batches
     if fabric.device.type != "cuda":
-        console.info(f"auto-batch: batch stays {plan.images_per_step}; it measures GPU memory only")
+        console.info(f"auto-batch: batch stays {plan.images_per_step}; only GPU memory is measured")
         return plan
     fabric.to_device(task)
     parts = parts_that_fit(task, plan.accumulate, fabric)
@@ -44,12 +44,12 @@ def parts_that_fit(task: Task, parts: int, fabric: Fabric) -> int:
     batch = task.batch_at(0)
     mixed = getattr(getattr(task, "batches", None), "mixing", None) is not None
     group = 2 if mixed and fabric.world_size > 1 else 1  # a mixup pair stays on one rank
-    groups = len(batch.index) // group  # of one of ``parts`` micro-batches, on this rank
-    for more in (number for number in range(1, groups + 1) if groups % number == 0):
-        fits = _step_fits(task, first_images(batch, groups // more * group), fabric)
+    groups = len(batch.index) // group  # in one of ``parts`` micro-batches, on this rank
+    for factor in (number for number in range(1, groups + 1) if groups % number == 0):
+        fits = _step_fits(task, first_images(batch, groups // factor * group), fabric)
         fitting: Any = fabric.all_reduce(torch.tensor(float(fits), device=fabric.device), reduce_op="mean")
         if float(fitting) == 1.0:  # on all ranks
-            return parts * more
+            return parts * factor
     raise UserError(
         f"Not even {group} images fit into this device's memory. Use a smaller --img-size or --backbone, or "
         "--checkpoint-activations."

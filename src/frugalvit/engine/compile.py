@@ -27,11 +27,11 @@ _FUSES_SUMS = getattr(inductor.triton, "mix_order_reduction", False)  # the sett
 
 def compile_task(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> None:
     """Compile as ``--compile`` says; "auto" compiles long runs on a GPU."""
-    wanted = _chosen(task, config, plan, fabric) if config.compile == "auto" else config.compile
+    wanted = _resolve_auto(task, config, plan, fabric) if config.compile == "auto" else config.compile
     if not wanted:
         return
     graphs = wanted == "graphs"
-    if graphs and (reason := _no_graphs(task, config, plan, fabric)):
+    if graphs and (reason := _graphs_blocker(task, config, plan, fabric)):
         console.warning(f"compiled without CUDA graphs: {reason}")
         graphs = False
     prepare_compiler(task)
@@ -45,15 +45,15 @@ def prepare_compiler(module: nn.Module) -> None:
         return
     # Inductor fuses sums over rows and columns, and then returns gradients of (1, C, 1, 1) as (C,).
     learning = (p for p in module.parameters() if p.requires_grad and p.ndim > 2)
-    standing = any(p.shape[-1] == 1 and 1 < p.numel() == max(p.shape) for p in learning)
-    inductor.triton.mix_order_reduction = _FUSES_SUMS and not standing
+    has_channel_map = any(p.shape[-1] == 1 and 1 < p.numel() == max(p.shape) for p in learning)
+    inductor.triton.mix_order_reduction = _FUSES_SUMS and not has_channel_map
 
 
-def _chosen(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> bool | Literal["graphs"]:
+def _resolve_auto(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> bool | Literal["graphs"]:
     """Resolve ``--compile auto``."""
     if fabric.device.type != "cuda" or plan.steps < PAYS_FROM:
         return False
-    fits = not config.auto_batch and not _no_graphs(task, config, plan, fabric)  # auto-batch measures without graphs
+    fits = not config.auto_batch and not _graphs_blocker(task, config, plan, fabric)  # auto-batch measures no graphs
     return "graphs" if fits and replays_by_itself(task, fabric) else True
 
 
@@ -62,7 +62,7 @@ def replays_by_itself(task: Task, fabric: Fabric) -> bool:
     return task.supports_cuda_graphs and getattr(fabric.strategy.precision, "scaler", None) is None
 
 
-def _no_graphs(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> str:
+def _graphs_blocker(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> str:
     """Return the reason why the step cannot be a CUDA graph; empty if it can."""
     if fabric.device.type != "cuda" or not torch.cuda.is_available():
         return "there is no CUDA device"

@@ -67,9 +67,9 @@ def strategy(several: bool, seconds: float, *, has_unused: bool = False) -> Any:
 def launch(fabric: Fabric, local_processes: int = 1) -> None:
     """Start the other processes, unless a launcher did, and log only on rank 0.
 
-    local_processes: on this machine; they share its cores and memory (``utils.system``)
+    local_processes: number on this machine; they share its cores and memory (``utils.system``)
     """
-    os.environ["LOCAL_WORLD_SIZE"] = str(local_processes)  # also for one: an earlier run may have set more
+    os.environ["LOCAL_WORLD_SIZE"] = str(local_processes)  # also if it is 1: an earlier run may have set more
     for name in ("lightning_fabric", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     launch_env.mark_rank_zero()
@@ -133,8 +133,8 @@ def all_ranks_equal(fabric: Fabric, value: int) -> bool:
     """True if all ranks have the same number."""
     if fabric.world_size == 1:
         return True
-    both_ends: Any = fabric.all_reduce(torch.tensor([value, -value], device=fabric.device), reduce_op="max")
-    return both_ends.tolist() == [value, -value]
+    largest: Any = fabric.all_reduce(torch.tensor([value, -value], device=fabric.device), reduce_op="max")
+    return largest.tolist() == [value, -value]
 
 
 def check_shared_filesystem(fabric: Fabric, folder: Path) -> None:
@@ -205,7 +205,7 @@ def _set_timeout(seconds: float) -> None:
 def fail_on_lost_rank(fabric: Fabric, folder: Path | None, seconds: float) -> Iterator[None]:
     """Raise ``LostRankError`` if another rank died or hangs.
 
-    folder: of the run; None before it has one
+    folder: the run's folder; None before it exists
     """
     try:
         yield

@@ -11,7 +11,7 @@ from frugalvit.objectives.projection_head import move_towards
 class EMA:
     """Moves the weights of ``average`` towards those of ``source``: θ <- m θ + (1 - m) θ_source.
 
-    The tensors are collected once, at the first update: that takes longer than the average on a GPU.
+    The tensors are collected once, at the first update: on a GPU, collecting takes longer than averaging.
 
     buffers: copy the source's buffers (BatchNorm statistics); a teacher keeps its own
     """
@@ -21,7 +21,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self, momentum: float, skipped: Tensor | None = None) -> None:
-        """Average the parameters, unless the step was skipped, and copy the buffers, which a skip has restored."""
+        """Average the parameters unless the step was skipped; copy the buffers, which a skip restored."""
         move_towards(*self._averaged, momentum, skipped)
         for mine, others in self._copied:
             torch._foreach_copy_(mine, others)  # pyright: ignore
@@ -34,6 +34,6 @@ class EMA:
     def _copied(self) -> list[tuple[list[Tensor], list[Tensor]]]:
         """Return the buffers to copy, floating-point and integer ones separately."""
         pairs = zip(self.average.buffers(), self.source.buffers(), strict=True) if self.buffers else ()
-        filled = [(mine, other) for mine, other in pairs if mine.numel()]
-        kinds = ([pair for pair in filled if pair[0].is_floating_point() == floating] for floating in (True, False))
+        nonempty = [(mine, other) for mine, other in pairs if mine.numel()]
+        kinds = ([pair for pair in nonempty if pair[0].is_floating_point() == floating] for floating in (True, False))
         return [([mine for mine, _ in kind], [other for _, other in kind]) for kind in kinds if kind]

@@ -71,12 +71,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def out_of_memory_message(error: BaseException, images: int, folder: Path) -> str:
     """Explain an out-of-memory error and name the options that reduce memory."""
-    wanted = re.search(r"ried to allocate ([\d.]+ \w+)", str(error))
-    size = f" (it needed {wanted.group(1)} more)" if wanted else ""
+    needed = re.search(r"ried to allocate ([\d.]+ \w+)", str(error))
+    size = f" (it needed {needed.group(1)} more)" if needed else ""
     half = max(1, images // 2)
     return (
         f"The device ran out of memory{size} with {images} images per step. Use --batch {half}; or --accumulate 2, "
-        "which keeps the batch and halves its memory; or --auto-batch, which finds such a number; or "
+        "which keeps the batch and halves its memory; or --auto-batch, which chooses --accumulate; or "
         "--checkpoint-activations, which trades time for memory; or --compile true, which avoids CUDA graphs. "
         f"{folder} is intact."
     )

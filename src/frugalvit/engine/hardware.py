@@ -50,8 +50,8 @@ def cpu_settings(device: torch.device) -> Iterator[None]:
 def _onednn_is_slow() -> bool:
     """True on an ARM processor without SVE, for which oneDNN has no fast kernels.
 
-    There attention's q kᵀ took 5 to 40 times as long with oneDNN, and every network we tried trained slower. The answer
-    must not be measured at run time: results differ in the last bits, and a resumed run must decide the same.
+    There attention's q kᵀ took 5 to 40 times as long with oneDNN, and every network we tried trained slower. Do not
+    measure this at run time: results differ in the last bits, so a resumed run must make the same choice.
     """
     features = _arm_features() if platform.machine() in ("aarch64", "arm64") else set()
     slow = bool(features) and "sve" not in features

@@ -1,6 +1,6 @@
 """Trainer: the one loop that trains every task.
 
-Everything random in a step is a function of (seed, step), so a killed and resumed run repeats the very same steps.
+Everything random in a step is a function of (seed, step), so a killed and resumed run repeats the same steps.
 The loop fetches, computes, steps, and at intervals logs, evaluates and saves.
 """
 
@@ -29,7 +29,7 @@ class RunInterrupted(Exception):
 
 
 def fit(task: Task, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> dict[str, Any]:
-    """Train ``task`` to the end of ``plan``, from the run's last checkpoint if it has one; return the outcome."""
+    """Train ``task`` to the end of ``plan``, from the last checkpoint if there is one; return the outcome."""
     convert_sync_batchnorm(task, fabric)
     optimizer: Any = make_optimizer(task, plan, fabric)
     try:
@@ -144,11 +144,11 @@ class Trainer(TrainStep):
 
     def _pace(self) -> dict[str, float]:
         """Return images per second since the last log. Reading the metrics just synchronised the device."""
-        now, (began, at) = time.monotonic(), self.window_began
+        now, (began, first) = time.monotonic(), self.window_began
         self.window_began = (now, self.step)
-        if self.step == at:
+        if self.step == first:
             return {}
-        self.paces.append((now - began) / (self.step - at))
+        self.paces.append((now - began) / (self.step - first))
         return {"images_per_second": round(self.plan.images_per_step / self.paces[-1], 1)}
 
     def evaluate(self, last: bool = False) -> None:
@@ -179,8 +179,8 @@ class Trainer(TrainStep):
     def _share_signal(self) -> None:
         """Agree on the stop signal when logging: all ranks must stop at the same step."""
         if self.fabric.world_size > 1:
-            sent = torch.tensor(self.stop.received, device=self.fabric.device)
-            self.shared_signal = int(self.fabric.all_reduce(sent, reduce_op="max"))  # type: ignore[arg-type]
+            received = torch.tensor(self.stop.received, device=self.fabric.device)
+            self.shared_signal = int(self.fabric.all_reduce(received, reduce_op="max"))  # type: ignore[arg-type]
 
     def agreed_stop(self) -> int:
         return self.shared_signal if self.fabric.world_size > 1 else self.stop.received
@@ -194,13 +194,13 @@ class Trainer(TrainStep):
         due = waited > 60 * plan.save_minutes or (on_epoch and waited > 20)
         if self.fabric.world_size == 1:
             return due
-        # All ranks take part in saving, so rank 0's clock decides, at steps where the ranks meet anyway.
+        # All ranks take part in saving, so rank 0's clock decides, at steps where the ranks synchronise.
         return (on_epoch or self.step % plan.log_every == 0) and self.fabric.broadcast(due)
 
     def save(self) -> None:
         self.saved_at = time.monotonic()
         window = self._reduce_window()
-        self._restore_window(window)  # as a resumed run does, so that later means are equal to the bit
+        self._restore_window(window)  # as a resumed run does: later means are equal bit for bit
         state = {
             "step": self.step,
             "task": self.task.state_dict(),
@@ -256,7 +256,7 @@ class Trainer(TrainStep):
     # -- failures
 
     def _max_nonfinite(self) -> int:
-        """Non-finite steps in a row to tolerate. fp16 has some by design: its scaler halves 65,536 at each overflow."""
+        """Return the non-finite steps in a row to tolerate. fp16 has some: its scaler starts too high, at 65,536."""
         return self.plan.max_nonfinite_steps + (16 if self.scaled else 0)
 
     def _abort_nonfinite(self, streak: int) -> None:
@@ -281,7 +281,7 @@ class Trainer(TrainStep):
         )
 
     def _dump_step(self) -> tuple[str, str]:
-        """Write batch and state of the last step; return where, and the first non-finite tensor, as text."""
+        """Write batch and state of the last step; return two texts: the path, the first non-finite tensor."""
         step = self.step - 1
         plan, number = self.plan, step * self.plan.accumulate  # of the step's first micro-batch
         parts = (self.task.batch_at(number + part) for part in range(plan.accumulate))  # one on the device at a time

@@ -22,7 +22,7 @@ def decay_groups(
     lr_scale: float = 1.0,
     undecayed: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """Make two groups of the trainable parameters: matrices with weight decay; vectors and positions without.
+    """Group the trainable parameters: matrices with weight decay; vectors and positions without.
 
     undecayed: names of further parameters without decay (:func:`no_weight_decay_names`)
     As in the released code, the (1, C, 1, 1) norms of CvT-13 count as matrices. The names enter the optimiser's state,
@@ -75,7 +75,7 @@ def layers_of(model: nn.Module) -> list[list[tuple[str, nn.Parameter]]]:
     if len(layers) < 3:
         raise UserError(
             f"{type(model).__name__} does not define the order of its layers, which --freeze and "
-            "--optimizer.layer-decay need. Leave them out."
+            "--optimizer.layer-decay need. Leave these options out."
         )
     return layers
 

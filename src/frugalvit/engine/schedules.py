@@ -23,10 +23,10 @@ class Constant:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Linear warm-up from ``warmup_from`` to ``start`` (reached at its last step), then half a cosine to ``end``.
+    """Linear warm-up from ``warmup_from`` to ``start``, then half a cosine to ``end``.
 
-    value = end + (start - end)/2 · (1 + cos(π·i/n)) for the i-th of n steps after the warm-up, as EsViT and DINO do for
-    the learning rate, the weight decay and the teacher's momentum.
+    The last step of the warm-up has ``start``. Then value = end + (start - end)/2 · (1 + cos(π·i/n)) for the i-th of n
+    steps, as EsViT and DINO do for the learning rate, the weight decay and the teacher's momentum.
 
     from_zero: i and n count from step 0, so that the warm-up replaces the start of the cosine, as in Drloc's code
     """
@@ -62,7 +62,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Ramp:
-    """A line from 0 to ``peak`` over ``warmup``, then a line to 0 at ``steps``: λ in the released Drloc code."""
+    """A line from 0 to ``peak`` over ``warmup``, then to 0 at ``steps``: λ in the released Drloc code."""
 
     peak: float
     warmup: int

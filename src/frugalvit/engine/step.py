@@ -1,7 +1,7 @@
 """One training step: fetch, forward, backward, clip, step.
 
-Everything random in a step is a function of (seed, step). Nothing here waits for the device, which sums the losses and
-skips steps with non-finite gradients.
+Everything random in a step is a function of (seed, step). The device itself sums the losses and skips steps with
+non-finite gradients, so the CPU does not wait for a GPU.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class TrainStep:
             self._accumulate(step)
         norm = self._clip()
         skipped = step_if_finite(self.optimizer, norm, self.guard, scaled=self.scaled)
-        self.moved.restore_if(skipped)  # a NaN in a running mean or a centre would never leave
+        self.moved.restore_if(skipped)  # a NaN would stay in a running mean or a centre
         self.optimizer.zero_grad(set_to_none=True)
         self.task.after_step(step, skipped)
         self._collect({"gradient_norm": norm})
@@ -133,9 +133,9 @@ class TrainStep:
         return {name: loss.detach() for name, loss in losses.items()}
 
     def _backward(self, loss: Tensor) -> None:
-        """Run backward and restore BatchNorm's statistics: recomputed activations would count twice.
+        """Run backward, then restore BatchNorm's statistics: recomputed activations update them twice.
 
-        timm's networks recompute activations in their own way, so the trainer restores, not the network.
+        timm's networks have their own recomputation, so the trainer restores the statistics.
         """
         self.statistics.save()
         self.fabric.backward(loss)
@@ -165,7 +165,7 @@ class TrainStep:
 
 
 def _fused(fabric: Fabric) -> bool:
-    """True if fused AdamW works. On a CPU it takes a quarter of the time of the plain one."""
+    """True if fused AdamW works. On a CPU it takes a quarter of plain AdamW's time."""
     return fabric.device.type in ("cuda", "cpu")
 
 
@@ -180,7 +180,7 @@ def equal_parts(world: int, accumulate: int, group: int = 1) -> int:
 
 
 def in_equal_parts(batch: int, images: int, parts: int) -> int:
-    """Return the largest multiple of ``parts`` that exceeds neither ``batch`` nor ``images``; at least ``parts``."""
+    """Return the largest multiple of ``parts`` up to ``batch`` and ``images``; at least ``parts``."""
     return max(parts, min(batch, images) // parts * parts)
 
 
@@ -190,7 +190,7 @@ def steps_per_epoch(images: int, batch: int) -> int:
 
 
 def total_steps(steps: int | None, epochs: float, images: int, batch: int) -> int:
-    """Return the length of a run in optimizer steps: ``steps`` if it is set, else that many epochs."""
+    """Return the length of a run in optimizer steps: ``steps`` if it is set, else from ``epochs``."""
     return steps if steps is not None else max(1, round(epochs * steps_per_epoch(images, batch)))
 
 
@@ -200,7 +200,7 @@ _foreach: Any = torch  # the multi-tensor functions have private names
 
 
 def clip_per_tensor(parameters: list[nn.Parameter], limit: float) -> Tensor:
-    """Clip each gradient tensor to the norm ``limit``, as released EsViT does; return the global norm before."""
+    """Clip each gradient tensor to the norm ``limit``, as EsViT does; return the global norm before."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros(())
@@ -258,7 +258,7 @@ class BufferSnapshot:
         self.before: list[Tensor] = []
 
     def save(self) -> None:
-        self.before = [_as_one(buffers) for buffers in self.kinds]
+        self.before = [_flatten(buffers) for buffers in self.kinds]
 
     def restore(self) -> None:
         for buffers, before in zip(self.kinds, self.before, strict=True):
@@ -269,10 +269,10 @@ class BufferSnapshot:
         if bad.device.type == "cpu" and not bool(bad):
             return
         for buffers, before in zip(self.kinds, self.before, strict=True):
-            _fill(buffers, torch.where(bad, before, _as_one(buffers)))
+            _fill(buffers, torch.where(bad, before, _flatten(buffers)))
 
 
-def _as_one(buffers: list[Tensor]) -> Tensor:
+def _flatten(buffers: list[Tensor]) -> Tensor:
     return torch.cat([buffer.flatten() for buffer in buffers])
 
 
@@ -350,11 +350,11 @@ def _stream(device: torch.device) -> Any:
 
 def on_side_stream(action: Callable[[], Values], stream: Any) -> Values:
     """Run on another stream: autograd accumulates gradients on the forward pass's stream."""
-    here = torch.cuda.current_stream()
-    stream.wait_stream(here)
+    current = torch.cuda.current_stream()
+    stream.wait_stream(current)
     with torch.cuda.stream(stream):
         values = action()
-    here.wait_stream(stream)
+    current.wait_stream(stream)
     return values
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class Task(nn.Module, ABC):
     """A module that turns a batch into named losses."""
 
-    best_metric: str  # the metric that marks the best checkpoint: the highest value wins, the later of two equals
+    best_metric: str  # its highest value marks the best checkpoint; of equal values, the latest
     eval_split: str  # the split that evaluate() scores; only "val" may choose the best checkpoint
     batches: Any = None  # the BatchSource of batch_at(); dense tasks have a StepLoader instead
     nonfinite_outputs = False  # True if the last evaluate() saw non-finite outputs
@@ -27,7 +27,7 @@ class Task(nn.Module, ABC):
         return ""
 
     def is_capturable(self, step: int) -> bool:
-        """True if many steps do the same as this one, so that capturing it pays."""
+        """True if many steps run the same operations as this one, so that a graph of it is reused."""
         return True
 
     def peak_memory_step(self) -> int:

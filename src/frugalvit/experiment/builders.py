@@ -64,14 +64,14 @@ class EvalSet:
 
 
 def make_fabric(config: RunConfig) -> Fabric:
-    """Launch one process per device; torchrun and SLURM have launched them already."""
+    """Launch one process per device, unless torchrun or SLURM already did."""
     device = pick_device(config.device)
     devices, nodes = distributed.devices_and_nodes(config.devices, config.nodes)
     if device == "cuda" and devices > torch.cuda.device_count():
         raise UserError(f"--devices {devices} is more than the {torch.cuda.device_count()} GPUs of this machine.")
     if device == "mps" and devices * nodes > 1:
         raise UserError("Several processes cannot share Apple's GPU: use --devices 1, or --device cpu.")
-    # Layers that only the view level uses (a network's pooling layers) get no gradients without it.
+    # Without the view level, the layers that only it uses (a network's pooling layers) get no gradients.
     has_unused = isinstance(config, PretrainConfig) and config.matching.weights()[0] == 0
     fabric = Fabric(
         accelerator={"cuda": "cuda", "mps": "mps"}.get(device, "cpu"),
@@ -106,8 +106,8 @@ def open_run(config: RunConfig, fabric: Fabric, *words: str, files: Sequence[str
 def check_out_outside_data(config: RunConfig) -> None:
     """Refuse an output folder inside the dataset: it would be read as a class next time."""
     if config.data and is_inside(Path(config.out or "runs"), config.data):
-        what = f"--out {config.out}" if config.out else "runs/, the default output folder,"
-        raise UserError(f"{what} is inside the images of {config.data}. Choose a folder outside with --out.")
+        folder = f"--out {config.out}" if config.out else "runs/, the default output folder,"
+        raise UserError(f"{folder} is inside the images of {config.data}. Choose a folder outside with --out.")
 
 
 def needs_initial_weights(config: RunConfig) -> bool:
@@ -137,7 +137,7 @@ def write_run_metadata(
     }
     batch = config.requested("batch", config.batch)  # as typed
     facts["batch"] = int(batch) if str(batch).isdigit() else batch
-    facts["content"] = examples.fingerprint(times=False)  # data is often copied for every part of a run
+    facts["content"] = examples.fingerprint(times=False)  # without times: data is often copied before a resume
     facts["processes"] = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
     facts |= examples.run_facts()
     if truth is not None:
@@ -198,7 +198,7 @@ def open_source(
 
 
 def check_enough_images(config: RunConfig, examples: ImageDataset, group: int = 1) -> None:
-    """Raise if some process would get no images in a step. A resumed run is checked elsewhere.
+    """Raise if some process would get no images in a step. ``check_resumed_batch_size`` checks a resumed run.
 
     group: images that must be on the same process
     """
@@ -240,22 +240,22 @@ def load_initial_weights(backbone: Backbone, config: RunConfig, classes: Sequenc
 
 def _load_init(backbone: Backbone, init: str, classes: Sequence[str]) -> None:
     stored = names_in_folder(init)
-    same = stored is None or stored == list(classes)
-    report = load_weights(backbone, init, classifier=same)
+    same_classes = stored is None or stored == list(classes)
+    report = load_weights(backbone, init, classifier=same_classes)
     parts = [f"{len(report.matched)} tensors loaded"]
     for names, text in ((report.missing, "missing"), (report.left_over, "left over")):
         parts.append(f"{len(names)} {text}{f' ({truncate_list(names, 4)})' if names else ''}")
     console.info(f"{init}: {report.kind}, {', '.join(parts)}" + "".join(f"; {note}" for note in report.notes))
     if not backbone.num_classes:
         return
-    if stored is not None and not same:
+    if stored is not None and not same_classes:
         console.info(f"{init}: its classes differ ({truncate_list(stored, 4)}), so the classifier starts from scratch")
     elif stored is None and f"{classifier_name(backbone.model)}.weight" in report.matched:
         console.info(f"{init}: its classifier is loaded; the file does not name its classes")
 
 
 def check_resumed_batch_size(config: ResolvedRunConfig, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> None:
-    """Raise if the processes of a resumed run cannot share its batch equally: another batch changes the schedule."""
+    """Raise if a resumed run's processes cannot share its batch equally. Another batch changes the schedule."""
     if plan.images_per_step == config.batch:
         return
     parts = f"{fabric.world_size} processes and {config.accumulate} parts of a step"
@@ -310,14 +310,14 @@ def make_batches(
 
 
 def resolve_readers(config: C, examples: ImageDataset, fabric: Fabric, auto: AutoValues) -> C:
-    """Resolve how many readers share the shards of a stream: the same on every rank, and on resume."""
+    """Resolve how many readers share the shards of a stream: equal on all ranks and after a resume."""
     if examples.streaming is None:
         return config
-    fewest = -distributed.all_reduce_max(fabric, -cores())
+    min_cores = -distributed.all_reduce_max(fabric, -cores())
     shards, world = len(examples.streaming.paths), fabric.world_size
     auto.choose("stream", config.stream, True, "the shards are remote, or too large for an index")
-    reason = f"{fewest} cores per process, {shards:,} shards for {world}"
-    auto.choose("workers", config.workers, max(1, min(16, fewest, shards // world)), reason)
+    reason = f"{min_cores} cores per process, {shards:,} shards for {world}"
+    auto.choose("workers", config.workers, max(1, min(16, min_cores, shards // world)), reason)
     return auto.apply(config, type(config))
 
 
@@ -333,7 +333,7 @@ def get_image_store(
 ) -> ImageStore:
     """Return decoded images. All users within a run, and the runs of a comparison, share them.
 
-    fabric: of the ranks that call this together, and must get the same images
+    fabric: its ranks call this together and must get the same images
     """
     key = (examples.fingerprint(), img_size, str(device), config.cache.model_dump_json())
     return stores.get(key, lambda: _build_store(examples, img_size, config, device, fabric))
@@ -365,7 +365,7 @@ def _build_store(
 
 
 def check_same_images(fabric: Fabric, readable: int, total: int, config: RunConfig) -> None:
-    """Raise if ranks can read different numbers of images: a machine without some would train on others unnoticed."""
+    """Raise if the ranks can read different numbers of images: they would train on different data."""
     if not distributed.all_ranks_equal(fabric, readable):
         raise UserError(
             f"The processes can read different images of {config.data} (this one {readable:,} of {total:,}). Check "
@@ -374,7 +374,7 @@ def check_same_images(fabric: Fabric, readable: int, total: int, config: RunConf
 
 
 def make_localization(settings: DrlocConfig, dim: int, largest: tuple[int, int]) -> RelativeLocalization:
-    """Build the loss for grids of ``dim`` channels and at most ``largest`` cells, hidden layers in autocast."""
+    """Build the loss for grids of ``dim`` channels and at most ``largest`` cells. Hidden layers run in autocast."""
     variant, grid_size = settings.variant, settings.grid_size
     if grid_size is None and variant in ("ce", "reg"):
         grid_size = largest  # the number of classes depends on it

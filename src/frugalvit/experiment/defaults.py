@@ -47,7 +47,7 @@ class Facts:
     eval_images: int = 0  # images of an evaluation while training
 
     def with_backbone(self, backbone: Backbone) -> Facts:
-        """Return the facts with those of the backbone."""
+        """Return a copy with the facts of the backbone."""
         count = sum(parameter.numel() for parameter in backbone.parameters())
         return replace(self, family=backbone.family, parameters=count, dim=backbone.dim)
 
@@ -109,7 +109,7 @@ def ema_rate(steps: int) -> tuple[float, str]:
 def mixing_probability(epochs: float, changed: Sequence[str] = ()) -> tuple[float, str]:
     """Return the share of steps whose images are mixed (mixup, cutmix); the papers mix every step.
 
-    changed: options of mixup and cutmix that the user set, who therefore wants some of it
+    changed: options of mixup and cutmix that the user set: then some steps are always mixed
 
     Swin-T, 2,040 images: after 100 epochs 41.2 with every step mixed, 49.3 with every other, 55.7 with none; after 320
     there is no difference. ``swin_mini`` on CIFAR-100: after 60 epochs 52.4, 58.9, 63.4 (docs/RESULTS.md).
@@ -154,7 +154,7 @@ def localization_variant(family: str, parameters: int, *, from_scratch: bool) ->
 
 
 def evaluation_interval(steps: int, per_epoch: int, batch: int, eval_images: int) -> int:
-    """Return the steps between evaluations: an epoch, at most 50 evaluations and a quarter of the run's time.
+    """Return the steps between evaluations: an epoch or more. At most 50 evaluations, and a quarter of the time.
 
     Evaluating an image costs a third of training on it (no backward pass). At least four evaluations are allowed.
     """
@@ -275,7 +275,7 @@ def _choose_size(config: RunConfig, facts: Facts, auto: AutoValues) -> int:
 
 
 def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> ResolvedTrainConfig:
-    """Resolve what supervised training needs: batch, length, learning rate, Drloc, augmentation, EMA, evaluation."""
+    """Resolve supervised training: batch, length, learning rate, Drloc, augmentation, EMA, evaluation."""
     side, from_scratch = _choose_size(config, facts, auto), not (config.init or config.pretrained)
     batch = resolve_batch_size(config, facts.images, supervised_batch(facts), auto, group=PAIR)
     length = _resolve_length(config, auto, *supervised_epochs(facts, batch))
@@ -340,9 +340,9 @@ def _resolve_head_width(config: TrainConfig | PretrainConfig, facts: Facts, auto
 def resolve_batch_size(
     config: RunConfig, images: int, default: tuple[int, str], auto: AutoValues, *, group: int = 1
 ) -> int:
-    """Return the batch size: the option or the default, at most the number of images, equal on all processes.
+    """Return the batch size: the option or the default, at most the number of images.
 
-    A resumed run keeps its batch size.
+    All processes get equal parts. A resumed run keeps its batch size.
 
     default: batch size and reason
     group:   images that must be on the same process
@@ -353,7 +353,7 @@ def resolve_batch_size(
         if config.accumulate > images:
             raise UserError(f"--accumulate {config.accumulate} is larger than the number of images, {images}.")
         batch = images
-        reasons.append("there are no more training images than that")
+        reasons.append("limited by the number of training images")
     world = math.prod(devices_and_nodes(config.devices, config.nodes))
     equal = in_equal_parts(batch, images, equal_parts(world, config.accumulate, group))
     if equal != batch and not config.resume:

@@ -85,9 +85,9 @@ def _resolve_anchors(config: DetectConfig, side: int, strides: list[float], auto
     """Resolve anchors that reach from small objects to large ones, for any strides.
 
     The standard is strides of 4 to 64 px with anchors of 8 strides at 800 px: 4 % to 64 % of the short side. A coarser
-    first stride gets fewer strides per anchor, so that small objects stay in reach. Anchors below two strides miss most
-    objects, which are between two of them, and three stages end too early: then every level has several sizes. Coarser
-    levels with one size each would have only a few cells in a small image.
+    first stride gets fewer strides per anchor, so that small objects stay in reach. In two cases every level has
+    several sizes: anchors below two strides miss most objects, which lie between two anchors; and three stages end too
+    early. Coarser levels with one size each would have only a few cells in a small image.
     """
     options = config.detector
     if options.anchors != "auto":
@@ -99,14 +99,14 @@ def _resolve_anchors(config: DetectConfig, side: int, strides: list[float], auto
     reason += f" of 4 px, and the finest has {finest:g}" if finest > 4 else ""
     auto.choose("detector.anchors", options.anchors, anchors, reason)
     largest = min(16 * anchors * finest, side)
-    more = math.ceil(max(0.0, math.log2(2 / anchors), math.log2(largest / (anchors * coarsest))))
-    reach = round(anchors * coarsest * 2**more)
+    extra = math.ceil(max(0.0, math.log2(2 / anchors), math.log2(largest / (anchors * coarsest))))
+    reach = round(anchors * coarsest * 2**extra)
     reason = f"strides of {finest:g} to {coarsest:g} px: anchors of {anchors * finest:.0f} to {reach} px"
-    auto.choose("detector.octaves", options.octaves, 1 + more, reason)
+    auto.choose("detector.octaves", options.octaves, 1 + extra, reason)
 
 
 def dense_lr(batch: int, parameters: int, *, detecting: bool) -> tuple[float, str]:
-    """Return the papers' 1e-4 (detection) or 6e-5 (segmentation) at batch 16, scaled with the root of the batch.
+    """Return the papers' rate, scaled with the root of the batch. At batch 16: 1e-4 (detection), 6e-5 (segmentation).
 
     A small network needs more. ``swin_nano`` at 96 px, batch 4, one seed, from random weights:
 

@@ -103,7 +103,7 @@ class Experiment(ABC, Generic[C, R]):
 
     @abstractmethod
     def training_files(self) -> tuple[ImageDataset, Sequence[str], str | None]:
-        """Return training images, class names, and the fingerprint of annotation files, if there are any."""
+        """Return training images, class names, and the fingerprint of annotation files or None."""
 
     @abstractmethod
     def build_task(self) -> Any:
@@ -136,7 +136,7 @@ class Experiment(ABC, Generic[C, R]):
 
     @builders.stores.shared()
     def run(self) -> CommandResult:
-        """Run the command in a new folder, or in the one to resume. A finished run is shown."""
+        """Run the command in a new folder, or resume a run. Show the result of a finished run."""
         requested = self.options
         check_trackers(requested.track)
         load_plugins(requested.plugin)
@@ -198,7 +198,7 @@ class Experiment(ABC, Generic[C, R]):
         self.plan = self.build_plan()
 
     def _record(self) -> None:
-        """Log and write what was resolved. A resumed run takes back what it wrote at its start."""
+        """Log and write the resolved values. A resumed run reads those it wrote at its start."""
         self.log_values()
         images, classes, truth = self.training_files()
         builders.write_run_metadata(
@@ -248,11 +248,11 @@ class Experiment(ABC, Generic[C, R]):
 
     def _stopped(self, stop: RunInterrupted) -> CommandResult:
         counts = ((name, getattr(self.options, name)) for name in ("devices", "nodes"))
-        more = "".join(f" --{name} {count}" for name, count in counts if count != 1)
+        options = "".join(f" --{name} {count}" for name, count in counts if count != 1)
         folder = self.run_folder.folder
-        way = f"frugalvit {self.command} --resume {console.shell_quote(folder)}{more}"
-        console.warning(f"{stop}: saved; resume with '{way}'")
-        return CommandResult({"run": str(folder), "stopped": str(stop), "resume": way, "exit": 3})
+        command = f"frugalvit {self.command} --resume {console.shell_quote(folder)}{options}"
+        console.warning(f"{stop}: saved; resume with '{command}'")
+        return CommandResult({"run": str(folder), "stopped": str(stop), "resume": command, "exit": 3})
 
     def _open_data(self, requested: RunConfig, fabric: Fabric | None) -> OpenedData:
         try:

@@ -71,7 +71,7 @@ def make_objectives(
 
 
 def load_plugins(plugins: Iterable[str]) -> None:
-    """Import Python files or modules, which runs their code: they register objectives, networks and the like."""
+    """Import Python files or modules. This runs their code, which registers objectives, networks and the like."""
     for plugin in plugins:
         path = Path(plugin)
         try:
@@ -86,7 +86,7 @@ def load_plugins(plugins: Iterable[str]) -> None:
 
 
 def _import_file(path: Path) -> None:
-    """Import a file once, as a module of its own name."""
+    """Import a file once, under a module name of its own."""
     name = f"frugalvit_plugin_{path.stem}"
     loaded = sys.modules.get(name)
     if loaded is not None and Path(str(loaded.__file__)).resolve() == path.resolve():

@@ -1,4 +1,4 @@
-"""The MODEL argument and --init: a run folder, a checkpoint, an exported folder or the name of an architecture."""
+"""The MODEL argument and --init: a run folder, a checkpoint, an exported folder or an architecture."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -111,19 +111,19 @@ def load_model(
 
 
 def _checkpoint_weights(checkpoint: Path) -> Path | Mapping[str, Any]:
-    """Return what ``load_weights`` takes from a checkpoint of a run: the file, or the backbone inside a detector."""
+    """Return a run's checkpoint for ``load_weights``: the file, or a detector's backbone weights."""
     state, fault = read_state(checkpoint)
     if state is None:
         raise UserError(f"{checkpoint} is damaged ({fault}). Pass another checkpoint of the run, or the run itself.")
-    inside = "pyramid.backbone."
-    tensors = {name.partition(inside)[2]: tensor for name, tensor in state["task"].items() if inside in name}
+    prefix = "pyramid.backbone."
+    tensors = {name.partition(prefix)[2]: tensor for name, tensor in state["task"].items() if prefix in name}
     return {"task": tensors} if tensors else checkpoint
 
 
 def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = True) -> C:
-    """Take the architecture from the folder of --init, for what the user left open.
+    """Take the architecture options that the user did not set from the folder of --init.
 
-    with_size: the input size too
+    with_size: take the input size too
     """
     if not config.init or config.resume:
         return config
@@ -161,8 +161,8 @@ def described_by(path: Path) -> Path | None:
     if path.name in WEIGHT_FILES and (path.parent / "config.json").is_file():
         return path.parent
     run = path.parent.parent
-    of_run = path.parent.name == layout.CHECKPOINTS and path.name in layout.CHECKPOINT_FILES
-    return run if of_run and (run / layout.MODEL / "config.json").is_file() else None
+    in_run = path.parent.name == layout.CHECKPOINTS and path.name in layout.CHECKPOINT_FILES
+    return run if in_run and (run / layout.MODEL / "config.json").is_file() else None
 
 
 def without_scores(meta: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def load_resumed_config(config: C) -> C:
     for name in free:
         if name in _MACHINE or config.is_set(name):
             changes[name] = operator.attrgetter(name)(config)
-    if config.data:  # its location now
+    if config.data:  # the data's new location
         changes["data"] = config.data
     return stored.with_options(changes, type(stored))
 
@@ -66,23 +66,23 @@ def _check_fixed_options(config: RunConfig, stored: RunConfig, folder: Path, fre
     for name, field in flat_fields(type(config)).items():
         if name in ("resume", "out", "data", *free) or not config.is_set(name):
             continue
-        wanted, had = (operator.attrgetter(name)(options) for options in (config, stored))
-        if wanted == "auto" or same_value(name, wanted, had) or _was_adjusted(name, wanted, had, stored, folder):
+        wanted, before = (operator.attrgetter(name)(options) for options in (config, stored))
+        if wanted == "auto" or same_value(name, wanted, before) or _was_adjusted(name, wanted, before, stored, folder):
             continue
         short = (field.json_schema_extra or {}).get("short")  # type: ignore[union-attr]
         flag = short if str(short).startswith("--") else f"--{name.replace('_', '-')}"
-        started = f"started with {had}" if had not in (None, False, "auto") else "started without it"
-        way = f"start a new run from its weights with --init {shell_quote(folder)}"
+        started = f"started with {before}" if before not in (None, False, "auto") else "started without it"
+        advice = f"start a new run from its weights with --init {shell_quote(folder)}"
         if name in ("steps", "epochs") and isinstance(config, PretrainConfig):
-            way = f"train longer in a new run with --continue {shell_quote(folder)}"
-        raise UserError(f"Cannot change {flag} on resume ({folder} {started}). Drop it, or {way}.")
+            advice = f"train longer in a new run with --continue {shell_quote(folder)}"
+        raise UserError(f"Cannot change {flag} on resume ({folder} {started}). Drop it, or {advice}.")
 
 
-def _was_adjusted(name: str, wanted: Any, had: Any, stored: RunConfig, folder: Path) -> bool:
-    """Return whether the run itself changed the value that the user sets again: the same command must work again."""
+def _was_adjusted(name: str, wanted: Any, before: Any, stored: RunConfig, folder: Path) -> bool:
+    """Return whether the run itself changed this value: repeating the same command must work."""
     if name == "batch":
         facts = read_data_facts(folder)
-        return wanted == facts.get("batch") or wanted > had == facts.get("images")
+        return wanted == facts.get("batch") or wanted > before == facts.get("images")
     return name == "accumulate" and stored.auto_batch
 
 
@@ -95,7 +95,7 @@ def _check_processes(config: RunConfig, stored: RunConfig, folder: Path) -> None
     if before != now:
         raise UserError(
             f"{folder} streams shards with {before} processes (--devices, --nodes), not {now}: the number cannot "
-            f"change on resume. Or start a new run from its weights with --init {shell_quote(folder)}."
+            f"change on resume. Use {before}, or start a new run from its weights with --init {shell_quote(folder)}."
         )
 
 
@@ -136,9 +136,9 @@ def command_of(folder: Path) -> str | None:
 
 
 def network_keywords(config: RunConfig) -> dict[str, Any]:
-    """Return the keywords of the network; of a resumed run, with those that were chosen at its start.
+    """Return the keywords of the network; a resumed run keeps those that were chosen at its start.
 
-    A later version may choose other values for small images, and its network would not take the run's weights.
+    A later version may choose other values for small images, and the run's weights would not fit its network.
     """
     if config.resume:
         return config.backbone_args | read_data_facts(config.resume).get("network", {})

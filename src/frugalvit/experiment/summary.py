@@ -157,13 +157,13 @@ def run_result(summary: dict[str, Any], table: Table, commands: list[str], notes
 
 
 def describe_weights(outcome: Mapping[str, Any], eval_split: str) -> dict[str, Any]:
-    """Return which weights a run exports; without a score on val there is no best step."""
+    """Return which weights a run exports: without a score on val, those of the last step."""
     step = int(outcome["best_step"])
     if step >= 0:
         broken = "; outputs of the last weights are non-finite" if outcome["broken"] else ""
         return {"best_step": step, "weights": f"the best on {eval_split}, step {step:,}{broken}"}
     reason = "no score on val" if eval_split == "val" else "no validation images"
-    return {"best_step": None, "weights": f"the last step: {reason} to choose the best by"}
+    return {"best_step": None, "weights": f"the last step ({reason})"}
 
 
 def finite(number: float) -> float | None:
@@ -175,8 +175,8 @@ def _thumbnails(store: ImageStore, indices: list[int], edge: int = 96) -> list[s
     """Return images of a store as small JPEGs with their aspect ratios."""
     if not indices:
         return []
-    nothing = torch.empty(0, dtype=torch.long)  # the fetcher prefetches step 1
-    images, sizes, _ = store.fetcher(lambda step: torch.tensor(indices) if step == 0 else nothing).at(0)
+    no_images = torch.empty(0, dtype=torch.long)  # the fetcher prefetches step 1
+    images, sizes, _ = store.fetcher(lambda step: torch.tensor(indices) if step == 0 else no_images).at(0)
     encoded = []
     for pixels, (height, width) in zip(images.cpu(), sizes.tolist(), strict=True):
         scale = edge / max(height, width)

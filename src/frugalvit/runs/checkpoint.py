@@ -43,7 +43,7 @@ def load_newest_state(folder: Path, *, set_aside: bool) -> dict[str, Any] | None
         best = shell_quote(folder / CHECKPOINTS / BEST)
         names = " and ".join(damaged)
         raise UserError(
-            f"No checkpoint of {folder} is intact ({names} are damaged). Start again, or with --init {best}."
+            f"No checkpoint of {folder} is intact (damaged: {names}). Start a new run, or use --init {best}."
         )
     return None
 

@@ -10,7 +10,7 @@ from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils.files import utf8_safe
 
 MOST_NAMED = 200
-"""Unreadable files that are recorded by name."""
+"""The largest number of unreadable files that data.json names."""
 
 
 class SkippedFile(NamedTuple):
@@ -22,9 +22,9 @@ class SkippedFile(NamedTuple):
 
 
 def record_data_usage(run: RunFolder, notes: Sequence[str], parts: Mapping[str, ImageStore | BatchSource]) -> None:
-    """Write the notes on the data, the number of images of each split, and the files that were skipped.
+    """Write the notes on the data, the number of images of each split, and the skipped files.
 
-    Images that are decoded while training show up as unreadable only then, so this is called again at the end.
+    Some images are decoded only in training, so call this again at the end: more may be unreadable.
     """
     unreadable = [SkippedFile(name, *entry) for name, part in parts.items() for entry in part.unreadable]
     used = {name: part.readable for name, part in parts.items() if part.readable is not None}
@@ -38,7 +38,7 @@ def write_data_usage(
     bad: Sequence[SkippedFile],
     while_training: Collection[str] = (),
 ) -> None:
-    """Write the same from counts of readable images and a list of unreadable files.
+    """Write data.json from the counts of readable images and a list of unreadable files.
 
     while_training: splits whose unreadable files show up in training; a resumed run may not see all of them again
     """

@@ -1,6 +1,6 @@
 """The names of all files in a run folder and in a comparison folder.
 
-config.yaml       every option; "auto" stays only where each machine chooses, and where training does not use the value
+config.yaml       every option; "auto" stays only if each machine chooses the value, or if training does not use it
 data.json         what the run learns from: images, classes, network, files it skipped
 decisions.json    the values that "auto" chose, with reasons
 metrics.jsonl     one line per logged step
@@ -73,8 +73,8 @@ def contains_run(folder: Path) -> bool:
         return False
     if not all((folder / name).exists() for name in AT_START):
         return True  # a config.yaml that is not ours, or a run that lost files
-    done = any((folder / name).exists() for name in (METRICS, SUMMARY))
-    return done or not all(map(is_part, (folder / CHECKPOINTS).glob("*")))
+    has_results = any((folder / name).exists() for name in (METRICS, SUMMARY))
+    return has_results or not all(map(is_part, (folder / CHECKPOINTS).glob("*")))
 
 
 def has_checkpoint(folder: Path) -> bool:

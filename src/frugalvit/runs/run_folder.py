@@ -31,7 +31,7 @@ def new_run_folder(out: str | None, *words: str, names: Iterable[str] = layout.R
     names: files that the run will write
     """
     if out:
-        if utf8_safe(out) != out:  # TensorBoard and the trackers need folder names that are text
+        if utf8_safe(out) != out:  # TensorBoard and the trackers cannot write such a name
             raise UserError(f"--out {out} is not UTF-8. Choose another name.")
         folder = Path(out)
         if layout.contains_run(folder):
@@ -167,8 +167,8 @@ class RunFolder:
         return load_best_state(self.folder)
 
     @contextlib.contextmanager
-    def _explain_errors(self, what: str, kinds: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
-        """Raise ``UserError`` for a full or read-only disk, with the checkpoint that a resume starts from."""
+    def _explain_errors(self, item: str, kinds: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:
+        """Raise ``UserError`` for a full or read-only disk; it names the checkpoint to resume from."""
         try:
             yield
         except kinds as error:
@@ -179,13 +179,13 @@ class RunFolder:
             reason = (cause.strerror if isinstance(cause, OSError) else None) or short_message(error)
             names = (name for name in (layout.LAST, layout.PREVIOUS) if (self.checkpoints / name).exists())
             newest = next(names, None)
-            advice = "Nothing was saved yet. Fix that, then start the run again."
+            advice = "Nothing was saved yet. Fix this, then start the run again."
             if newest is not None:
-                advice = f"{newest} is intact. Fix that, then resume from it with --resume {shell_quote(self.folder)}."
-            raise UserError(f"Could not save {what} in {self.folder} ({reason}). {advice}") from error
+                advice = f"{newest} is intact. Fix this, then resume from it with --resume {shell_quote(self.folder)}."
+            raise UserError(f"Could not save {item} in {self.folder} ({reason}). {advice}") from error
 
     def close(self) -> None:
-        """Close all files, and the lock last. Errors of the last flush were reported before."""
+        """Close all files, then release the lock. Errors of the last flush are already reported."""
         try:
             for closable in (self._metrics, self._board):
                 with contextlib.suppress(OSError):
@@ -206,7 +206,7 @@ class RunFolder:
 def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return the lines of a metrics file and their values.
 
-    A killed writer leaves half a line; after a power failure there may be anything.
+    A killed writer leaves half a line; a power failure may leave any bytes.
     """
     lines: list[tuple[str, dict[str, Any]]] = []
     *complete, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -223,12 +223,12 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def read_data_facts(folder: str | Path) -> dict[str, Any]:
-    """Return data.json of a run; empty if the run was killed before it wrote that."""
+    """Return data.json of a run; empty if the run was killed before it wrote the file."""
     return read_json(Path(folder) / layout.DATA, dict) or {}
 
 
 def finished_summary(path: str | Path) -> dict[str, Any] | None:
-    """Return the result of a finished run and say so; None if it is not finished."""
+    """Return the result of a finished run and log that it is finished; None if it is not."""
     summary = read_summary(find_run(path))
     if not summary:
         return None

@@ -74,7 +74,7 @@ class TensorBoard:
 
 
 def run_name(folder: Path) -> str:
-    """Return a run's name at a service; a run of a comparison (``seed_0``) also gets the name of its setting."""
+    """Return a run's name at a service. The name of a comparison's run (``seed_0``) includes its setting."""
     return f"{folder.resolve().parent.name}-{folder.name}" if _SEED.fullmatch(folder.name) else folder.name
 
 
@@ -147,8 +147,8 @@ class _Trackio(_LogRun):
         self.service = library
         # Trackio tells runs apart by name alone, and many folders have the same name.
         self.identity = identity or f"{run_name(folder)}-{secrets.token_hex(3)}"
-        how = "allow" if identity else "never"
-        self.run = library.init(project=PROJECT, name=self.identity, config=dict(config), resume=how)
+        resume = "allow" if identity else "never"
+        self.run = library.init(project=PROJECT, name=self.identity, config=dict(config), resume=resume)
 
     def table(self, step: int, name: str, table: Table) -> None:
         # As dicts: releases before 0.20 drop column names that are passed separately.
@@ -159,7 +159,7 @@ class _Trackio(_LogRun):
         self.service.finish()  # not run.finish(): the library would finish the run again at exit
 
 
-# With what to try if a service does not start.
+# Each tracker, and what to try if its service does not start.
 TRACKERS: dict[str, tuple[type, str]] = {
     "wandb": (_WandB, "Log in with 'wandb login', or set WANDB_MODE=offline."),
     "mlflow": (
@@ -171,7 +171,7 @@ TRACKERS: dict[str, tuple[type, str]] = {
 
 
 class Trackers:
-    """Several trackers as one. One that fails is dropped with a warning: a service must not end a run."""
+    """Several trackers as one. A tracker that fails is dropped with a warning: it must not end a run."""
 
     def __init__(self, trackers: Mapping[str, Tracker]) -> None:
         self.trackers = dict(trackers)
@@ -207,19 +207,19 @@ def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, A
     wanted = list(dict.fromkeys(names))
     libraries = {name: _library(name) for name in wanted}
     file = run_folder / layout.TRACKERS
-    known: dict[str, str] = read_json(file, dict) or {}
+    identities: dict[str, str] = read_json(file, dict) or {}
     trackers: dict[str, Tracker] = {}
     for name in wanted:
         kind, hint = TRACKERS[name]
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                tracker = kind(libraries[name], run_folder, config, known.get(name))
+                tracker = kind(libraries[name], run_folder, config, identities.get(name))
         except Exception as error:
             raise UserError(f"--track {name} failed to start ({short_message(error)}). {hint}") from error
-        known[name] = tracker.identity
+        identities[name] = tracker.identity
         trackers[name] = tracker
     if wanted:
-        write_text(file, json.dumps(known, indent=1))
+        write_text(file, json.dumps(identities, indent=1))
     return Trackers(trackers)
 
 
@@ -230,7 +230,7 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """``{"split": "val", "top1": 71.2}`` -> ``{"val/top1": 71.2}``: what can be plotted."""
+    """Return the values to plot: ``{"split": "val", "top1": 71.2}`` -> ``{"val/top1": 71.2}``."""
     split = values.get("split", "train")
     return {
         f"{split}/{name}": float(value)

@@ -156,7 +156,7 @@ def test_summary_describes_last_weights(tmp_path: Path, capsys: pytest.CaptureFi
     (data / "val").rename(data / "test")
     data = train(config(data, tmp_path / "run", split="given", steps=4, report=True)).data
     assert data["best_step"] is None and data["val_top1"] is None
-    assert data["weights"] == "the last step: no validation images to choose the best by"
+    assert data["weights"] == "the last step (no validation images)"
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert data["weights"] in page and "best step" not in page
     assert cli.main(["train", "--resume", str(tmp_path / "run")]) == 0

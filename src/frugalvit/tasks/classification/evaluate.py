@@ -35,7 +35,7 @@ _SHOWN_CONFUSIONS = 3  # per class, for --json
 
 
 def evaluate(config: EvalConfig) -> CommandResult:
-    """Compute top-1 with its 95 % interval, top-5 and mean per class, and list the worst classes and mistakes."""
+    """Compute top-1 (with 95 % interval), top-5 and mean per class; list the worst classes and mistakes."""
     started = time.monotonic()
     out = _check_output(config.out)
     model, names = load_classifier(config.model, config.device, config.img_size)
@@ -43,7 +43,7 @@ def evaluate(config: EvalConfig) -> CommandResult:
     split, examples = _select_split(source, config.split)
     numbers = _match_classes(config.model, names, source, examples)
     if trained_on and split in ("train", "all"):
-        console.warning(f"{config.model} was trained on these images ({split}): its scores on others will be lower")
+        console.warning(f"{config.model} was trained on these images ({split}): its scores on new images will be lower")
     extractor = make_extractor(model, config, "pooled")
     label = f"{source.name} {split}"
     features = extractor(examples, label)
@@ -94,9 +94,9 @@ def _check_output(out: str | None) -> Path | None:
 
 
 def _open(config: EvalConfig) -> tuple[DatasetSplits, bool]:
-    """Open the data; return whether the model was trained on it. A run's own data is split as in training.
+    """Open the data; also return whether the model was trained on it. A run's own data is split as in training.
 
-    A streamed run held out complete shards, which are not distinguished here.
+    The shards that a streamed run held out are not told apart here.
     """
     location = described_by(Path(config.model)) or Path(config.model)
     file = (location.parent if location.name == layout.MODEL else location) / layout.CONFIG
@@ -125,14 +125,14 @@ def _select_split(source: DatasetSplits, split: str) -> tuple[str, ImageDataset]
         raise UserError(f"{source.location} has several labels per image, but a classifier predicts one.")
     if examples.labels is None or source.classes is None:
         raise UserError(
-            f"{source.location} has no labels. Put the images into one folder per class, or give a CSV with a column "
+            f"{source.location} has no labels. Put the images into one folder per class, or pass a CSV with a column "
             f"{WANTED_COLUMN}. Without labels, use 'frugalvit predict'."
         )
     return split, examples
 
 
 def _match_classes(model: str, names: tuple[str, ...], source: DatasetSplits, examples: ImageDataset) -> Tensor:
-    """Return the model's label of every class of the data, (C,), by name; -1 for an unknown class without images."""
+    """Return the model's label (C,) of every class of the data, by name. An unknown class without images gets -1."""
     assert source.classes is not None and examples.labels is not None
     numbers = [names.index(name) if name in names else -1 for name in source.classes]
     present = np.unique(examples.labels)
@@ -201,8 +201,8 @@ def _mistake_tables(per_class: list[dict[str, Any]], mistakes: list[dict[str, An
         for entry in missed
     ]
     confident: list[list[object]] = [
-        [one["image"], one["class"], f"{one['predicted']} {one['probability']:.1%}"]
-        for one in mistakes[:_SHOWN_MISTAKES]
+        [mistake["image"], mistake["class"], f"{mistake['predicted']} {mistake['probability']:.1%}"]
+        for mistake in mistakes[:_SHOWN_MISTAKES]
     ]
     return [
         Table(["class", "images", "right, %", "taken for"], rows, "worst classes"),

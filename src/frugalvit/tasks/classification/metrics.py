@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class ClassificationScores:
-    """Counts over batches. ``summary`` is the first to synchronise the device."""
+    """Counts over batches. Counting does not synchronise the device."""
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)

@@ -1,4 +1,4 @@
-"""ClassificationTask: supervised training with Drloc, L_tot = L_ce + λ · L_drloc (§4), on any backbone."""
+"""ClassificationTask: supervised training of any backbone with Drloc, L_tot = L_ce + λ · L_drloc (§4)."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ClassificationTask(Task):
         """Compute network, classifier and losses from tensors alone; a compiled step compiles this function.
 
         clean: the images before mixing, if the localization loss uses them
-        weight: λ as a tensor; a Python number would be compiled again at each change
+        weight: λ as a tensor; each change of a Python number would compile the step again
         """
         features = self.backbone(images)
         logits = self.backbone.classify(features.pooled)
@@ -140,7 +140,7 @@ class ClassificationTask(Task):
         return draw_batch_pairs(head, size, images, generator, rank=self.share.rank, world=self.share.world)
 
     def _dense_localization(self, grids: Sequence[Tensor], number: int) -> tuple[Tensor, Tensor]:
-        """Return the loss of the grids (B, C_l, h_l, w_l) of all blocks at new pairs, and the error of the last."""
+        """Return the loss of all blocks' grids (B, C_l, h_l, w_l) at new pairs, and the last block's error."""
         assert isinstance(self.localization, DenseLocalization)
         generator = device_generator(self.share.seed, "pairs", number, grids[0].device)
 
@@ -210,7 +210,7 @@ class ClassificationTask(Task):
         return False
 
     def localization_summary(self) -> dict[str, float | str]:
-        """Return the localization task's last error in grid cells, the error of a constant answer, and its form."""
+        """Return the localization task's last error in grid cells, that of a constant answer, and its form."""
         heads = self.localization.levels if isinstance(self.localization, DenseLocalization) else [self.localization]
         head = heads[-1]
         if self.last_error is None or not isinstance(head, RelativeLocalization):

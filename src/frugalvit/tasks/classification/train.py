@@ -61,7 +61,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     task: ClassificationTask
     images: ImageDataset  # to train on
     evaluated: ImageDataset  # of the evaluations while training
-    eval_split: str  # "val", or "test", which chooses nothing
+    eval_split: str  # "val", or "test", which never chooses the best weights
     unseen: ImageDataset | None  # test, if there is also val
 
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
@@ -169,10 +169,10 @@ def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan
     """Build the schedule of a run in steps, for ``images`` training images on ``world`` processes."""
     plan = TrainPlan.from_config(config, images, world, group=PAIR)
     optimizer = config.optimizer
-    warm = warmup_steps(optimizer.warmup, plan.steps_per_epoch, plan.steps)
+    warmup = warmup_steps(optimizer.warmup, plan.steps_per_epoch, plan.steps)
     lowest, first = config.lr * optimizer.min_lr, config.lr * 1e-3
     lr = Cosine(
-        config.lr, lowest, _schedule_steps(config, plan), warm, warmup_from=first, from_zero=optimizer.whole_cosine
+        config.lr, lowest, _schedule_steps(config, plan), warmup, warmup_from=first, from_zero=optimizer.whole_cosine
     )
     return replace(plan, lr=lr, evaluate_every=config.evaluate_every)
 
@@ -197,8 +197,8 @@ def make_task(config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan) 
     options = config.localization
     weight: Schedule = Constant(options.weight)
     if options.schedule == "ramp":
-        up = warmup_steps(20, plan.steps_per_epoch, plan.steps)
-        weight = Ramp(options.weight, up, _schedule_steps(config, plan))
+        warmup = warmup_steps(20, plan.steps_per_epoch, plan.steps)
+        weight = Ramp(options.weight, warmup, _schedule_steps(config, plan))
     return ClassificationTask(
         backbone,
         _make_localization(config, backbone) if options.weight > 0 else None,
@@ -227,7 +227,7 @@ def _make_localization(config: ResolvedTrainConfig, backbone: Backbone) -> Relat
 
 
 def _init_as_released(module: nn.Module) -> None:
-    """Initialize like Drloc's code for Swin and T2T, which sets the weights of all modules, the loss's head too."""
+    """Initialize as Drloc's code does for Swin and T2T: it sets all modules, the loss's head too."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)
@@ -266,9 +266,9 @@ def _refuse_dense_labels(source: DatasetSplits) -> None:
 def _choose_splits(
     config: TrainConfig, source: DatasetSplits
 ) -> tuple[ImageDataset, ImageDataset, str, ImageDataset | None]:
-    """Return training images, evaluation images, the name of their split, and test images if there is also val.
+    """Return training images, evaluation images, their split's name, and test images if val exists.
 
-    Without val the evaluation is on test, which chooses nothing: the last weights are exported.
+    Without val the run is evaluated on test and exports its last weights: test must not choose the best.
     """
     images, validation, test = source.splits["train"], source.splits.get("val"), source.splits.get("test")
     if config.labels != 1 and images.streaming is not None:

@@ -1,4 +1,4 @@
-"""Does a folder hold boxes or masks? For commands that expect classes."""
+"""Recognise folders with boxes or masks, for commands that expect classes."""
 
 from collections.abc import Sequence
 from pathlib import Path

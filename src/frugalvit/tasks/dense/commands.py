@@ -52,7 +52,7 @@ class DenseExperiment(Experiment[C, R]):
     eval_split: str
     unseen: list[Any] | None  # test, if there is also val
 
-    # -- the parts that a task names: functions above its experiment
+    # -- functions of each task, defined above its experiment
 
     open_annotations: Callable[[Any], Any]
     """options -> data"""
@@ -69,7 +69,7 @@ class DenseExperiment(Experiment[C, R]):
     def model_facts(self) -> dict[str, Any]:
         """Return what is needed to build the model again."""
 
-    # -- what they share
+    # -- what all dense tasks share
 
     def run(self) -> CommandResult:
         if self.options.data is None and self.options.resume is None:
@@ -135,7 +135,7 @@ class DenseExperiment(Experiment[C, R]):
         self._record_usage()
 
     def _open_training_set(self) -> Any:
-        """Open the images to train on; others replace unreadable ones.
+        """Open the images to train on; readable images replace unreadable ones.
 
         Images that are not cached are not decoded here: the unreadable ones show up in training, and the order of
         images does not depend on the cache.
@@ -147,14 +147,14 @@ class DenseExperiment(Experiment[C, R]):
         return self.task.make_dataset(items, self.data, pictures)
 
     def _open_eval_set(self, items: list[Any]) -> Any:
-        """Open the images to score on; unreadable ones are named and left out."""
+        """Open the images to score on; warn of unreadable ones and leave them out."""
         config, device = self.config, self.fabric.device
         intact, pictures = readable(items, config.cache.max_bad, config.workers, config.cache.where, device)
         builders.check_same_images(self.fabric, len(intact), len(items), config)
         return self.task.make_dataset(intact, self.data, pictures)
 
     def _record_usage(self) -> None:
-        """Write the notes on the data, the number of images of each split, and the files that were skipped."""
+        """Write the notes on the data, the number of images of each split, and the skipped files."""
         bad = [SkippedFile(name, *entry) for name, part in self.used.items() for entry in part.pictures.bad]
         used = {name: len(part) - len(part.pictures.faults) for name, part in self.used.items()}
         while_training = ["train"] if not self.used["train"].pictures.is_cached else []
@@ -211,13 +211,13 @@ def _list_files(paths: list[Path]) -> FileExamples:
 
 
 def choose_splits(splits: dict[str, list[Any]], data: str) -> tuple[list[Any], list[Any], str, list[Any] | None]:
-    """Return training images, evaluation images, the name of their split, and test images if there is also val."""
+    """Return training images, evaluation images, their split's name, and test images if val exists."""
     if not splits.get("train"):
         raise UserError(f"{data} has no training images; its splits are {', '.join(splits) or 'empty'}.")
     if splits.get("val"):
         return splits["train"], splits["val"], "val", splits.get("test") or None
     if splits.get("test"):
-        return splits["train"], splits["test"], "test", None  # evaluated only: it chooses nothing
+        return splits["train"], splits["test"], "test", None  # test never chooses the best weights
     raise UserError(f"{data} has no images to score on. --split auto makes val from train, which needs two images.")
 
 
@@ -228,9 +228,9 @@ def readable(
     where: str = "auto",
     device: torch.device | None = None,
 ) -> tuple[list[Any], ImageReader]:
-    """Return the items with readable images, and the reader; unreadable ones are named, too many raise.
+    """Return the items with readable images, and the reader; warn of the others, raise if too many.
 
-    All are decoded: a score must not depend on the memory for the cache.
+    All images are decoded: a score must not depend on the memory for the cache.
     """
     pictures = open_pictures(items, where, device)
     bad = set(pictures.find_bad(worker_count(workers), max_bad, decode=True))
@@ -270,8 +270,8 @@ def evaluate_model(
     scores = score(task, task.make_dataset(items, data, pictures), folder)
     task.refuse_nonfinite(config.model)
     seconds = round(time.monotonic() - start, 2)
-    named = {"scored_on": scored_on, "scored_images": len(items), "seconds": seconds}
-    summary = {"run": config.model, **scores, **named}
+    details = {"scored_on": scored_on, "scored_images": len(items), "seconds": seconds}
+    summary = {"run": config.model, **scores, **details}
     return CommandResult(summary, make_tables(summary), [f"pictures  {folder}/{layout.PICTURES}"] if folder else [])
 
 

@@ -18,7 +18,7 @@ from frugalvit.utils.text import pluralize, truncate_list
 
 UNREADABLE = (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError)
 """What Pillow raises for a file that is not an image, or too large."""
-_ORIENTATION = 0x0112  # tag of EXIF
+_ORIENTATION = 0x0112  # EXIF tag
 
 
 def find_image_folder(where: Path, annotations: Path, names: Sequence[str]) -> Path:
@@ -41,7 +41,7 @@ def read_image_sizes(
 ) -> list[tuple[int, int] | None]:
     """Read the (height, width) of all upright images; None for an unreadable one.
 
-    max_bad: share of unreadable images above which this is an error
+    max_bad: a larger share of unreadable images is an error
     bad:     list to which unreadable images are added
     """
     with ThreadPoolExecutor(min(16, 4 * cores())) as pool:

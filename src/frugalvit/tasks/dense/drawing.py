@@ -57,10 +57,10 @@ def draw_objects(
     return picture
 
 
-def _enlarge(pixels: np.ndarray, min_side: int, how: Image.Resampling = Image.Resampling.BICUBIC) -> Image.Image:
+def _enlarge(pixels: np.ndarray, min_side: int, mode: Image.Resampling = Image.Resampling.BICUBIC) -> Image.Image:
     """Return an image (H, W) or (H, W, 3) whose longer side is at least ``min_side``."""
     factor = max(1.0, min_side / max(pixels.shape[:2]))
-    return Image.fromarray(pixels).resize((round(pixels.shape[1] * factor), round(pixels.shape[0] * factor)), how)
+    return Image.fromarray(pixels).resize((round(pixels.shape[1] * factor), round(pixels.shape[0] * factor)), mode)
 
 
 def draw_classes(
@@ -111,7 +111,7 @@ def save_picture(picture: Image.Image, path: Path) -> None:
 def draw_best_and_worst(
     scores: Iterable[tuple[float, int]], draw: Callable[[float, int], tuple[Image.Image, str]], folder: Path
 ) -> dict[str, list[dict[str, str]]]:
-    """Write pictures of the images with the highest and the lowest scores; return their files and captions.
+    """Draw the images with the highest and the lowest scores; return the files and captions.
 
     scores: (score, index) of the images
     draw:   score, index -> picture, caption

@@ -79,7 +79,7 @@ class ImageReader:
             check_bad(list(self.faults.values()), len(self), self.max_bad)
 
     def read(self, index: int) -> Tensor:
-        """Return the pixels of an image, from the cache if they are there."""
+        """Return the pixels of an image, from the cache if it has them."""
         cached = self._cache.get(index)
         if cached is not None:
             return cached
@@ -106,11 +106,11 @@ class ImageReader:
     def without_bad(self) -> ImageReader:
         """Return a reader of the readable images, with their cached pixels."""
         readable = [index for index in range(len(self)) if index not in self.faults]
-        others = copy.copy(self)
-        others.paths, others.sizes = [self.paths[i] for i in readable], [self.sizes[i] for i in readable]
-        others._cache = {new: self._cache[old] for new, old in enumerate(readable) if old in self._cache}
-        others.faults = {}
-        return others
+        reader = copy.copy(self)
+        reader.paths, reader.sizes = [self.paths[i] for i in readable], [self.sizes[i] for i in readable]
+        reader._cache = {new: self._cache[old] for new, old in enumerate(readable) if old in self._cache}
+        reader.faults = {}
+        return reader
 
     def _fault(self, index: int, decode: bool) -> UnreadableImage | None:
         try:

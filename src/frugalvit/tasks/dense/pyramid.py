@@ -96,7 +96,7 @@ def _shapes(backbone: Backbone) -> list[tuple[int, float]]:
 
 
 def _stride(side: int, cells: int, known: list[int]) -> float:
-    """Return the stride that the network states nearest to side / cells; side / cells if none is near.
+    """Return the known stride nearest to side / cells; side / cells if none is near.
 
     The quotient alone is wrong if the last cell extends past the edge, as with patches of 12 pixels, or if convolutions
     without padding lose their borders.

@@ -96,8 +96,8 @@ class DenseTask(Task):
             return decay_groups(
                 self.net.named_parameters(), self.weight_decay, undecayed=no_weight_decay_names(self.net)
             )
-        inside = {id(parameter) for parameter in self.backbone.parameters()}
-        others = [(name, value) for name, value in self.net.named_parameters() if id(value) not in inside]
+        backbone_ids = {id(parameter) for parameter in self.backbone.parameters()}
+        others = [(name, value) for name, value in self.net.named_parameters() if id(value) not in backbone_ids]
         groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)
         return groups + decay_groups(others, self.weight_decay)
 
@@ -112,7 +112,7 @@ class DenseTask(Task):
     # -- evaluation
 
     def check_finite(self, outputs: Tensor) -> None:
-        """Remember if the network's outputs are not finite: results computed from them mean nothing."""
+        """Remember if the network's outputs are non-finite: results computed from them mean nothing."""
         self.nonfinite_outputs = self.nonfinite_outputs or not bool(outputs.isfinite().all())
 
     def sync_nonfinite(self) -> None:
@@ -120,7 +120,7 @@ class DenseTask(Task):
         self.nonfinite_outputs = any(self.gather([self.nonfinite_outputs]))
 
     def refuse_nonfinite(self, where: str) -> None:
-        """Raise UserError if the outputs of the model ``where`` were not finite."""
+        """Raise UserError if the outputs of the model at path ``where`` were non-finite."""
         if self.nonfinite_outputs:
             raise UserError(nonfinite_message(where))
 

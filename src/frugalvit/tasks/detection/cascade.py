@@ -87,9 +87,8 @@ class CascadeHead(DetectorHead):
         losses: dict[str, Tensor] = {}
         for number, (stage, coder) in enumerate(zip(self.stages, self.coders, strict=True)):
             owners, labels = match_regions(boxes, objects, self.matchers[number])
-            if (
-                number == 0
-            ):  # sample a fixed number of regions per image, a quarter of them objects; later heads use all
+            # The first head samples a fixed number of regions per image, a quarter of them objects; later ones use all.
+            if number == 0:
                 boxes, owners, labels, positives = sample_regions(boxes, owners, labels, self.sampler)
                 if self.mask_parts:
                     regions, masked = select_masked(*select_positives(boxes, owners, labels, positives), targets)

@@ -34,7 +34,7 @@ _MIN_BOX_SIDE = 1e-3  # pixels
 _ENOUGH_MASKS = 10
 """``--masks auto`` learns masks if this many training objects have one, or half of them.
 
-A smaller number is more likely a slip of the annotator, and too little to learn outlines from.
+Fewer masks are probably mistakes of the annotator, and too few to learn outlines from.
 """
 _OTHER_FILES = {"captions", "keypoints", "panoptic", "stuff", "image", "names"}
 """Words in the names of COCO's other JSON files."""
@@ -255,11 +255,11 @@ def _class_names(content: dict[str, Any], path: Path, categories: str) -> dict[i
 
 
 def _read_images(
-    split: str, path: Path, where: Path, content: dict[str, Any], max_bad: float, bad: list[SkippedFile]
+    split: str, path: Path, root: Path, content: dict[str, Any], max_bad: float, bad: list[SkippedFile]
 ) -> dict[Any, CocoImage | None]:
     """Return {image id: image}; None for an unreadable one."""
     names = [entry["file_name"] for entry in content["images"]]
-    folder = find_image_folder(where if where.is_dir() else path.parent, path, names)
+    folder = find_image_folder(root if root.is_dir() else path.parent, path, names)
     sizes = read_image_sizes(split, [folder / name for name in names], max_bad, bad)
     images: dict[Any, CocoImage | None] = {}
     for entry, size in zip(content["images"], sizes, strict=True):
@@ -272,7 +272,7 @@ def _read_images(
             if stated != size:
                 raise UserError(
                     f"{path.name} gives {image.path} a size of {stated[1]}×{stated[0]} px, but it has "
-                    f"{size[1]}×{size[0]} (upright, as EXIF says). Use the images that were annotated."
+                    f"{size[1]}×{size[0]} (after EXIF rotation). Use the images that were annotated."
                 )
     return images
 
@@ -288,18 +288,18 @@ def _add_objects(
     numbers = dict(zip(data.classes, data.category_ids, strict=True))
     left_out: list[Any] = []
     for entry in content["annotations"]:
-        where = f"{path.name}: annotation {entry.get('id')}"
+        title = f"{path.name}: annotation {entry.get('id')}"
         if entry["image_id"] not in images:
-            raise UserError(f"{where} belongs to image {entry['image_id']}, which the file does not list.")
+            raise UserError(f"{title} belongs to image {entry['image_id']}, which the file does not list.")
         if entry["category_id"] not in names:
-            raise UserError(f"{where} has category {entry['category_id']}, which the file does not list.")
+            raise UserError(f"{title} has category {entry['category_id']}, which the file does not list.")
         name = names[entry["category_id"]]
         if name not in numbers:
-            raise UserError(f"{where} has category '{name}', which the model or the training file does not have.")
+            raise UserError(f"{title} has category '{name}', which the model or the training file does not have.")
         image = images[entry["image_id"]]
         if image is None:
             continue
-        cleaned = _clean_annotation(entry, image, where)
+        cleaned = _clean_annotation(entry, image, title)
         if cleaned is None:
             left_out.append(entry.get("id"))
         else:
@@ -309,21 +309,21 @@ def _add_objects(
         data.notes.append(f"{path.name}: {count} left out: no box with an area inside the image (first: {left_out[0]})")
 
 
-def _clean_annotation(entry: dict[str, Any], image: CocoImage, where: str) -> dict[str, Any] | None:
-    """Return an annotation with its box clipped to the image. Return None without such a box."""
+def _clean_annotation(entry: dict[str, Any], image: CocoImage, title: str) -> dict[str, Any] | None:
+    """Return an annotation with its box clipped to the image; None if no box is left."""
     segmentation, box, area = entry.get("segmentation") or [], entry.get("bbox") or [], entry.get("area") or 0.0
     if isinstance(segmentation, list):
         segmentation = [part for part in segmentation if _is_polygon(part, image.height, image.width)]
     elif segmentation["size"] != [image.height, image.width]:
         height, width = segmentation["size"]
         raise UserError(
-            f"{where} has a mask of {width}×{height} px, but its image {image.path.name} has "
+            f"{title} has a mask of {width}×{height} px, but its image {image.path.name} has "
             f"{image.width}×{image.height}."
         )
     else:
-        _check_run_lengths(segmentation, image, where)
+        _check_run_lengths(segmentation, image, title)
     if len(box) not in (0, 4):
-        raise UserError(f"{where} has the bbox {box}. Write [left, top, width, height].")
+        raise UserError(f"{title} has the bbox {box}. Write [left, top, width, height].")
     if segmentation and not (box and area > 0):
         mask = rle({"segmentation": segmentation}, image.height, image.width)
         box = box or run_length.toBbox(mask).tolist()
@@ -342,7 +342,7 @@ def _clean_annotation(entry: dict[str, Any], image: CocoImage, where: str) -> di
 
 
 def _is_polygon(part: list[float], height: int, width: int) -> bool:
-    """True for three or more corners, none further outside the image than the image is large.
+    """True for three or more corners, each at most one image side outside the image.
 
     Tools write ``[[]]`` or two corners for an object with only a box. Rasterizing follows the outline pixel by pixel:
     one corner at 1e9 would fill the memory.
@@ -351,9 +351,9 @@ def _is_polygon(part: list[float], height: int, width: int) -> bool:
     return len(part) >= 6 and len(part) % 2 == 0 and all(-side <= value <= 2 * side for value, side in inside)
 
 
-def _check_run_lengths(segmentation: dict[str, Any], image: CocoImage, where: str) -> None:
+def _check_run_lengths(segmentation: dict[str, Any], image: CocoImage, title: str) -> None:
     """Raise UserError unless the run lengths cover the image. The library checks this only when it decodes."""
     try:
         run_length.decode(rle({"segmentation": segmentation}, image.height, image.width))
     except (ValueError, RuntimeError, TypeError) as error:
-        raise UserError(f"{where} has a damaged mask: {' '.join(str(error).split())[:120]}.") from None
+        raise UserError(f"{title} has a damaged mask: {' '.join(str(error).split())[:120]}.") from None

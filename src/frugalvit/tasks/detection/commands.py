@@ -84,7 +84,7 @@ def make_schedule(config: ResolvedDetectConfig, steps: int) -> Schedule:
 
 
 def score_detector(task: DetectionTask, dataset: DetectionDataset, folder: Path | None) -> dict[str, Any]:
-    """Return COCO's scores; write curves, the table of classes, and the best and worst images into the folder."""
+    """Return COCO's scores; write curves, the table of classes, and the best and worst images."""
     detections = task.cached_detections(dataset)
     scores = task.scores(dataset, detections)
     if folder is not None:
@@ -181,7 +181,7 @@ def load_task(where: str, device: str, batch: int = 1) -> tuple[DetectionTask, d
     """Load a trained detector for evaluation; return it and the facts about it."""
 
     def build(backbone: Backbone, facts: dict[str, Any]) -> DetectionTask:
-        view, spec = facts["view"], facts["spec"]  # with lists in place of tuples
+        view, spec = facts["view"], facts["spec"]  # from JSON: lists, not tuples
         net = Detector(Pyramid(backbone), DetectorSpec(**spec | {"maskless": tuple(spec["maskless"])}))
         return DetectionTask(net, View(view["side"], tuple(view["scales"]), view["longest"]))
 

@@ -38,7 +38,7 @@ class View:
         return round(low + (high - low) * index / (_TRAIN_SIZES - 1))
 
     def fit(self, height: int, width: int, short: int) -> tuple[int, int]:
-        """Return the (height, width) with this short side, or with the longest long side allowed."""
+        """Return the (height, width) with this short side; less if the long side would exceed its limit."""
         factor = min(short / min(height, width), self.longest * self.side / max(height, width))
         return max(1, round(height * factor)), max(1, round(width * factor))
 

@@ -42,7 +42,7 @@ class DetectorSpec:
     samples: int = 512
     detections: int = 100
     octaves: int = 1  # anchor sizes per level, each twice the one before
-    maskless: tuple[int, ...] = ()  # classes without a training mask: the head's masks of these are random
+    maskless: tuple[int, ...] = ()  # classes without a training mask: the head's masks for them are random
 
     def anchor_sizes(self, stride: float) -> tuple[float, ...]:
         """Return the sides of the square anchors of a level, in pixels."""
@@ -50,7 +50,7 @@ class DetectorSpec:
 
 
 class FloatAnchors(AnchorGenerator):
-    """torchvision's anchors in float32, whatever the precision of the maps. All images share one tensor.
+    """torchvision's anchors in float32, for maps of any precision. All images share one tensor.
 
     Anchors are a stride apart. torchvision divides the image by the number of cells instead, which is wrong if the last
     cell extends past the edge, as with patches of 12 or 14 pixels.

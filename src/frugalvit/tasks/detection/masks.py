@@ -65,8 +65,8 @@ def crop_masks(masks: Tensor, owners: Tensor, boxes: Tensor, side: int) -> Tenso
 def paste_masks(masks: Tensor, boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Paste masks (n, 1, m, m) of boxes (n, 4) into an image of this (height, width): bool (n, *size).
 
-    A pixel is inside if the mask, interpolated bilinearly at the pixel's centre with zeros around the mask, is at least
-    0.5; outside the box it never is. The interpolation is two matrix products, Wy · mask · Wxᵀ, for one box at a time.
+    A pixel is inside if its centre is in the box and the mask there is at least 0.5. The mask is interpolated
+    bilinearly, with zeros around it, by two matrix products, Wy · mask · Wxᵀ, for one box at a time.
     """
     pasted = masks.new_zeros((len(masks), *size), dtype=torch.bool)
     with torch.autocast(masks.device.type, enabled=False):

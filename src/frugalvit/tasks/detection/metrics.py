@@ -109,7 +109,7 @@ def _curves(precision: np.ndarray) -> dict[str, list[float]]:
 def agreement(truth: list[dict[str, Any]], detections: list[dict[str, Any]]) -> float:
     """Return the F1 of an image's detections against its objects.
 
-    Detections take objects in the order of their scores: each the free object of its ``label`` that it overlaps most.
+    In the order of scores, each detection takes the free object of its ``label`` that it overlaps most.
     """
     if not truth or not detections:
         return 0.0

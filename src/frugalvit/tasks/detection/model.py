@@ -72,7 +72,7 @@ class Detector(nn.Module):
         """
         detections = self.forward(images, sizes)
         for objects, size, (height, width) in zip(detections, sizes, original, strict=True):
-            # Compared as Python floats: in float32 0.7 is less than 0.7, and not every device has doubles.
+            # Compared as Python floats: 0.7 in float32 is below Python's 0.7, and not every device has doubles.
             keep = torch.tensor([score >= min_score for score in objects["scores"].tolist()], dtype=torch.bool)
             result = {name: values[keep.to(values.device)] for name, values in objects.items()}
             scale = torch.tensor([width / size[1], height / size[0]] * 2, device=result["boxes"].device)

@@ -24,7 +24,7 @@ _MAX_OVERLAPS = {"cuda": 2**24}
 """Overlaps of objects with anchors in memory at once. A CPU gains nothing from stacked images: one at a time."""
 
 _MAX_JOINT_NMS = {"cpu": 4_000}
-"""Up to this many numbers (100,000 on a GPU) torchvision offsets the levels and runs one NMS over all of them."""
+"""Up to this many coordinates (100,000 on a GPU) torchvision offsets the levels and runs one NMS over all of them."""
 
 
 class BatchedRPN(RegionProposalNetwork):
@@ -37,14 +37,14 @@ class BatchedRPN(RegionProposalNetwork):
         most = max(1, *(len(target["labels"]) for target in targets))
         limit = _MAX_OVERLAPS.get(anchors[0].device.type, 1)
         group = max(1, limit // (most * len(anchors[0]) or 1))
-        labels, goals = [], []
+        labels, target_boxes = [], []
         for start in range(0, len(targets), group):
             boxes, classes = pad_objects(targets[start : start + group])
             owners = match(boxes, classes > 0, anchors[0][None], self.proposal_matcher)
             between = owners == Matcher.BETWEEN_THRESHOLDS
             labels += torch.where(between, -1.0, (owners >= 0).float())
-            goals += gather_rows(boxes, owners.clamp(min=0))
-        return labels, goals
+            target_boxes += gather_rows(boxes, owners.clamp(min=0))
+        return labels, target_boxes
 
     def filter_proposals(
         self,
@@ -223,8 +223,8 @@ def select_positives(
 
 def gather_boxes(owners: Sequence[Tensor], objects: tuple[Tensor, Tensor]) -> list[Tensor]:
     """Return the boxes of the regions' objects; zeros in images without objects."""
-    goals = gather_rows(objects[0], pad_sequence(list(owners), batch_first=True))
-    return unpad(goals, [len(part) for part in owners])
+    target_boxes = gather_rows(objects[0], pad_sequence(list(owners), batch_first=True))
+    return unpad(target_boxes, [len(part) for part in owners])
 
 
 def add_objects(regions: Sequence[Tensor], targets: Sequence[dict[str, Tensor]]) -> list[Tensor]:

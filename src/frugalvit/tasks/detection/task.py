@@ -38,7 +38,7 @@ class DetectionTask(DenseTask):
     def __init__(self, net: Detector, view: View, **settings: Any) -> None:
         super().__init__(net.features.pyramid.backbone, **settings)
         self.net, self.view = net, view
-        for module in net.output_modules():  # later steps drop non-finite boxes and scores silently
+        for module in net.output_modules():  # what follows drops non-finite boxes and scores silently
             module.register_forward_hook(self._check_outputs)
 
     @property

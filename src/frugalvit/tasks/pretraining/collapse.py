@@ -1,4 +1,4 @@
-"""Health of a pre-training run: collapse alarms, effective rank, online k-NN, and the option to change.
+"""Health of a pre-training run: collapse alarms with the option to change, effective rank, k-NN.
 
 On small data most label-free runs fail silently. Two collapses have clear signs (K prototypes, teacher outputs p_t):
 
@@ -28,7 +28,7 @@ _PARTS = ("view_loss", "region_loss", "localization")
 """The parts of the total loss; not every step has all of them."""
 
 _FEW_PROTOTYPES = 10
-"""At or below this number of used prototypes a run may have collapsed, whatever K is: few crops use few of 65,536."""
+"""With at most this many used prototypes a run may have collapsed, for any K: few crops use few of 65,536."""
 
 _UNIFORM_GAP = 0.01
 """ln K minus the teacher's entropy, in nats, below which the teacher is uniform.
@@ -69,9 +69,9 @@ def _levels(metrics: Mapping[str, float]) -> list[Level]:
 
 @torch.no_grad()
 def effective_rank(features: Tensor) -> float:
-    """Compute RankMe (Garrido et al., 2023): exp of the entropy of the normalised singular values of (N, D) features.
+    """Compute RankMe (Garrido et al., 2023) of (N, D) features.
 
-    It is 1 for a constant embedding and at most min(N, D).
+    It is exp of the entropy of the normalised singular values: 1 for a constant embedding and at most min(N, D).
     """
     # The Gram matrix: some LAPACK builds return NaN for the singular values of a constant matrix.
     rows = (features.cpu() if features.device.type == "mps" else features).double()  # MPS has no float64
@@ -88,7 +88,7 @@ def effective_rank(features: Tensor) -> float:
 
 @torch.no_grad()
 def feature_deviation(features: Tensor) -> float:
-    """Compute the deviation of L2-normalised (N, D) features over N, times √D: about 1 if spread, 0 if collapsed."""
+    """Compute the deviation of L2-normalised (N, D) features over N, times √D. Spread: about 1; collapsed: 0."""
     unit = torch.nn.functional.normalize(features.float(), dim=1)
     return (unit.std(0, correction=0).mean() * math.sqrt(features.shape[1])).item()
 
@@ -156,7 +156,7 @@ class Health:
         )
 
     def _separates_images(self, metrics: Mapping[str, float], level: Level, flat: float) -> bool:
-        """True if other evidence shows different outputs: the other level's loss, or features that stay spread.
+        """True if the outputs differ by other evidence: the other level's loss, or features that stay spread.
 
         A random network's features are spread too, but shrink in a uniform collapse.
         """
@@ -207,8 +207,8 @@ class Health:
     def _stagnant(self, step: int, metrics: Mapping[str, float]) -> Alarm | None:
         """Alarm if neither loss, k-NN nor rank improved from the first to the last third of the steps so far.
 
-        A loss that falls and rises again has moved, although its ends are equal. The check reads all lines, so that it
-        runs less often the more lines there are: a resumed run would otherwise take hours.
+        A loss that falls and rises again has moved, although its ends are equal. The check reads all lines, so it runs
+        less often as lines accumulate: otherwise a resume, which replays them, would take hours.
         """
         is_early = step < max(0.5 * self.steps, _MIN_STAGNATION_STEP)
         if is_early or ("loss" in metrics and self.lines % max(1, self.lines // 200)):
@@ -288,7 +288,7 @@ def _swing(losses: list[float]) -> float:
 
 
 class FeatureMonitor:
-    """Embeds a sample of images with the teacher: rank and deviation of the features, and k-NN if there are labels."""
+    """Embeds sample images with the teacher. Measures rank and deviation, and k-NN accuracy if there are labels."""
 
     def __init__(self, gallery: EvalSet, queries: EvalSet | None, classes: int, fabric: Fabric) -> None:
         self.gallery, self.queries, self.classes, self.fabric = gallery, queries, classes, fabric

@@ -1,4 +1,4 @@
-"""--continue: a new run with the weights, optimizer and options of another run, and a new objective on top.
+"""--continue: a new run with the weights, optimizer and options of another run, and new objectives.
 
 EsViT §2.2: "load a checkpoint trained by L_V only, and add L_R for continual pre-training". The released code silently
 loses the optimizer's state there; here the state is mapped by the names of the parameters.
@@ -58,7 +58,7 @@ class ContinuedRun:
         self.facts = read_data_facts(self.folder)
 
     def inherit_options(self, config: PretrainConfig, auto: AutoValues) -> PretrainConfig:
-        """Return the options with unset ones inherited. The length counts from the source run's first step."""
+        """Return the options; inherit those not set. The length counts from the source run's first step."""
         source, set_options, reason = self.config, config.set_options(), f"inherited from {self.path}"
         inherited: dict[str, Any] = {}
         for name in self._inheritable(config):
@@ -93,7 +93,7 @@ class ContinuedRun:
         return self.facts.get("network", {}) | config.backbone_args
 
     def _inheritable(self, config: PretrainConfig) -> list[str]:
-        """Return the options to inherit; how to read data only if it is the same data."""
+        """Return the names of the options to inherit; those for reading data only if the data is the same."""
         same_data = config.data is None or Path(config.data).resolve() == Path(str(self.config.data)).resolve()
         excluded = {*_NEVER_INHERITED, *(() if same_data else _READING)}
         return [name for name in flat_fields(PretrainConfig) if name not in excluded and not name.startswith("cache.")]
@@ -104,7 +104,7 @@ class ContinuedRun:
 
 
 def import_checkpoint(path: str, task: PretrainingTask, steps: int) -> dict[str, Any]:
-    """Return the last checkpoint of another run as the first of this one: weights, centers, optimizer, step.
+    """Return another run's last checkpoint as this run's first: weights, centers, optimizer, step.
 
     A level that the other run did not have keeps its new head (the same in teacher and student) and a zero center.
     """

@@ -1,4 +1,4 @@
-"""PretrainingTask: label-free pre-training with EsViT, L = ½ L_V + ½ L_R (Algorithm 1; §2.2 prints the plain sum).
+"""PretrainingTask: label-free pre-training with EsViT. L = ½ L_V + ½ L_R (Algorithm 1; §2.2 prints the plain sum).
 
 The student sees every crop, the teacher only the global crops. Drloc on the student's global grids can be a third loss.
 """
@@ -76,7 +76,7 @@ class PretrainingTask(Task):
     def set_data(
         self, batches: BatchSource, monitor: Any, health: Health, fabric: Fabric, eval_split: str = "val"
     ) -> None:
-        """Set the training crops, the feature monitor and the health checks; only "val" chooses the best weights."""
+        """Set the training crops, the feature monitor and the health checks. Only "val" chooses the best weights."""
         self.eval_split = eval_split
         self.batches, self.monitor, self.health, self.fabric = batches, monitor, health, fabric
         self.share = BatchShard(batches.seed, batches.rank, batches.world)
@@ -111,7 +111,7 @@ class PretrainingTask(Task):
         """Compute the losses of the crops (global ones first), and with ``with_health`` the health metrics."""
         count = self.global_crops
         with torch.no_grad():
-            teacher = _through(self.teacher, crops[:count])
+            teacher = _run_per_size(self.teacher, crops[:count])
         student = self._student(crops)
         losses: Losses = {}
         view_weight, region_weight, localization_weight = self.weights
@@ -150,7 +150,7 @@ class PretrainingTask(Task):
         )
 
     def is_capturable(self, step: int) -> bool:
-        """True after the steps in which the region loss or the last layer is off."""
+        """True after the first steps, in which the region loss is off or the last layer is frozen."""
         return step >= max(self.regions_from, self.hold_last)
 
     def peak_memory_step(self) -> int:
@@ -174,9 +174,9 @@ class PretrainingTask(Task):
         self.use_cuda_graphs = graphs
 
     def _student(self, crops: Sequence[Tensor]) -> list[Features]:
-        """Run the student on all crops: one pass per size, or few crops at a time with recomputation in backward."""
+        """Run the student on all crops: one pass per size, or a few crops at a time, recomputed in backward."""
         if not self.crops_at_once or not torch.is_grad_enabled():
-            return _through(self.student, crops)
+            return _run_per_size(self.student, crops)
         features: list[Features] = []
         for group in _same_size(crops, self.crops_at_once):
             output: Any = checkpoint(self.student, torch.cat(group), use_reentrant=False)
@@ -246,7 +246,7 @@ class PretrainingTask(Task):
         return self.health.stop and self.health.collapsed
 
 
-def _through(backbone: Any, crops: Sequence[Tensor]) -> list[Features]:
+def _run_per_size(backbone: Any, crops: Sequence[Tensor]) -> list[Features]:
     """Run the network on crops, one pass per size; return the features of each crop."""
     return [features for group in _same_size(crops) for features in _split(backbone(torch.cat(group)), len(group))]
 

@@ -97,7 +97,7 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
         task = make_task(config, self.backbone, plan)
         if config.init and builders.needs_initial_weights(config):
             start_from_heads(task, config.init)
-        if config.continue_from and not run.has_checkpoint():  # before decoding the images: it may not fit
+        if config.continue_from and not run.has_checkpoint():  # before decoding: the checkpoint may not fit
             run.save_checkpoint(import_checkpoint(config.continue_from, task, plan.steps))
         return task
 
@@ -175,16 +175,16 @@ def _choose_images(source: DatasetSplits, images: str) -> ImageDataset:
 def _check_regions(config: PretrainConfig, plan: TrainPlan) -> None:
     """Raise if nothing is learned before L_R starts; warn if L_R never starts."""
     matching = config.matching
-    (view_weight, region_weight), begin = matching.weights(), matching.regions_from
-    if region_weight == 0 or begin == 0:
+    (view_weight, region_weight), start = matching.weights(), matching.regions_from
+    if region_weight == 0 or start == 0:
         return
     if view_weight == 0 and config.localization.weight == 0:
         raise UserError(
             "--matching.view-weight 0 leaves nothing to learn before L_R starts. Drop --matching.regions-from."
         )
-    if round(begin * plan.steps_per_epoch) >= plan.steps:  # correct in a run that --continue extends later
+    if round(start * plan.steps_per_epoch) >= plan.steps:  # correct in a run that --continue extends later
         epochs = plan.steps / plan.steps_per_epoch
-        console.warning(f"L_R never starts: --matching.regions-from {begin:g} is not below the {epochs:.4g} epochs")
+        console.warning(f"L_R never starts: --matching.regions-from {start:g} is not below the {epochs:.4g} epochs")
 
 
 def make_plan(config: ResolvedPretrainConfig, images: int, world: int) -> TrainPlan:
@@ -244,10 +244,10 @@ def make_task(
 def make_monitor(
     config: ResolvedPretrainConfig, source: DatasetSplits, backbone: Backbone, fabric: Fabric
 ) -> tuple[FeatureMonitor, str]:
-    """Build the feature monitor from a fixed sample: training images as the gallery, other images as queries.
+    """Build the feature monitor from fixed samples: training images as gallery, others as queries.
 
-    Return it with the split name for the metrics: that of the queries, or ``SAMPLE`` if they are trained on, which
-    choose nothing. Without another split each gallery image is a query against the others.
+    Return it with the split name for the metrics: that of the queries, or ``SAMPLE`` if the run trains on them: such a
+    score cannot choose the best weights. Without another split each gallery image is a query against the others.
     """
     count = 8 * config.health.images if source.classes else config.health.images
     gallery = _sample(source.splits[_first_split(source)].sample_images(), count)

@@ -90,9 +90,9 @@ def make_schedule(config: ResolvedSegmentConfig, steps: int) -> Schedule:
 
 
 def score_segmenter(task: SegmentationTask, dataset: SegmentationDataset, folder: Path | None) -> dict[str, Any]:
-    """Return mIoU and mean accuracy; write the table of classes and the best and worst images into the folder.
+    """Return mIoU and mean accuracy; write the table of classes and the best and worst images.
 
-    With multi-scale testing ``miou`` is the multi-scale score and ``single_scale_miou`` the other one.
+    With multi-scale testing ``miou`` is the multi-scale score; ``single_scale_miou`` is the plain one.
     """
     confusion, shares = task.cached_scores(dataset, task.test)
     scores = confusion.summary()
@@ -217,9 +217,9 @@ def predict(config: SegmentPredictConfig) -> CommandResult:
     predictions: list[dict[str, Any]] = []
     parts = inputs.batches(config.batch, "segmenting")
     # A batch is one tensor: only consecutive images of one size share it.
-    groups = (list(same) for part in parts for _, same in itertools.groupby(part, key=lambda one: one.pixels.shape))
+    groups = (list(same) for part in parts for _, same in itertools.groupby(part, key=lambda im: im.pixels.shape))
     for group in groups:
-        predicted = task.predict([torch.from_numpy(one.pixels).permute(2, 0, 1) for one in group], task.test)
+        predicted = task.predict([torch.from_numpy(im.pixels).permute(2, 0, 1) for im in group], task.test)
         task.refuse_nonfinite(config.model)
         for (index, path, pixels), classes in zip(group, predicted.cpu().numpy(), strict=True):
             mask, picture = (folder / f"{names[index]}{kind}" for kind in (".png", ".jpg"))

@@ -193,7 +193,7 @@ def _find_folders(root: Path) -> tuple[dict[str, tuple[Path, Path]], str]:
 
 
 def match_masks(images: Path, masks: Path) -> Pairs:
-    """Match each image with the mask of its name and subfolder, or of its name and ``_mask``, ``_labelIds``, ``_L``."""
+    """Match each image with the mask of its name and subfolder. Masks may end in ``_mask``, ``_labelIds`` or ``_L``."""
     if not masks.is_dir():
         raise UserError(f"{images} has no masks: there is no folder {masks}.")
     by_name = {path.relative_to(masks).with_suffix(""): path for path in map(Path, list_images(str(masks)).images)}
@@ -236,7 +236,7 @@ def _labels_in(scene: Scene) -> list[int]:
     if labels.shape != (scene.height, scene.width):
         raise UserError(
             f"{scene.truth} has {labels.shape[1]}×{labels.shape[0]} px, but its image {scene.path.name} has "
-            f"{scene.width}×{scene.height} (upright, as EXIF says). Both must have the same size."
+            f"{scene.width}×{scene.height} (after EXIF rotation). Both must have the same size."
         )
     return np.flatnonzero(np.bincount(labels.ravel())).tolist()
 
@@ -283,6 +283,6 @@ def _choose_labels(
     if len(labels) < 2 or (IGNORED in present and count == "auto" and len(counted) < 2):
         raise UserError(
             f"The masks of {root} have fewer than two classes. The label {IGNORED} is always ignored: if it is a "
-            "class, write another number."
+            "class, give it another label."
         )
     return labels

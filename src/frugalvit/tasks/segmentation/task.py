@@ -54,8 +54,8 @@ def choose_crop(
 ) -> Crop:
     """Choose a random crop: resize the short side to side · scale, and take a square of ``side``.
 
-    It is the first of ten positions at which no class fills more than ``largest_share`` of the counted pixels, else the
-    last. With a share of 1 it is the first.
+    Of ten random positions, take the first where no class fills more than ``largest_share`` of the counted pixels, else
+    the last. With a share of 1, take the first.
     """
     height, width = labels.shape
     factor = side / min(height, width) * (scales[0] + (scales[1] - scales[0]) * numbers[0])
@@ -171,7 +171,7 @@ class SegmentationTask(DenseTask):
     def cached_scores(
         self, dataset: SegmentationDataset, test: TestConfig
     ) -> tuple[Confusion, list[tuple[int, float]]]:
-        """Return the scores of a dataset. With default ``test`` reuse those of an evaluation after the last step."""
+        """Return the scores of a dataset. Reuse the last evaluation if no step followed and ``test`` is the default."""
         is_default = test.model_dump() == TestConfig().model_dump()
         if self.last_evaluation is not None and self.last_evaluation[0] is dataset and is_default:
             return self.last_evaluation[1]

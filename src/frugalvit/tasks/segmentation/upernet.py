@@ -107,7 +107,7 @@ class Segmenter(nn.Module):
 def pixel_loss(logits: Tensor, labels: Tensor, stride: float) -> Tensor:
     """Return the cross-entropy at full resolution: sum over counted pixels, divided by all pixels.
 
-    So the loss of a batch is the mean of its images' losses, whatever the number of ignored pixels.
+    So the loss of a batch is the mean of its images' losses, for any number of ignored pixels.
     """
     full = _to_scale(logits.float(), stride, (labels.shape[1], labels.shape[2]))
     return F.cross_entropy(full, labels, ignore_index=IGNORED, reduction="sum") / labels.numel()
@@ -166,19 +166,19 @@ def _slide(net: Segmenter, images: Tensor, window: int) -> Tensor:
 
 
 def window_starts(length: int, window: int) -> list[int]:
-    """Return the starts of windows along a side, two thirds of a window apart or less. The last one ends it."""
+    """Return the starts of windows along a side, at most two thirds of a window apart. The last ends at the edge."""
     last = max(0, length - window)
     count = math.ceil(last / max(1, window * 2 // 3)) + 1
     return sorted({round(last * number / max(1, count - 1)) for number in range(count)})
 
 
 def _to_scale(grid: Tensor, stride: float, size: tuple[int, int]) -> Tensor:
-    """Resize a map to a finer resolution of ``size``, with ``stride`` finer cells for each of its own.
+    """Resize a map to the finer ``size``: each of its cells becomes ``stride`` × ``stride`` cells.
 
     A map starts where the image does, but may end elsewhere, because image sides need not be multiples of the stride.
     Stretching it to the image would shift it by half a cell or more. So a last cell that extends past the edge is cut,
-    and the last cell is repeated if the network dropped a remainder. A wider border was lost on both sides, by
-    convolutions without padding: then the map is stretched.
+    and the last cell is repeated if the network dropped a remainder. If convolutions without padding lost a wider
+    border on both sides, the map is stretched.
     """
     for axis, length in zip((2, 3), size, strict=True):
         cells = grid.shape[axis]
