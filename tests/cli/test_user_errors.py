@@ -13,8 +13,7 @@ from PIL import Image
 
 from frugalvit.cli import main as cli
 from frugalvit.config.base import set_dotted
-from frugalvit.config.run import FREE_ON_RESUME
-from frugalvit.config.train import TrainConfig
+from frugalvit.config.train import FREE_ON_RESUME, TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.experiment.resume import load_resumed_config
 from helpers import dense_samples

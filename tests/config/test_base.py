@@ -12,9 +12,8 @@ from frugalvit.config.base import Config, flatten, set_dotted
 from frugalvit.config.dense import DetectConfig, SegmentConfig, SegmentEvalConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig, EmbedConfig, KnnConfig
-from frugalvit.config.run import RunConfig
 from frugalvit.config.tools import CorrespondConfig
-from frugalvit.config.train import PredictConfig, TrainConfig
+from frugalvit.config.train import PredictConfig, RunConfig, TrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
 from frugalvit.utils.files import read_json

@@ -7,8 +7,8 @@ from typing import Any, Literal, get_args, get_origin
 from frugalvit.cli.command_table import COMMANDS, Command
 from frugalvit.cli.flags import make_parser
 from frugalvit.config.recipes import all_recipes
-from frugalvit.config.run import RunConfig
 from frugalvit.config.tools import CompletionConfig
+from frugalvit.config.train import RunConfig
 from frugalvit.utils import console
 from frugalvit.utils.checkout import has_benchmarks, import_benchmark
 from frugalvit.utils.tables import CommandResult

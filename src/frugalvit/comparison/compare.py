@@ -9,8 +9,7 @@ from typing import Any
 
 from frugalvit.config.base import flatten, set_dotted
 from frugalvit.config.compare import CompareConfig, Compared
-from frugalvit.config.run import FREE_ON_RESUME, RunConfig, same_value
-from frugalvit.config.train import TrainConfig
+from frugalvit.config.train import FREE_ON_RESUME, RunConfig, TrainConfig, same_value
 from frugalvit.engine.distributed import is_rank_zero
 from frugalvit.errors import Interrupted, UserError, did_you_mean
 from frugalvit.experiment.builders import check_out_outside_data, stores

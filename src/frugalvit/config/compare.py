@@ -7,8 +7,7 @@ from typing import Any
 import pydantic
 
 from frugalvit.config.base import Config, merge, option, set_dotted
-from frugalvit.config.run import RunConfig
-from frugalvit.config.train import TrainConfig
+from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.config.yaml import read_yaml_text
 from frugalvit.errors import UserError
 

@@ -10,7 +10,7 @@ import pydantic
 from frugalvit.config.base import Config, option
 from frugalvit.config.compare import Compared
 from frugalvit.config.data import CacheConfig
-from frugalvit.config.run import RunConfig
+from frugalvit.config.train import RunConfig
 from frugalvit.config.types import (
     Auto,
     Count,

@@ -6,8 +6,7 @@ from pydantic import Field
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import CropsConfig
-from frugalvit.config.run import RunConfig
-from frugalvit.config.train import DrlocConfig
+from frugalvit.config.train import DrlocConfig, RunConfig
 from frugalvit.config.types import OBJECTIVES, Auto, Count, Labelling, Objectives, Positive, Rate, Share
 from frugalvit.errors import UserError
 

@@ -10,8 +10,7 @@ compile, workers, cache), in options that say how to read data, and in the optio
 from frugalvit.config.base import option
 from frugalvit.config.dense import DecoderConfig, DetectConfig, DetectorConfig, SegmentConfig, TransferConfig
 from frugalvit.config.pretrain import MatchingConfig, PretrainConfig
-from frugalvit.config.run import RunConfig
-from frugalvit.config.train import DrlocConfig, LocalizationConfig, TrainConfig
+from frugalvit.config.train import DrlocConfig, LocalizationConfig, RunConfig, TrainConfig
 
 
 class ResolvedRunConfig(RunConfig):

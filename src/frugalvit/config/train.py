@@ -1,13 +1,278 @@
-"""Options of supervised training, prediction and replay."""
+"""Options that all training commands share (``RunConfig``), and those of train, predict and replay."""
 
-from typing import Literal
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic
 
-from frugalvit.config.base import Config, option
-from frugalvit.config.data import AugmentConfig, MixingConfig
-from frugalvit.config.run import RunConfig
-from frugalvit.config.types import LABEL_PART, MIRROR, OBJECTIVES, Auto, Count, Device, LabelPart, Objectives, Rate
+from frugalvit.config.base import Config, flatten, merge, option, set_dotted, with_file
+from frugalvit.config.data import AugmentConfig, CacheConfig, MixingConfig
+from frugalvit.config.recipes import recipe_values
+from frugalvit.config.types import (
+    DATA,
+    LABEL_PART,
+    MIRROR,
+    OBJECTIVES,
+    PRECISION,
+    ROOT,
+    VAL_FRACTION,
+    Auto,
+    Count,
+    Device,
+    LabelPart,
+    Objectives,
+    Precision,
+    Rate,
+    Seed,
+    Splitting,
+    Whole,
+    check_max_side,
+    positive,
+    split_commas,
+)
+from frugalvit.config.yaml import read_yaml, read_yaml_text
+from frugalvit.errors import UserError
+from frugalvit.runs import layout  # file names; it imports only utils
+from frugalvit.utils.files import read_json
+
+R = TypeVar("R", bound="RunConfig")
+
+
+class OptimizerConfig(Config):
+    """AdamW and its learning-rate schedule."""
+
+    weight_decay: float = option(0.05, "weight decay of matrices, not of biases, norms and position tables", ge=0)
+    betas: Annotated[tuple[Rate, Rate], pydantic.BeforeValidator(split_commas)] = option((0.9, 0.999), "AdamW's betas")
+    warmup: float = option(20.0, "warm-up in epochs, at most a fifth of the run", ge=0)
+    whole_cosine: bool = option(False, "start the cosine at the first step instead of after the warm-up")
+    min_lr: float = option(0.005, "final learning rate as a share of the highest", ge=0, le=1)
+    clip: float = option(5.0, "gradient norm limit; 0 for none", ge=0)
+    clip_per: Literal["global", "tensor"] = option(
+        "global", "clip by one norm over all gradients, or by one per tensor"
+    )
+    layer_decay: float = option(1.0, "learning-rate factor from each block to the one before it", gt=0, le=1)
+
+
+_RESERVED_KWARGS = {"name": "use --backbone", "img_size": "use --img-size", "num_classes": "the data sets it"}
+"""Network arguments that --backbone-args refuses, and what sets them instead."""
+
+
+class RunConfig(Config):
+    """Data, hardware, length and output of a training command."""
+
+    data: str | None = option(None, DATA, positional=True)
+    recipe: str = option("auto", "a named set of values; see 'frugalvit list recipes'")
+    backbone: str = option("auto", "a name of 'frugalvit list models' or any timm model")
+    backbone_args: dict[str, Any] = option({}, "more arguments of the model, e.g. '{window_size: 8}'")
+    img_size: int | Auto | tuple[int, int] = option("auto", "input size in pixels, or height,width")
+    epochs: float | Auto = option("auto", "passes over the training images")
+    steps: int | None = option(None, "length in optimizer steps instead of epochs", ge=1)
+    batch: int | Auto = option("auto", "images per step, over all devices")
+    accumulate: int = option(1, "split each step's batch into this many parts", ge=1)
+    lr: float | Auto = option("auto", "highest learning rate; auto scales with the batch")
+    seed: Seed = option(0, "seed of all random numbers; a val split made from train always uses 0")
+    out: str | None = option(
+        None, "run folder (default: runs/DATE_BACKBONE_DATA or runs/DATE_COMMAND_DATA)", short="-o"
+    )
+    init: str | None = option(None, "start from the weights of a run, a checkpoint or an exported folder")
+    resume: str | None = option(
+        None, "resume this run exactly (pass DATA only if it has moved); auto: resume the run in --out, or start it"
+    )
+    device: Device = option("auto", "device to compute on")
+    devices: int = option(1, "processes per machine, one per device", ge=1)
+    nodes: int = option(1, "machines", ge=1)
+    peer_timeout: float = option(300.0, "seconds to wait for another rank in a step before the run fails", gt=0)
+    auto_batch: bool = option(False, "on a GPU, raise --accumulate until a step fits into memory")
+    precision: Precision = option("auto", PRECISION)
+    compile: bool | Literal["auto", "graphs"] = option(
+        "auto", "torch.compile; graphs: replay as CUDA graphs (one GPU); auto: for long runs on a GPU"
+    )
+    checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
+    workers: Whole | Auto = option("auto", "threads or processes that decode images")
+    split: Splitting = option(
+        "auto", "auto: make a missing val from train; given: never; train+val: train on both; remake: split anew"
+    )
+    stream: bool | Auto = option(
+        "auto", "stream shards without storing them; auto: if they are remote or over a terabyte; false: download first"
+    )
+    root: str | None = option(None, ROOT)
+    classes: str | None = option(None, "file with the classes to use, one name per line (e.g. ImageNet-100's list)")
+    val_fraction: float = option(0.1, VAL_FRACTION, gt=0, lt=1)
+    log_every: int = option(10, "steps between two lines of metrics", ge=1)
+    save_every: int = option(0, "steps between two checkpoints; 0: by epochs and minutes", ge=0)
+    track: list[Literal["wandb", "mlflow", "trackio"]] = option(
+        [], "log to these services too; TensorBoard files are always written"
+    )
+    plugin: list[str] = option(
+        default_factory=list, help="Python files or modules to import first, which runs their code"
+    )
+    report: bool = option(True, "write report.html at the end")
+    optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)
+    cache: CacheConfig = option(default_factory=CacheConfig)
+
+    _positive = pydantic.field_validator("epochs", "batch", "lr", "img_size")(positive)
+    _pixels = pydantic.field_validator("img_size")(check_max_side)
+    _requested: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
+
+    @pydantic.field_validator("backbone_args")
+    @classmethod
+    def _check_backbone_args(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Read texts as YAML: these arguments have no types, and flags pass ``window_size=4`` as text."""
+        arguments = {name: read_yaml_text(text) if isinstance(text, str) else text for name, text in value.items()}
+        for name, hint in _RESERVED_KWARGS.items():
+            if name in arguments:
+                raise ValueError(f"'{name}' cannot be set here: {hint}")
+        if arguments.get("in_chans", 3) not in (1, 3):
+            raise ValueError("in_chans must be 3, or 1 for grey images")
+        return arguments
+
+    @pydantic.field_validator("img_size", mode="before")
+    @classmethod
+    def _split_img_size(cls, value: Any) -> Any:
+        """Split ``40,56``, as the settings of a comparison write it; a single number stays unchanged."""
+        return split_commas(value) if isinstance(value, str) and "," in value else value
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> Self:
+        """Validate the values on top of those of their recipe."""
+        name = values.get("recipe", "auto")
+        if name == "auto":
+            name = cls.default_recipe(values)
+        recipe = recipe_values(str(name), cls.recipe_task())
+        try:
+            config = super().parse(merge(recipe, values | {"recipe": name}))
+        except UserError as error:
+            if not Path(str(name)).is_file():
+                raise
+            from_recipe = {option: value for option, value in flatten(recipe).items() if option not in flatten(values)}
+            raise UserError(with_file(str(error), str(name), from_recipe)) from None
+        config._requested = values
+        return config
+
+    @classmethod
+    def from_run(cls, path: str | Path) -> Self:
+        """Read the config.yaml of a run."""
+        return cls.from_stored(read_yaml(path))
+
+    @classmethod
+    def from_stored(cls, values: dict[str, Any]) -> Self:
+        """Return the stored options of a run. They are complete, so the recipe is not read again."""
+        config = super().parse(values)
+        config._requested = values
+        return config
+
+    def with_options(self, options: Mapping[str, Any], kind: type[R]) -> R:
+        """Return a copy of class ``kind`` with these options (dotted names); ``requested`` does not change."""
+        values = self.model_dump()
+        for name, value in options.items():
+            set_dotted(values, name, value)
+        config = super(RunConfig, kind).parse(values)
+        config._requested = self._requested
+        return config
+
+    def requested(self, name: str, default: Any) -> Any:
+        """Return the value that the user set for a top-level option, or ``default``."""
+        return self._requested.get(name, default)
+
+    def is_set(self, name: str) -> bool:
+        """True if the user set the option with this dotted name."""
+        return any(f"{other}.".startswith(f"{name}.") for other in flatten(self._requested))
+
+    def set_options(self) -> set[str]:
+        """Return the dotted names of all options that the user set, directly or by naming a recipe."""
+        if not self._requested:
+            return set(flatten(self.model_dump(exclude_unset=True)))
+        recipe = str(self._requested.get("recipe", "auto"))
+        from_recipe = {} if recipe == "auto" else recipe_values(recipe, self.recipe_task())
+        return {*flatten(self._requested), *flatten(from_recipe)}
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _resolve_auto_resume(cls, values: Any) -> Any:
+        """Resolve ``--resume auto``, for job queues that repeat the same command.
+
+        This happens before any rank writes, so that all ranks agree.
+        """
+        if not isinstance(values, dict) or values.get("resume") != "auto":
+            return values
+        if not values.get("out"):
+            raise ValueError("--resume auto needs --out: it resumes the run in that folder, or starts it")
+        out = Path(values["out"]).expanduser()
+        return values | {"resume": str(out) if layout.contains_run(out) else None}
+
+    @pydantic.model_validator(mode="after")
+    def _check_contradictions(self) -> Self:
+        sources = [flag for flag, value in self.weight_sources().items() if value]
+        if len(sources) > 1:
+            raise ValueError(f"{' and '.join(sources)} both set the initial weights; drop one of them")
+        if isinstance(self.batch, int) and self.accumulate > self.batch:
+            raise ValueError(f"--accumulate {self.accumulate} is larger than --batch {self.batch}")
+        return self
+
+    def weight_sources(self) -> dict[str, object]:
+        """Return every flag that sets the initial weights, with its value."""
+        return {"--init": self.init}
+
+    @classmethod
+    def recipe_task(cls) -> str:
+        return "train"
+
+    @classmethod
+    def default_recipes(cls) -> dict[str, dict[str, Any]]:
+        """Return the default recipe first, then the one for published weights if it differs."""
+        names = dict.fromkeys(cls.default_recipe(values) for values in ({}, {"pretrained": True}))
+        return {name: recipe_values(name, cls.recipe_task()) for name in names}
+
+    @classmethod
+    def default_recipe(cls, values: dict[str, Any]) -> str:
+        """Use finetune for published weights; our own pre-training scores higher with scratch (RESULTS.md)."""
+        init = values.get("init")
+        has_init = isinstance(init, str | os.PathLike) and bool(init)  # another type fails validation later
+        return (
+            "finetune" if values.get("pretrained") or (has_init and not _is_own_pretraining(str(init))) else "scratch"
+        )
+
+
+FREE_ON_RESUME = (
+    *("device", "devices", "nodes", "peer_timeout", "workers", "cache.where", "cache.folder", "cache.max_bad"),
+    *("log_every", "save_every", "track", "report", "plugin"),
+)
+"""Options that do not affect the scores: they may change when a run or a comparison is resumed."""
+
+
+_PATH_OPTIONS = ("data", "init", "continue_from", "recipe", "classes", "root")
+
+
+def same_value(name: str, one: Any, other: Any) -> bool:
+    """True if two values of an option are equal; paths are equal if they lead to the same file."""
+    are_paths = all(isinstance(value, str) and not _URL.match(value) for value in (one, other))
+    if name in _PATH_OPTIONS and are_paths:
+        return os.path.realpath(one) == os.path.realpath(other)
+    return one == other
+
+
+_URL = re.compile(r"\w{2,}:")  # "hf:…", "https://…"; a single letter is a Windows drive
+
+
+def _is_own_pretraining(init: str) -> bool:
+    """True if the weights come from ``frugalvit pretrain``, judged by the nearest config file.
+
+    ``init`` is a run, its model folder, one of its checkpoints, or an exported folder.
+    """
+    path = Path(init).expanduser().resolve()
+    for folder in (path, *path.parents[:2]):
+        try:
+            if (folder / layout.CONFIG).is_file():
+                return "matching" in read_yaml(folder / layout.CONFIG)
+            exported = (read_json(folder / "config.json", dict) or {}).get("frugalvit")
+        except UserError:  # another program's file
+            return False
+        if isinstance(exported, dict) and isinstance(exported.get("meta"), dict):
+            return exported["meta"].get("task") == "pretrain"
+    return False
 
 
 class DrlocConfig(Config):

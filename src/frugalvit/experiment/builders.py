@@ -15,8 +15,7 @@ from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_config import class_names as names_in_folder
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedRunConfig
-from frugalvit.config.run import RunConfig
-from frugalvit.config.train import DrlocConfig
+from frugalvit.config.train import DrlocConfig, RunConfig
 from frugalvit.data import open_data
 from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import Augment, EvalTransform

@@ -16,8 +16,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.config.data import SMALL_INPUT
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedPretrainConfig, ResolvedTrainConfig
-from frugalvit.config.run import RunConfig
-from frugalvit.config.train import TrainConfig
+from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.config.types import Auto
 from frugalvit.data.augmentation.transforms import as_pair, default_crop
 from frugalvit.data.image_size import input_size, largest_input

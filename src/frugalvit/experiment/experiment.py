@@ -10,7 +10,7 @@ from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone
 from frugalvit.config.resolved import ResolvedRunConfig
-from frugalvit.config.run import RunConfig
+from frugalvit.config.train import RunConfig
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.engine.auto_batch import fit_to_memory
 from frugalvit.engine.compile import compile_task

@@ -11,7 +11,7 @@ from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, find_model_folder
 from frugalvit.backbones.weights.model_folder import load_model_folder
 from frugalvit.backbones.weights.released_checkpoints import classifier_part
-from frugalvit.config.run import RunConfig
+from frugalvit.config.train import RunConfig
 from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.errors import UserError
 from frugalvit.experiment.defaults import AutoValues

@@ -11,8 +11,7 @@ from lightning_fabric import Fabric
 from frugalvit.config.base import flat_fields
 from frugalvit.config.dense import DetectConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.config.run import FREE_ON_RESUME, RunConfig, same_value
-from frugalvit.config.train import TrainConfig
+from frugalvit.config.train import FREE_ON_RESUME, RunConfig, TrainConfig, same_value
 from frugalvit.config.yaml import read_yaml
 from frugalvit.engine import distributed
 from frugalvit.errors import UserError

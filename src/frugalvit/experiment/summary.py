@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from frugalvit.backbones import Backbone
-from frugalvit.config.run import RunConfig
+from frugalvit.config.train import RunConfig
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.loader import BatchSource, eval_batches
 from frugalvit.experiment.builders import EvalSet

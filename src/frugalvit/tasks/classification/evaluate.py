@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from frugalvit.config.probe import EvalConfig
-from frugalvit.config.run import same_value
-from frugalvit.config.train import TrainConfig
+from frugalvit.config.train import TrainConfig, same_value
 from frugalvit.data import DatasetSplits, open_data
 from frugalvit.data.dataset import ImageDataset, join
 from frugalvit.data.formats.csv import WANTED_COLUMN
