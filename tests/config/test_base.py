@@ -169,7 +169,7 @@ def test_pretraining_has_no_auto_weight_of_drloc() -> None:
 @pytest.mark.parametrize(("name", "value"), [("variant", "ce"), ("pairs", 16), ("hidden", 32), ("grid_size", None)])
 def test_drloc_options_without_a_weight_are_refused(name: str, value: Any, tmp_path: Path) -> None:
     """They have no effect; a run's own config.yaml may still hold them."""
-    with pytest.raises(UserError, match=rf"localization\.{name} .*without localization\.weight"):
+    with pytest.raises(UserError, match=rf"localization\.{name} .*set localization\.weight"):
         PretrainConfig.parse({"data": "x", "localization": {name: value}})
     weighted = PretrainConfig.parse({"data": "x", "localization": {name: value, "weight": 0.1}})
     assert getattr(weighted.localization, name) == value
