@@ -163,6 +163,7 @@ def training(server: ForkServer) -> list[str | Path]:
     return ["train", server.folder / "images", "--config", server.folder / "train.yaml", "--steps", "2", "--out", "run"]
 
 
+@pytest.mark.slow
 def test_devices_2_starts_two_processes(server: ForkServer, tmp_path: Path) -> None:
     done = run_script(tmp_path, *training(server), "--devices", "2", "--quiet")
     assert done.returncode == 0, done.stderr
