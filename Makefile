@@ -26,7 +26,7 @@ demo: setup
 	$(RUN)/frugalvit demo
 
 test: setup
-	$(RUN)/python -m pytest -q -n 2 --dist worksteal tests
+	$(RUN)/python -m pytest -q -n 2 --dist worksteal tests docs/tools/check_results.py
 
 unit: setup
 	$(RUN)/python -m pytest -q -n 2 --dist worksteal -m unit tests
@@ -53,7 +53,6 @@ format: setup
 docs: setup
 	$(RUN)/python -m pip install --quiet -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build --strict
-	$(RUN)/python -m pytest -q docs/tools/check_results.py
 
 clean:
 	rm -rf $(VENV) $(LOWEST) build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache
