@@ -26,7 +26,7 @@ demo: setup
 	$(RUN)/frugalvit demo
 
 test: setup
-	$(RUN)/python -m pytest -q -n 2 --dist worksteal tests docs/tools/check_results.py
+	$(RUN)/python -m pytest -q -n 2 --dist worksteal tests
 
 unit: setup
 	$(RUN)/python -m pytest -q -n 2 --dist worksteal -m unit tests

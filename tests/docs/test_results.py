@@ -1,4 +1,4 @@
-"""Compute the tables of RESULTS.md and SPEED.md again from the logs in docs/results/: ``make docs`` runs it."""
+"""Compute the tables of RESULTS.md and SPEED.md again from the logs in docs/results/."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import pytest
 from frugalvit.utils.statistics import paired_difference
 from reproduce import folder_name
 
-DOCS = Path(__file__).parents[1]
+DOCS = Path(__file__).parents[2] / "docs"
 TEXT = "\n".join((DOCS / name).read_text(encoding="utf-8") for name in ("RESULTS.md", "SPEED.md"))
 MARKER = re.compile(r"^<!-- results: ([^:]+): (.+) -->\n\n((?:\|.*\n)+)", re.MULTILINE)
 
