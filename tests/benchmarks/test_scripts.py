@@ -3,6 +3,7 @@
 import json
 import runpy
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def run_script(
 
 @pytest.mark.slow
 def test_losses(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("multiprocessing.get_context", lambda _: None)  # a spawned process cannot import this test
+    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", lambda *_: ThreadPoolExecutor(1))
     small = "--device cpu --batch 1 --prototypes 64 --dim 24 --repeats 1 --json"
     rows = run_script("losses.py", small, monkeypatch, capsys)["rows"]
     assert [row["way"] for row in rows] == 2 * ["as written", "plain", "chunked"] + [

@@ -127,7 +127,8 @@ def test_cost_of_drloc_ignores_a_drift_of_speed(monkeypatch: pytest.MonkeyPatch)
 def test_profile_without_a_gpu(tmp_path: Path) -> None:
     """In a new process: the profiler reads its log level once."""
     code = (
-        "import torch; from pathlib import Path; from train_step import _profile\n"
+        "from frugalvit.utils.checkout import import_benchmark; import torch; from pathlib import Path\n"
+        "_profile = import_benchmark('train_step')._profile\n"
         "_profile(lambda _: torch.ones(9) + 1, torch.device('cpu'), Path('profile.txt'))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
