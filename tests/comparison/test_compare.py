@@ -3,7 +3,7 @@
 import csv
 import json
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -76,6 +76,24 @@ def test_out_with_another_comparison_is_refused(photos: Path, tmp_path: Path) ->
     with pytest.raises(UserError, match=r"holds a comparison with b.* --out"):
         compare(config(photos, tmp_path / "c"))
     assert compare(config(photos, tmp_path / "c", redraw=True, seeds=1)).data["settings"].keys() == {"with", "without"}
+
+
+def test_default_folder_avoids_other_comparisons(tmp_path: Path) -> None:
+    default, numbered = tmp_path / "compare_photos", tmp_path / "compare_photos_2"
+
+    def find(*settings: str, lr: float = 0.1) -> Path:
+        def plan(folder: Path) -> Any:
+            values = {"data": "photos", "lr": lr}
+            return {name: [TrainConfig.parse(values | {"out": str(folder / name / "seed_0")})] for name in settings}
+
+        return module._find_folder(default, plan)[0]
+
+    assert find("a", "b") == default
+    (default / "a" / "seed_0").mkdir(parents=True)
+    request = module._request(TrainConfig.parse({"data": "photos", "lr": 0.1}))
+    (default / "a" / "seed_0" / "asked.json").write_text(json.dumps(request))
+    assert find("a", "b") == default, "a started comparison is continued"
+    assert find("c", "d") == find("a", "b", lr=0.2) == numbered
 
 
 def test_free_options_may_change_on_resume(photos: Path, tmp_path: Path) -> None:

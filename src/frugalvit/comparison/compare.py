@@ -1,8 +1,10 @@
 """``frugalvit compare``: run several settings on the same data and seeds, with a paired test."""
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from frugalvit.utils.statistics import Difference, Spread, paired_difference, sp
 from frugalvit.utils.tables import CommandResult, Table, as_csv, as_latex, as_markdown
 
 Scores = dict[str, list[dict[str, Any]]]
+Plans = dict[str, list[RunConfig]]
 Train = Callable[[Any], CommandResult]
 
 _NOT_PART_OF_REQUEST = ("out", "resume", *FREE_ON_RESUME)
@@ -70,15 +73,12 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
         )
     settings = config.named_settings()
     check_out_outside_data(config)
-    folder = Path(config.out or f"runs/{'_'.join([*command.split(), Path(config.data).resolve().name])}")
+    plan = partial(_plan_runs, config=config, kind=kind, settings=settings)
+    default = Path("runs") / "_".join([*command.split(), Path(config.data).resolve().name])
+    # All options are parsed before the first run: a mistake in the last setting shows at once.
+    folder, plans = (Path(config.out), plan(Path(config.out))) if config.out else _find_folder(default, plan)
     if not config.redraw and (others := _other_settings(folder, settings)):
         raise UserError(f"{folder} holds a comparison with {', '.join(others)}. Name these, or choose another --out.")
-    # All options are parsed before the first run: a mistake in the last setting shows at once.
-    seeds = range(config.seed, config.seed + config.seeds)
-    plans = {
-        name: [kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}"))) for seed in seeds]
-        for name, values in settings.items()
-    }
     check_free_for_comparison(folder)
     scores: Scores = {name: [] for name in settings}
     with stores.shared():  # all runs train on the same decoded images
@@ -89,6 +89,26 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
     if not is_rank_zero(config.devices, config.nodes):
         return CommandResult({"run": str(folder)})
     return write_comparison(folder, scores, config.metric, config.report)
+
+
+def _plan_runs(folder: Path, config: Compared, kind: type[RunConfig], settings: dict[str, dict[str, Any]]) -> Plans:
+    """Return the configurations of all runs of a comparison in this folder: one per seed and setting."""
+    seeds = range(config.seed, config.seed + config.seeds)
+    return {
+        name: [kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}"))) for seed in seeds]
+        for name, values in settings.items()
+    }
+
+
+def _find_folder(default: Path, plan: Callable[[Path], Plans]) -> tuple[Path, Plans]:
+    """Return the default folder, or the next with a number: one with this comparison, or a free one."""
+    for number in itertools.count(1):
+        folder = default if number == 1 else default.with_name(f"{default.name}_{number}")
+        plans = plan(folder)
+        differences = (find_difference(Path(str(run.out)), run) for runs in plans.values() for run in runs)
+        if not _other_settings(folder, plans) and not any(differences):
+            return folder, plans
+    raise AssertionError("unreachable")
 
 
 def _other_settings(folder: Path, settings: Iterable[str]) -> list[str]:
