@@ -239,8 +239,10 @@ def test_rank_that_dies_while_scoring(tmp_path: Path) -> None:
     words = ["train", "images", "--config", "config.yaml", "--out", "run", "--device", "cpu"]
     first, second = torchrun_variables(2)
     child = server.start(*words, **first)
-    leave = "import frugalvit.tasks.classification.train as c, os; kind = c.ClassificationExperiment"
-    run = f"{leave}; kind.score = lambda *a: os._exit(9); import sys; from frugalvit.cli import main as cli; sys.exit(cli.main({words!r}))"
+    run = (
+        "import os, sys; from frugalvit.cli import main as cli; import frugalvit.tasks.classification.train as module\n"
+        f"module.ClassificationExperiment.score = lambda *_: os._exit(9)\nsys.exit(cli.main({words!r}))"
+    )
     variables = os.environ | second | {"OMP_NUM_THREADS": "1", "FRUGALVIT_CACHE": str(tmp_path / "cache")}
     peer = subprocess.run([sys.executable, "-c", run], cwd=tmp_path, env=variables, capture_output=True, timeout=120)
     assert peer.returncode == 9, peer.stderr
