@@ -1,6 +1,5 @@
 """``frugalvit compare``: run several settings on the same data and seeds, with a paired test."""
 
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterable
@@ -102,13 +101,14 @@ def _plan_runs(folder: Path, config: Compared, kind: type[RunConfig], settings: 
 
 def _find_folder(default: Path, plan: Callable[[Path], Plans]) -> tuple[Path, Plans]:
     """Return the default folder, or the next with a number: one with this comparison, or a free one."""
-    for number in itertools.count(1):
-        folder = default if number == 1 else default.with_name(f"{default.name}_{number}")
+    folder, number = default, 1
+    while True:
         plans = plan(folder)
         differences = (find_difference(Path(str(run.out)), run) for runs in plans.values() for run in runs)
         if not _other_settings(folder, plans) and not any(differences):
             return folder, plans
-    raise AssertionError("unreachable")
+        number += 1
+        folder = default.with_name(f"{default.name}_{number}")
 
 
 def _other_settings(folder: Path, settings: Iterable[str]) -> list[str]:

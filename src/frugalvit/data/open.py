@@ -92,9 +92,9 @@ def _open(location: str, options: OpenOptions) -> DatasetSplits:
 
 def _select_classes(source: DatasetSplits, wanted: Sequence[str], location: str) -> DatasetSplits:
     if any(examples.targets is not None for examples in source.splits.values()):
-        raise UserError(f"{location} has several labels per image, so --classes does not apply. Leave it out.")
+        raise UserError(f"{location} has several labels per image: --classes needs one. Remove the option.")
     if source.classes is None:
-        raise UserError(f"{location} has no labels, so --classes does not apply. Leave it out.")
+        raise UserError(f"{location} has no labels, so --classes cannot select any. Remove the option.")
     requested = {utf8_safe(name) for name in wanted}
     missing = sorted(requested - set(source.classes))
     if missing:

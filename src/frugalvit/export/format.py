@@ -44,7 +44,7 @@ class ExportFormat(abc.ABC):
         """Raise an error, before any work, if an option or a package does not fit."""
         for name, default in (("output", "auto"), ("license", "unknown")):
             if getattr(config, name) != default and name not in self.options:
-                raise UserError(f"--{name} has no effect with --to {config.to}: leave it out.")
+                raise UserError(f"--{name} has no effect with --to {config.to}. Remove the option.")
 
     @abc.abstractmethod
     def write(self, job: ExportJob) -> tuple[nn.Module, Run]:
