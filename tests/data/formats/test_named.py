@@ -77,7 +77,7 @@ def test_voc_has_several_labels_per_image(home: Path) -> None:
     assert source.splits["train"].targets[:2].tolist() == [[1, 0, -1], [0, 1, 1]]
     with pytest.raises(UserError, match="several labels per image"):
         check_trainable(source)
-    with pytest.raises(UserError, match="several labels per image, so --classes"):
+    with pytest.raises(UserError, match="several labels per image: --classes"):
         open_data("voc2007", classes=["cat"])
 
 
