@@ -9,7 +9,7 @@ from torch import Tensor
 
 from frugalvit.data.loader import Batch
 from frugalvit.features import Features
-from frugalvit.objectives.matching import Matching
+from frugalvit.objectives.esvit import Matching
 from frugalvit.tasks.pretraining.task import PretrainingTask
 
 

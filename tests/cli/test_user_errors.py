@@ -15,7 +15,7 @@ from frugalvit.cli import main as cli
 from frugalvit.config.base import set_dotted
 from frugalvit.config.train import FREE_ON_RESUME, TrainConfig
 from frugalvit.errors import UserError
-from frugalvit.experiment.resume import load_resumed_config
+from frugalvit.runs.resume import load_resumed_config
 from helpers import dense_samples
 
 TINY = ["--backbone", "swin_nano", "--backbone-args", "{embed_dim: 8, depths: [1, 1], num_heads: [1, 2]}"]

@@ -9,7 +9,7 @@ from torch import nn
 from frugalvit import create_backbone
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.engine.schedules import Cosine
+from frugalvit.engine.schedule import Cosine
 from frugalvit.experiment.defaults import AutoValues, Facts, resolve_pretraining, resolve_training
 from frugalvit.tasks.classification.train import make_plan, make_task
 

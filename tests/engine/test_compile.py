@@ -20,7 +20,7 @@ from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.loader import Batch
 from frugalvit.engine.compile import PAYS_FROM, compile_task, prepare_compiler
-from frugalvit.engine.schedules import Constant
+from frugalvit.engine.schedule import Constant
 from frugalvit.engine.step import TrainPlan
 from frugalvit.experiment.defaults import AutoValues, Facts, resolve_training
 from frugalvit.objectives import DenseLocalization

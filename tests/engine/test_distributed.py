@@ -19,7 +19,7 @@ from frugalvit.data.dataset import ArrayExamples
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, StreamingDataset
 from frugalvit.engine import distributed
 from frugalvit.errors import LostRankError, UserError
-from frugalvit.experiment import builders, resume
+from frugalvit.experiment import builders
 from frugalvit.experiment.defaults import AutoValues
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification import train
@@ -86,8 +86,7 @@ def test_run_folder_must_be_shared(shared: bool, tmp_path: Path) -> None:
 
 def test_resume_auto_needs_the_run_on_all_ranks() -> None:
     def check(fabric: Any) -> None:
-        run = "run" if fabric.global_rank == 0 else None
-        resume.check_ranks_agree(TrainConfig(out="run").model_copy(update={"resume": run}), fabric)
+        distributed.check_same_resume(fabric, fabric.global_rank == 0, "run")
 
     errors = run_ranks(2, check)
     assert all(isinstance(e, UserError) and "Some processes see a run in run" in str(e) for e in errors)

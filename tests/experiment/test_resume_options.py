@@ -12,8 +12,9 @@ from frugalvit.config.compare import CompareConfig
 from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
-from frugalvit.experiment import builders, resume
+from frugalvit.experiment import builders
 from frugalvit.experiment.defaults import AutoValues, Facts, resolve_training
+from frugalvit.runs import resume
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification.train import make_plan
 from frugalvit.tasks.pretraining.task import PretrainingTask

@@ -134,7 +134,7 @@ def test_auto_chooses_by_the_number_of_logits(monkeypatch: pytest.MonkeyPatch) -
     assert should_chunk(64 * 268, 65536) and should_chunk(64 * 12, 65536)
     assert not should_chunk(64 * 268, 1024) and not should_chunk(4 * 12, 65536)
     calls = []
-    monkeypatch.setattr("frugalvit.objectives.matching.should_chunk", lambda *sizes: calls.append(sizes) or False)
+    monkeypatch.setattr("frugalvit.objectives.esvit.should_chunk", lambda *sizes: calls.append(sizes) or False)
     crops = features_of([torch.randn(2, 6, 2, 2, dtype=torch.float64)] * 3)
     matching_of(RegionMatching)(crops, crops[:2], 0.05)
     assert calls == [(2 * (12 + 8), 7)]

@@ -2,7 +2,7 @@
 
 import json
 
-from frugalvit.report import page
+from frugalvit.report import html as page
 from helpers.report_samples import write_run
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from frugalvit.report.page import write_report
+from frugalvit.report.html import write_report
 from helpers.report_samples import write_picture, write_run
 
 LEADS = {"detect": "The ground truth, then the prediction.", "segment": "The image, the ground truth, the prediction."}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from frugalvit.report import page, svg_charts
+from frugalvit.report import html as page
+from frugalvit.report import svg_charts
 from frugalvit.visualization.explorer_data import Picture, gather
 from helpers.fake_backbones import PaddedPositions, PatchFeatures
 from helpers.report_samples import picture, write_run

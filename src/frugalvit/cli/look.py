@@ -16,7 +16,7 @@ from frugalvit.data.open import open_data
 from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model
-from frugalvit.report import page
+from frugalvit.report import html
 from frugalvit.report.run_record import find_runs, is_run
 from frugalvit.runs import layout
 from frugalvit.utils import console
@@ -156,7 +156,7 @@ def explore(config: ExploreConfig) -> CommandResult:
     data = gather([(m.name, m.backbone) for m in models], pictures, second_views=second, seed=config.seed, keep=keep)
     path = _new_file(config.out, f"explore_{pictures[0].name}", "html")
     write_text(
-        path, page.explorer(data, f"{models[0].name}: {truncate_list([picture.name for picture in pictures], 3)}")
+        path, html.explorer(data, f"{models[0].name}: {truncate_list([picture.name for picture in pictures], 3)}")
     )
     summary = {"page": str(path), "models": [model.name for model in models], "images": len(data["images"])}
     return CommandResult(summary | {"bytes": path.stat().st_size}, [], [f"page    {path}"])
@@ -178,7 +178,7 @@ def report(config: ReportConfig) -> CommandResult:
         model = load_model(str(folder), pick_device(config.device))
         named = [(console.sanitize(model.name), model.backbone)]
         explored[folder] = gather(named, pictures, second_views=len(pictures) == 1, keep=_crop_share(model))
-    page.write_report([Path(run) for run in config.runs], out, seen=explored)
+    html.write_report([Path(run) for run in config.runs], out, seen=explored)
     data = {"page": str(out), "runs": [str(folder) for folder in folders], "bytes": out.stat().st_size}
     return CommandResult(data, [], [f"report  {out}"])
 
@@ -188,7 +188,7 @@ def _check_replaceable(out: Path, runs: list[Path]) -> None:
     is_own = len(runs) == 1 and out.resolve() == runs[0].resolve() / layout.REPORT
     if out.name == layout.REPORT and not is_own and is_run(out.parent):
         raise UserError(f"{out} is the page of the run in that folder; choose another --out.")
-    if out.exists() and page.GENERATOR not in out.read_text(encoding="utf-8", errors="replace")[:4000]:
+    if out.exists() and html.GENERATOR not in out.read_text(encoding="utf-8", errors="replace")[:4000]:
         raise UserError(f"{out} exists and is not a report of frugalvit; choose another --out.")
 
 

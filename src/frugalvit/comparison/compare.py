@@ -216,7 +216,7 @@ def write_comparison(folder: Path, scores: Scores, metric: str, report: bool = T
     write_text(folder / layout.COMPARISON, json.dumps(data, indent=1))
     files = [*layout.COMPARISON_TABLES, layout.COMPARISON_CHART]
     if report:
-        from frugalvit.report.page import write_report
+        from frugalvit.report.html import write_report
 
         write_report([folder], folder / layout.REPORT)
         files.append(layout.REPORT)

@@ -9,7 +9,7 @@ import numpy as np
 
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.decode import decode
-from frugalvit.data.formats.folder import list_images
+from frugalvit.data.formats.image_folder import list_images
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 

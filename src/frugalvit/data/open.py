@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from frugalvit.data import splits
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.named_catalog import DATASETS
 from frugalvit.data.formats.registry import find_format
 from frugalvit.data.paths import local
+from frugalvit.data.split import add_missing_splits, handle_unlabelled
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import pluralize, truncate_list
@@ -64,8 +64,8 @@ def open_data(
         source = _select_classes(source, wanted, location)
     if labels == "ignore":
         source = without_labels(source)
-    source = splits.handle_unlabelled(source, keep=loose and wanted is None)
-    return splits.add_missing_splits(source, split, val_fraction, seed)
+    source = handle_unlabelled(source, keep=loose and wanted is None)
+    return add_missing_splits(source, split, val_fraction, seed)
 
 
 def without_labels(source: DatasetSplits) -> DatasetSplits:

@@ -137,6 +137,14 @@ def all_ranks_equal(fabric: Fabric, value: int) -> bool:
     return largest.tolist() == [value, -value]
 
 
+def check_same_resume(fabric: Fabric, resumes: bool, out: str | None) -> None:
+    """Raise if ``--resume auto`` found a run on some ranks only."""
+    if not all_ranks_equal(fabric, int(resumes)):
+        raise UserError(
+            f"Some processes see a run in {out} and others do not: put it on a file system that all machines share."
+        )
+
+
 def check_shared_filesystem(fabric: Fabric, folder: Path) -> None:
     """Raise ``UserError`` unless all ranks share the run folder, from which they read checkpoints.
 

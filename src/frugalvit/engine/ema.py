@@ -5,7 +5,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from frugalvit.objectives.projection_head import move_towards
+from frugalvit.objectives.esvit import move_towards
 
 
 class EMA:

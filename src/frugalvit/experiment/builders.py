@@ -35,10 +35,10 @@ from frugalvit.engine.hardware import configure_cuda, make_precision, pick_devic
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment.defaults import PAIR, AutoValue, AutoValues
-from frugalvit.experiment.resume import network_keywords
 from frugalvit.objectives import RelativeLocalization
 from frugalvit.runs import layout
 from frugalvit.runs.layout import has_checkpoint
+from frugalvit.runs.resume import network_keywords
 from frugalvit.runs.run_folder import RunFolder, new_run_folder, read_data_facts
 from frugalvit.runs.trackers import make_trackers
 from frugalvit.utils import console

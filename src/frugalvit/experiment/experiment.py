@@ -16,18 +16,19 @@ from frugalvit.engine.auto_batch import fit_to_memory
 from frugalvit.engine.compile import compile_task
 from frugalvit.engine.distributed import (
     SETUP_TIMEOUT,
+    check_same_resume,
     check_shared_filesystem,
     fail_on_lost_rank,
     run_on_rank_zero,
 )
 from frugalvit.engine.loop import RunInterrupted, TrainPlan, fit
 from frugalvit.errors import UserError
-from frugalvit.experiment import builders, resume
+from frugalvit.experiment import builders
 from frugalvit.experiment.defaults import AutoValues, Facts, record_recipe, resolve_input
 from frugalvit.experiment.extra_objectives import load_plugins
 from frugalvit.experiment.load_model import adopt_init_architecture
-from frugalvit.report.page import write_report
-from frugalvit.runs import layout
+from frugalvit.report.html import write_report
+from frugalvit.runs import layout, resume
 from frugalvit.runs.layout import missing_parents, remove_empty_run
 from frugalvit.runs.run_folder import RunFolder, finished_summary
 from frugalvit.runs.trackers import check_trackers
@@ -147,7 +148,7 @@ class Experiment(ABC, Generic[C, R]):
         else:
             self._check_data_early()
         fabric = self.fabric = builders.make_fabric(self.options)
-        resume.check_ranks_agree(requested, fabric)
+        check_same_resume(fabric, bool(requested.resume), requested.out)
         if requested.resume and (finished := finished_summary(requested.resume)):
             return self.result(finished)
         with fail_on_lost_rank(fabric, Path(requested.resume) if requested.resume else None, SETUP_TIMEOUT):

@@ -15,9 +15,9 @@ from frugalvit.config.train import RunConfig
 from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.errors import UserError
 from frugalvit.experiment.defaults import AutoValues
-from frugalvit.experiment.resume import command_of
 from frugalvit.runs import layout
 from frugalvit.runs.checkpoint import read_state
+from frugalvit.runs.resume import command_of
 from frugalvit.utils import console
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.text import truncate_list

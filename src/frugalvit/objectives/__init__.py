@@ -8,9 +8,16 @@ from frugalvit.objectives.drloc import (
     draw_pairs,
     localization_weight_at,
 )
-from frugalvit.objectives.matching import update_center
-from frugalvit.objectives.projection_head import ProjectionHead, update_average
-from frugalvit.objectives.region_matching import RegionMatching, match_regions, region_loss
+from frugalvit.objectives.esvit import (
+    ProjectionHead,
+    RegionMatching,
+    ViewMatching,
+    match_regions,
+    region_loss,
+    update_average,
+    update_center,
+    view_loss,
+)
 from frugalvit.objectives.registry import (
     Objective,
     ObjectiveContext,
@@ -18,7 +25,6 @@ from frugalvit.objectives.registry import (
     list_objectives,
     register_objective,
 )
-from frugalvit.objectives.view_matching import ViewMatching, view_loss
 
 __all__ = [
     "RelativeLocalization",

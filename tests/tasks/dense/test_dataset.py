@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from frugalvit.data.decode import decode
-from frugalvit.data.splits import hold_out
+from frugalvit.data.split import hold_out
 from frugalvit.errors import UserError
 from frugalvit.tasks.dense.dataset import make_splits, read_image_size
 from frugalvit.tasks.detection.coco import open_coco

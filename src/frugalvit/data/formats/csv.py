@@ -14,7 +14,7 @@ import numpy as np
 from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
 from frugalvit.data.decode import EXTENSIONS
 from frugalvit.data.formats.base import OpenOptions
-from frugalvit.data.formats.folder import SPLIT_NAMES, unknown_classes
+from frugalvit.data.formats.image_folder import SPLIT_NAMES, unknown_classes
 from frugalvit.data.paths import is_folder
 from frugalvit.errors import UserError
 from frugalvit.utils.text import pluralize, truncate_list

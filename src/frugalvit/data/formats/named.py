@@ -15,10 +15,10 @@ import numpy as np
 from frugalvit.data.dataset import ArrayExamples, DatasetSplits, FileExamples, ImageDataset
 from frugalvit.data.formats import csv as table
 from frugalvit.data.formats.base import OpenOptions
-from frugalvit.data.formats.folder import open_folder
+from frugalvit.data.formats.image_folder import open_folder
 from frugalvit.data.formats.named_catalog import DATASETS, Known, dataset_status
 from frugalvit.data.paths import datasets_root, local
-from frugalvit.data.splits import hold_out
+from frugalvit.data.split import hold_out
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.text import short_message

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from frugalvit.data.formats import csv as table
-from frugalvit.data.formats import folder, huggingface, named
+from frugalvit.data.formats import huggingface, image_folder, named
 from frugalvit.data.formats.base import Format
 from frugalvit.data.paths import is_folder
 from frugalvit.data.webdataset import shards
@@ -20,7 +20,7 @@ FORMATS = [
     Format("WebDataset shards", _is_shards, lambda where, options: shards.open_shards(where)),
     Format("table", table.is_table, table.open_table),
     Format("DomainNet lists", table.has_lists, table.open_lists),
-    Format("image folder", folder.is_image_folder, folder.open_folder),
+    Format("image folder", image_folder.is_image_folder, image_folder.open_folder),
     Format("named dataset", named.is_name, named.open_by_name),
 ]
 

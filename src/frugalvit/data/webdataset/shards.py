@@ -18,7 +18,7 @@ from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, PackedImages
 from frugalvit.data.decode import EXTENSIONS
 from frugalvit.data.formats.csv import class_list
-from frugalvit.data.formats.folder import SPLIT_NAMES, open_root, unknown_classes
+from frugalvit.data.formats.image_folder import SPLIT_NAMES, open_root, unknown_classes
 from frugalvit.data.paths import cache_root, local
 from frugalvit.data.webdataset.index import INDEX, PackedIndex, PackedShard, read_index
 from frugalvit.data.webdataset.remote import fetch, is_pipe, is_remote, without_query

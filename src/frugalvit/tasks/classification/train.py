@@ -15,12 +15,12 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
-from frugalvit.data.formats.folder import are_layout_folders
-from frugalvit.data.splits import absent_classes, check_trainable, subsample_labels
+from frugalvit.data.formats.image_folder import are_layout_folders
+from frugalvit.data.split import absent_classes, check_trainable, subsample_labels
 from frugalvit.engine.distributed import collective_timeout
 from frugalvit.engine.loop import TrainPlan
 from frugalvit.engine.param_groups import freeze_first
-from frugalvit.engine.schedules import Constant, Cosine, Ramp, Schedule, warmup_steps
+from frugalvit.engine.schedule import Constant, Cosine, Ramp, Schedule, warmup_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization

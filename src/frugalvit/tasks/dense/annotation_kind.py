@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from frugalvit.data.formats.folder import are_layout_folders
+from frugalvit.data.formats.image_folder import are_layout_folders
 from frugalvit.errors import UserError
 from frugalvit.tasks.detection.coco import find_annotations, read_coco_file
 from frugalvit.tasks.segmentation.dataset import find_pairs

@@ -9,7 +9,7 @@ from PIL import Image, UnidentifiedImageError
 
 from frugalvit.data.bad_images import UnreadableImage, check_unreadable
 from frugalvit.data.decode import decode, known_formats
-from frugalvit.data.splits import hold_out
+from frugalvit.data.split import hold_out
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import SkippedFile
 from frugalvit.utils import console

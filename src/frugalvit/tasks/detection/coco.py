@@ -24,7 +24,7 @@ from faster_coco_eval.core import mask as run_length
 from pydantic import Field, FiniteFloat, NonNegativeInt
 from typing_extensions import TypedDict
 
-from frugalvit.data.formats.folder import SPLIT_NAMES
+from frugalvit.data.formats.image_folder import SPLIT_NAMES
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import SkippedFile
 from frugalvit.tasks.dense.dataset import find_image_folder, make_splits, read_image_sizes

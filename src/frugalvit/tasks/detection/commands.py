@@ -15,7 +15,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.config.dense import DetectConfig, DetectEvalConfig, DetectPredictConfig
 from frugalvit.config.resolved import ResolvedDetectConfig
 from frugalvit.data.image_inputs import InputImages
-from frugalvit.engine.schedules import Schedule, Steps
+from frugalvit.engine.schedule import Schedule, Steps
 from frugalvit.errors import UserError
 from frugalvit.experiment.defaults import Facts
 from frugalvit.experiment.dense_defaults import resolve_detection

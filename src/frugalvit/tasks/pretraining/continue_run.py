@@ -18,9 +18,9 @@ from frugalvit.engine.param_groups import remap_optimizer_state
 from frugalvit.engine.step import total_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment.defaults import AutoValue, AutoValues
-from frugalvit.experiment.resume import check_command
 from frugalvit.runs import layout
 from frugalvit.runs.layout import find_run, has_checkpoint
+from frugalvit.runs.resume import check_command
 from frugalvit.runs.run_folder import RunFolder, read_data_facts, read_summary
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.utils import console

@@ -15,7 +15,7 @@ from frugalvit.config.resolved import ResolvedPretrainConfig
 from frugalvit.data.augmentation.transforms import MultiCrop
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
 from frugalvit.engine.loop import TrainPlan
-from frugalvit.engine.schedules import Cosine, Linear, warmup_steps
+from frugalvit.engine.schedule import Cosine, Linear, warmup_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization

@@ -15,7 +15,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.config.dense import SegmentConfig, SegmentEvalConfig, SegmentPredictConfig, TestConfig
 from frugalvit.config.resolved import ResolvedSegmentConfig
 from frugalvit.data.image_inputs import InputImages
-from frugalvit.engine.schedules import Polynomial, Schedule
+from frugalvit.engine.schedule import Polynomial, Schedule
 from frugalvit.errors import UserError
 from frugalvit.experiment.defaults import Facts
 from frugalvit.experiment.dense_defaults import resolve_segmentation

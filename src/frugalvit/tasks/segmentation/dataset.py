@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from frugalvit.data.decode import known_formats
-from frugalvit.data.formats.folder import SPLIT_NAMES, list_images
+from frugalvit.data.formats.image_folder import SPLIT_NAMES, list_images
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import SkippedFile
 from frugalvit.tasks.dense.dataset import UNREADABLE, make_splits, read_image_sizes

@@ -6,19 +6,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lightning_fabric import Fabric
-
 from frugalvit.config.base import flat_fields
 from frugalvit.config.dense import DetectConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import FREE_ON_RESUME, RunConfig, TrainConfig, same_value
 from frugalvit.config.yaml import read_yaml
-from frugalvit.engine import distributed
 from frugalvit.errors import UserError
 from frugalvit.runs import layout
 from frugalvit.runs.layout import find_run
 from frugalvit.runs.run_folder import read_data_facts
 from frugalvit.utils.console import shell_quote
+from frugalvit.utils.launch_env import devices_and_nodes
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -89,21 +87,12 @@ def _check_processes(config: RunConfig, stored: RunConfig, folder: Path) -> None
     """Raise if streamed shards would be divided among another number of processes: images would repeat."""
     if stored.stream is not True:
         return
-    now = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
+    now = math.prod(devices_and_nodes(config.devices, config.nodes))
     before = read_data_facts(folder).get("processes", now)
     if before != now:
         raise UserError(
             f"{folder} streams shards with {before} processes (--devices, --nodes), not {now}: the number cannot "
             f"change on resume. Use {before}, or start a new run from its weights with --init {shell_quote(folder)}."
-        )
-
-
-def check_ranks_agree(config: RunConfig, fabric: Fabric) -> None:
-    """Raise if ``--resume auto`` found a run on some ranks only."""
-    if not distributed.all_ranks_equal(fabric, int(bool(config.resume))):
-        raise UserError(
-            f"Some processes see a run in {config.out} and others do not: put it on a file system that all machines "
-            "share."
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.report import page
+from frugalvit.report import html as page
 from frugalvit.report.run_record import read_run
 from frugalvit.utils import console
 from frugalvit.visualization.explorer_data import Picture, gather

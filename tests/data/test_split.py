@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frugalvit.data.dataset import ArrayExamples, DatasetSplits, ImageDataset, join
-from frugalvit.data.splits import add_missing_splits, check_trainable, hold_out, split_examples
+from frugalvit.data.split import add_missing_splits, check_trainable, hold_out, split_examples
 from frugalvit.errors import UserError
 
 
