@@ -58,7 +58,8 @@ def test_webdataset_reads_the_shards(tmp_path: Path) -> None:
 
 def test_pack_leaves_out_bad_files_and_never_overwrites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = photos(tmp_path / "photos")
-    (root / "train" / "cat" / "bad.png").write_bytes(png(1)[:40])
+    # A name that is not UTF-8 must not damage the index.
+    (root / "train" / "cat" / b"bad\xff.png".decode("utf-8", "surrogateescape")).write_bytes(png(1)[:40])
     assert cli.main(["data", "pack", str(root), str(tmp_path / "out"), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert len(data["bad"]) == 1 and data["splits"]["train"][0]["examples"] == 12

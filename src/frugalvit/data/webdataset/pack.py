@@ -26,7 +26,7 @@ from frugalvit.data.webdataset.index import FORMAT, INDEX, parse_index
 from frugalvit.data.webdataset.shards import open_shards
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.files import working_folder
+from frugalvit.utils.files import utf8_safe, working_folder
 from frugalvit.utils.system import cores
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
@@ -182,7 +182,7 @@ def _write_split(
             image_format = examples.header(int(index)).format
             content = examples.raw(int(index))
         except UnreadableImage as error:
-            bad.append({"name": error.name, "reason": error.reason})
+            bad.append({"name": utf8_safe(error.name), "reason": utf8_safe(error.reason)})
             continue
         if archive is None or written >= limit:
             _finish(archive, folder, shards, count)
