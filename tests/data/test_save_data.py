@@ -101,6 +101,7 @@ class Frame(dict[str, list[str]]):
         ({"train": 3}, "train: .* got int"),
         ({"train": [{"image": GREY[0]}]}, "train: .* got dict"),
         ({"train": Frame()}, "train: .* got Frame"),
+        ({"train": torch.utils.data.Dataset()}, "train: .* got Dataset"),  # without a length
         ({"train": (GREY, [0, 1] * 3), "classes": {0: "a", 1: "b"}}, "classes must"),
         ({"train": (GREY, [1, 2])}, "6 images and 2 labels"),
         ({"train": (GREY[:0], [])}, "train has no images"),

@@ -97,9 +97,9 @@ def _read_pairs(part: Any, split: str) -> tuple[list[bytes], list[int | str] | N
         if len(labels) != len(images):
             raise UserError(f"{split} has {pluralize(len(images), 'image')} and {pluralize(len(labels), 'label')}.")
         pairs: Iterable[Any] = zip(images, labels, strict=True)
-    elif hasattr(part, "__getitem__") and not hasattr(part, "columns"):
+    elif hasattr(part, "__len__") and hasattr(part, "__getitem__") and not hasattr(part, "columns"):
         pairs = (part[index] for index in range(len(part)))
-    else:  # a number, or a pandas frame: the check below refuses it
+    else:  # no length, or a pandas frame: the check below refuses it
         pairs = [part]
     contents: list[bytes] = []
     numbers: list[int | str | None] = []
