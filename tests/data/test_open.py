@@ -167,7 +167,7 @@ def test_median_side_with_every_second_image_unreadable(tmp_path: Path) -> None:
 
 def test_litter_links_and_odd_names(tmp_path: Path) -> None:
     fill(tmp_path, {"schöne Blumen": 2, "日本": 2, "__MACOSX": 2, ".git": 1})
-    for name in (".DS_Store", "Thumbs.db", "._000.png"):
+    for name in (".DS_Store", "Thumbs.db", "._000.png", "png"):
         (tmp_path / "日本" / name).write_bytes(b"x")
     (tmp_path / "日本" / "notes.txt").write_text("hello")
     (tmp_path / "日本" / "UPPER.PNG").write_bytes((tmp_path / "日本" / "000.png").read_bytes())
