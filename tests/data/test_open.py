@@ -129,6 +129,7 @@ def test_empty_and_ambiguous_folders_are_errors(tmp_path: Path) -> None:
     for folder, message in (
         ("nothing", "holds no images"),
         ("missing", "No folder, file or known"),
+        ("x" * 300 + ".tar", "No folder, file or known"),
         ("both", "has both 'val' and 'valid'"),
     ):
         with pytest.raises(UserError, match=message):

@@ -12,8 +12,16 @@ def local(where: str | Path) -> Path:
         return Path(where)
 
 
+def is_file(path: str | Path) -> bool:
+    """True if the file exists; False for a name that the system does not accept."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def is_folder(path: Path) -> bool:
-    """True if the folder exists; False also for a name that is too long."""
+    """True if the folder exists; False for a name that the system does not accept."""
     try:
         return path.is_dir()
     except (OSError, ValueError):

@@ -15,7 +15,7 @@ from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
 from frugalvit.data.decode import EXTENSIONS
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, unknown_classes
-from frugalvit.data.paths import is_folder
+from frugalvit.data.paths import is_file, is_folder
 from frugalvit.errors import UserError
 from frugalvit.utils.text import pluralize, truncate_list
 
@@ -215,11 +215,3 @@ def _drop_repeated(rows: list[Row], where: str, notes: list[str]) -> list[Row]:
         count = pluralize(len(shared), "image")
         notes.append(f"{where}: {count} in several splits, so scores are too high: {truncate_list(shared)}.")
     return list(first.values())
-
-
-def is_file(name: str) -> bool:
-    """True if the file exists; False for a name that the system does not accept."""
-    try:
-        return Path(name).is_file()
-    except (OSError, ValueError):
-        return False

@@ -15,8 +15,9 @@ import numpy as np
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.base import OpenOptions
-from frugalvit.data.formats.csv import LABEL_COLUMNS, class_list, is_file
+from frugalvit.data.formats.csv import LABEL_COLUMNS, class_list
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, unknown_classes
+from frugalvit.data.paths import is_file
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.text import short_message, truncate_list

@@ -1,23 +1,15 @@
 """The dataset formats that ``open_data`` reads. A new format is one file in this folder and one line here."""
 
-from pathlib import Path
-
 from frugalvit.data.formats import csv as table
 from frugalvit.data.formats import huggingface, image_folder, named
 from frugalvit.data.formats.base import Format
-from frugalvit.data.paths import is_folder
 from frugalvit.data.webdataset import shards
-
-
-def _is_shards(where: str) -> bool:
-    return shards.is_shards(where) or (is_folder(Path(where)) and shards.is_shard_folder(Path(where)))
-
 
 # The first format that matches opens the dataset, so special folders come before plain ones.
 FORMATS = [
     Format("Hugging Face hub", huggingface.is_hub_name, huggingface.open_hub),
     Format("Hugging Face files", huggingface.is_saved, huggingface.open_saved),
-    Format("WebDataset shards", _is_shards, lambda where, options: shards.open_shards(where)),
+    Format("WebDataset shards", shards.is_shards, lambda where, options: shards.open_shards(where)),
     Format("table", table.is_table, table.open_table),
     Format("DomainNet lists", table.has_lists, table.open_lists),
     Format("image folder", image_folder.is_image_folder, image_folder.open_folder),

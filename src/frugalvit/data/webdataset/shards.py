@@ -19,7 +19,7 @@ from frugalvit.data.dataset import DatasetSplits, ImageDataset, PackedImages
 from frugalvit.data.decode import EXTENSIONS
 from frugalvit.data.formats.csv import class_list
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, open_root, unknown_classes
-from frugalvit.data.paths import cache_root, local
+from frugalvit.data.paths import cache_root, is_file, is_folder, local
 from frugalvit.data.webdataset.index import INDEX, PackedIndex, PackedShard, read_index
 from frugalvit.data.webdataset.remote import fetch, is_pipe, is_remote, without_query
 from frugalvit.data.webdataset.tar import BadShard, list_members
@@ -100,11 +100,14 @@ def _shard_fingerprint(shard: str, index: PackedIndex | None, times: bool) -> tu
 
 
 def is_shards(where: str) -> bool:
-    """True if ``where`` names tar files: one file, a ``{000..009}`` range, a ``*`` pattern or an address."""
+    """True for tar files: a file, a ``{000..009}`` range, a ``*`` pattern, an address, or a folder of them."""
     if is_pipe(where) or (is_remote(where) and where.endswith(f"/{INDEX}")):
         return True
+    path = local(where)
+    if is_folder(path):
+        return is_shard_folder(path)
     return without_query(where).lower().endswith((".tar", ".tar.gz", ".tgz")) and (
-        is_remote(where) or bool(_RANGE.search(where)) or "*" in where or local(where).is_file()
+        is_remote(where) or bool(_RANGE.search(where)) or "*" in where or is_file(path)
     )
 
 

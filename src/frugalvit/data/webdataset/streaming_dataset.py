@@ -16,7 +16,6 @@ import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, StreamedShards
 from frugalvit.data.formats.csv import class_list
-from frugalvit.data.paths import is_folder, local
 from frugalvit.data.webdataset.index import PackedIndex
 from frugalvit.data.webdataset.remote import describe_error, is_remote
 from frugalvit.data.webdataset.shards import (
@@ -25,7 +24,6 @@ from frugalvit.data.webdataset.shards import (
     find_labels,
     index_entry,
     index_shards,
-    is_shard_folder,
     is_shards,
     list_shards,
     local_shard,
@@ -91,7 +89,7 @@ class StreamingDataset(ImageDataset):
 
 def should_stream(where: str, stream: bool | str) -> bool:
     """Decide whether to stream: as requested, or for "auto" if the shards are remote or very large."""
-    shards = is_shards(where) or (not is_remote(where) and is_folder(local(where)) and is_shard_folder(local(where)))
+    shards = is_shards(where)
     if stream is True and not shards:
         raise UserError(f"--stream true needs WebDataset shards, and {where} is something else: leave --stream out.")
     if stream != "auto":
