@@ -222,7 +222,9 @@ def test_labelled_selection_is_a_dataset(photos: Path, capsys: pytest.CaptureFix
 
 def test_known_images_are_not_selected(photos: Path) -> None:
     first = embed(EmbedConfig(data="photos", select=5, out="first.csv", **TINY)).data["chosen"]
-    more = embed(EmbedConfig(data="photos", select=7, known="first.csv", out="more.csv", **TINY)).data
+    result = embed(EmbedConfig(data="photos", select=7, known="first.csv", out="some more.csv", **TINY))
+    more = result.data
+    assert "frugalvit train 'some more.csv' --backbone" in result.notes[-1]
     assert sorted(first + more["chosen"]) == sorted(f"photos/{path.name}" for path in photos.iterdir())
     assert more["known"] == 5
     with pytest.raises(UserError, match=r"--select 8.*first\.csv"):

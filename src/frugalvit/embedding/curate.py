@@ -15,6 +15,7 @@ from frugalvit.embedding.selection import group_duplicates, representatives
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.splits import make_extractor, open_model, probe_device
+from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import write_text
 from frugalvit.utils.tables import CommandResult, Table, as_csv
 from frugalvit.utils.text import pluralize
@@ -52,8 +53,10 @@ def select(
     data |= {"known": 0 if known_features is None else len(known_features), "chosen": names}
     data |= {"out": str(out), "picture": str(picture), "seconds": round(time.monotonic() - began, 2)}
     cells: list[object] = [len(features), data["known"], count, str(out), str(picture)]
-    weights = f"--{'init' if Path(config.model).exists() else 'backbone'} {config.model}"
-    next_step = f"next: fill in the column 'label' of {out}, then frugalvit train {out} {weights}"
+    weights = ["--init" if Path(config.model).exists() else "--backbone", config.model]
+    weights += ["--backbone", config.backbone] if config.backbone else []
+    command = " ".join(map(shell_quote, ["frugalvit", "train", out, *weights]))
+    next_step = f"next: fill in the column 'label' of {out}, then {command}"
     table = Table(["images", "known", "chosen", "table", "picture"], [cells])
     return CommandResult(data, [table], [*source.notes, next_step])
 
