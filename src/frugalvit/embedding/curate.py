@@ -49,7 +49,7 @@ def select(
     names = [features.names[row] for row in rows]
     write_text(out, as_csv(["path", "label"], [[path_from_table(out, name), ""] for name in names]))
     _draw(picture, features, examples, [[(row, str(rank))] for rank, row in enumerate(rows[:_MAX_DRAWN], 1)])
-    data = _facts(config, source, features)
+    data = facts(config, source, features)
     data |= {"known": 0 if known_features is None else len(known_features), "chosen": names}
     data |= {"out": str(out), "picture": str(picture), "seconds": round(time.monotonic() - began, 2)}
     cells: list[object] = [len(features), data["known"], count, str(out), str(picture)]
@@ -82,7 +82,7 @@ def duplicates(
     lines = [[number, names[row], cosine] for number, group in enumerate(groups, 1) for row, cosine in group]
     write_text(out, as_csv(["group", "path", "similarity"], lines))
     listed = [[{"image": features.names[row], "similarity": cosine} for row, cosine in group] for group in groups]
-    data = _facts(config, source, features) | {"threshold": config.duplicates, "groups": listed, "out": str(out)}
+    data = facts(config, source, features) | {"threshold": config.duplicates, "groups": listed, "out": str(out)}
     similar = f"with a cosine of {config.duplicates:g} or more"
     notes = [*source.notes, f"No two of the {len(rows):,} images are in one group {similar}."]
     if groups:
@@ -134,7 +134,8 @@ def _are_files(examples: ImageDataset) -> bool:
     return isinstance(examples, FileExamples)
 
 
-def _facts(config: EmbedConfig, source: DatasetSplits, features: FeatureSet) -> dict[str, Any]:
+def facts(config: EmbedConfig, source: DatasetSplits, features: FeatureSet) -> dict[str, Any]:
+    """Return the facts in the JSON of every kind of embed."""
     return {
         "model": config.model,
         "data": source.name,

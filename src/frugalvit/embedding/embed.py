@@ -50,14 +50,7 @@ def embed(config: EmbedConfig) -> CommandResult:
     features = extractor(join(*chosen.values()), source.name)
     # By position: one file may be in several splits.
     splits = [split for split, examples in chosen.items() for _ in range(len(examples))]
-    data = {
-        "model": config.model,
-        "data": source.name,
-        "features": config.features,
-        "images": len(features),
-        "shape": list(features.features.shape[1:]),
-        "bad": len(features.bad),
-    }
+    data = curate.facts(config, source, features) | {"shape": list(features.features.shape[1:])}
     tables: list[Table] = []
     neighbours = [] if query is None else _find_neighbours(extractor, features, query, config, probe_device(model))
     if out is not None:
