@@ -257,7 +257,7 @@ class Batches(BatchSource):
 
 
 def batch_multiple(world: int, mixing: Mixing | None) -> int:
-    """Return the divisor of a batch: processes take equal parts, and a mixed pair stays in one part."""
+    """Return a number that must divide the batch: equal parts for all processes, no mixed pair split."""
     return world * (2 if mixing is not None and world > 1 else 1)
 
 

@@ -173,12 +173,8 @@ def _spread(values: Tensor) -> Tensor:
 
 # -- affine maps and erasing
 
-ERASING_COLUMNS = 23
-
-
 _ATTEMPTS = 10
-
-
+ERASING_COLUMNS = 2 * _ATTEMPTS + 3
 _NOISE_LENGTH = 1 << 20
 
 

@@ -1,6 +1,6 @@
 """``frugalvit data pack DATA OUT``: write a dataset as WebDataset shards, images byte for byte.
 
-It writes an index and, on request, decoded images beside the shards, so that training on OUT starts at once.
+It writes an index and, unless ``--no-decoded``, decoded images beside the shards: training on OUT starts at once.
 """
 
 import hashlib

@@ -44,7 +44,7 @@ class ShardStream:
         self.damaged: list[tuple[str, str]] = []
 
     def epoch(self, number: int = 0, *, reader: int = 0, readers: int = 1, skip: int = 0) -> Iterator[StreamSample]:
-        """Yield a reader's examples of one epoch, without the first ``skip``, which are hardly read.
+        """Yield a reader's examples of one epoch after the first ``skip``, most of which are never read.
 
         To skip, the shuffle runs with the numbers 0, 1, 2 … instead of examples. Then the examples whose numbers are
         still in the buffer are read from the last few shards, and streaming continues.

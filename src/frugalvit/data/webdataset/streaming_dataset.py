@@ -185,8 +185,8 @@ def _survey(
 def _count_labels(shards: list[str], max_bad: float, where: str, notes: list[str]) -> list[Counter[str | None]]:
     """Read all shards once, up to any damage as in streaming, and count the examples of each label."""
     console.info(
-        f"{where} has no index: reading all {pluralize(len(shards), 'shard')} once ('frugalvit data pack' writes an "
-        "index)"
+        f"no index lists all shards of {where}: reading {pluralize(len(shards), 'shard')} once ('frugalvit data pack' "
+        "writes an index)"
     )
     damaged: list[tuple[str, str]] = []
 

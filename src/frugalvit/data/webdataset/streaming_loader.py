@@ -154,7 +154,8 @@ class StreamingBatches(BatchSource):
         if len(self._unreadable) > max(1.0, self.max_bad * seen) and self.max_bad < 1:
             name, reason = self._unreadable[-1]
             raise UserError(
-                f"{len(self._unreadable)} streamed images cannot be read, more than --cache.max-bad: {name}: {reason}."
+                f"{len(self._unreadable)} streamed images cannot be read, more than --cache.max-bad allows: {name}: "
+                f"{reason}."
             )
 
     def _record_damaged(self, damaged: list[tuple[str, str]]) -> None:
