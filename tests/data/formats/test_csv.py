@@ -29,7 +29,7 @@ def test_csv_tsv_and_jsonl_are_equivalent(tmp_path: Path) -> None:
     rows += [("my images/002.png", "dog", "valid"), ("my images/003.png", "cat", "test")]
     tables = [
         write_csv(tmp_path, "Path,Label,Split\n" + "\n".join(map(",".join, rows))),
-        write_csv(tmp_path, "\ufefffilename;class;split\r\n" + "\r\n".join(map(";".join, rows)), "semicolon.csv"),
+        write_csv(tmp_path, "\ufeff\r\nfilename;class;split\r\n" + "\r\n".join(map(";".join, rows)), "semicolon.csv"),
         write_csv(tmp_path, "image\ttarget\tsplit\n" + "\n".join(map("\t".join, rows)), "t.tsv"),
         write_csv(
             tmp_path, "\n".join(json.dumps({"file": a, "label": b, "split": c}) for a, b, c in rows) + "\n", "t.jsonl"

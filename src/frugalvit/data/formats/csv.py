@@ -90,18 +90,18 @@ def read_rows(where: str) -> list[Row]:
 
 
 def _csv_records(text: str, where: str, suffix: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    delimiter = "\t" if suffix == ".tsv" else max(",;\t", key=text.partition("\n")[0].count)
+    delimiter = "\t" if suffix == ".tsv" else max(",;\t", key=text.lstrip("\r\n").partition("\n")[0].count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    rows = (cells for cells in reader if any(cell.strip() for cell in cells))  # without empty lines
     try:
-        columns = [cell.strip().lower() for cell in next(reader, [])]
-        for cells in reader:
+        columns = [cell.strip().lower() for cell in next(rows, [])]
+        for cells in rows:
             if any(cell.strip() for cell in cells[len(columns) :]):  # spreadsheets add empty cells at the end
                 raise UserError(
                     f"{where}, line {reader.line_num}: expected {len(columns)} cells as in the first line, got "
                     f"{len(cells)}. Put values that contain '{delimiter}' in quotes."
                 )
-            if any(cell.strip() for cell in cells):
-                yield reader.line_num, dict(zip(columns, cells, strict=False))
+            yield reader.line_num, dict(zip(columns, cells, strict=False))
     except csv.Error as error:
         raise UserError(f"{where}, line {reader.line_num}: {error}.") from None
 
