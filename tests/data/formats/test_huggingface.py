@@ -61,6 +61,8 @@ def test_parquet_and_arrow(tmp_path: Path) -> None:
     hub_dataset(4).to_parquet(tmp_path / "d.parquet")
     source = open_data(tmp_path / "d.parquet", split="given")
     assert source.classes == ("0", "1") and source.splits["train"].read(1)[0, 0, 0] == 1
+    hub_dataset(4).map(lambda row: {"label": 2 * row["label"] - 1}).to_parquet(tmp_path / "signs.parquet")
+    assert open_data(tmp_path / "signs.parquet").classes == ("-1", "1"), "in train, -1 is a class"
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(UserError, match=r"bad\.parquet"):
         open_data(tmp_path / "bad.parquet")

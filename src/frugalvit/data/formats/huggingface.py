@@ -163,9 +163,9 @@ def _build_splits(loaded: Any, where: str, name: str) -> DatasetSplits:
             continue
         numbers = None
         if label:
-            if unknown := class_list(text for text in texts[split] if text not in index):
+            if unknown := class_list(text for text in texts[split] if text != "-1" and text not in index):
                 raise unknown_classes(f"{split} in {where}", "train", unknown, split)
-            numbers = np.array([-1 if text is None else index[text] for text in texts[split]])
+            numbers = np.array([index.get(text or "", -1) for text in texts[split]])  # "-1" marks a hidden test set
         examples: ImageDataset = HubExamples(_encoded(by_split[split], column), column, numbers, f"{name}/{split}")
         if numbers is not None and (numbers < 0).any():
             notes.append(
@@ -204,9 +204,9 @@ def _is_label(feature: Any) -> bool:
 
 
 def _labels(rows: Any, column: str) -> list[str | None]:
-    """Read labels as text; None for a missing label and for -1, which marks a hidden test set."""
+    """Read labels as text; None for a missing label and for -1 in a column of named classes."""
     if column not in rows.column_names:  # as in the test split of a challenge
         return [None for _ in range(len(rows))]
     names = getattr(rows.features[column], "names", None)
-    values = [None if value in (None, -1) else value for value in rows[column][:]]
+    values = [None if names and value == -1 else value for value in rows[column][:]]
     return [None if value is None else names[value] if names else str(value) for value in values]
