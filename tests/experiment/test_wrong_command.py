@@ -24,4 +24,4 @@ def test_predict_without_classifier(task: str | None, tmp_path: Path, capsys: py
     backbone = create_backbone("swin_nano", 32, **TRAIN["backbone_args"])  # type: ignore[arg-type]
     save_model_folder(backbone, tmp_path / "run" / "model", meta={"task": task})
     assert cli.main(["predict", str(tmp_path / "run"), "image.png", "--device", "cpu"]) == 2
-    assert f"'frugalvit train LABELLED_IMAGES/ --init {tmp_path / 'run'}' adds one" in capsys.readouterr().err
+    assert f"'frugalvit train LABELLED_IMAGES/ --init {tmp_path / 'run'}' trains one" in capsys.readouterr().err

@@ -54,6 +54,8 @@ def test_views_replace_the_training_features_only() -> None:
 def test_too_few_images_to_hold_any_out() -> None:
     with pytest.raises(UserError, match="3 training images"):
         make_probe_splits({"train": numbered_features(3)}, 3, 0.2, seed=0)
+    with pytest.raises(UserError, match=r"one image.*probe knn"):
+        make_probe_splits({"train": numbered_features(3), "test": numbered_features(9)}, 3, 0.2, seed=0)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,13 @@ def test_comparison_with_another_model(four: Path, tmp_path: Path) -> None:
     assert len(list(out.glob("*/*.json"))) == 8
 
 
+def test_two_models_of_one_name_have_a_column_each(four: Path, tmp_path: Path) -> None:
+    result = run(four, tmp_path / "out", datasets=["gtsrb"], against="swin_nano")
+    assert result.data["wins"] == 0 and result.data["average_against"] == result.data["average"]
+    header = (tmp_path / "out" / "suite.csv").read_text().splitlines()[0]
+    assert header.endswith(",swin_nano,swin_nano (2)")
+
+
 def test_results_are_cached_until_the_data_changes(four: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(four, tmp_path / "out")
     scored: list[str] = []

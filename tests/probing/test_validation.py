@@ -12,6 +12,7 @@ from frugalvit.errors import UserError
 from frugalvit.probing.knn import knn_accuracy
 from frugalvit.probing.linear import linear_probe
 from frugalvit.probing.logistic import logistic_probe
+from frugalvit.probing.validation import as_features
 
 CLASSES = 3
 
@@ -124,3 +125,10 @@ def test_invalid_several_labels_are_errors(change: Callable) -> None:
 def test_unknown_metrics_are_errors() -> None:
     with pytest.raises(UserError, match="top1"):
         by_logistic(arrays(), metric="top1")
+
+
+def test_views_are_counted_one_by_one() -> None:
+    views = torch.zeros(2, 3, 4)
+    views[1, 2, 0] = torch.nan
+    with pytest.raises(UserError, match="1 of 6 rows"):
+        as_features(views, views=True)

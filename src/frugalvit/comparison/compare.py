@@ -235,7 +235,7 @@ def _draw_chart(folder: Path, scores: Scores, values: dict[str, list[float]], me
         curves[name] = [[(line["epoch"], line[metric]) for line in run] for run in lines]
         splits |= {line["split"] for run in lines for line in run}
     scored = {str(summary["scored_on"]) for group in scores.values() for summary in group if summary.get("scored_on")}
-    labels = (metric, f"final {metric}")
+    labels = None
     if splits and scored:  # without curves the metric is a fact of the run, not a score
         labels = (
             f"{metric} on {'/'.join(sorted(splits))} while training",

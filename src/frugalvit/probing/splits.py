@@ -144,9 +144,10 @@ def make_probe_splits(
     learned, held_out = train if views is None else ProbeSplit(views, train.targets), None
     if val is None:
         held = _hold_out(full, remaining, val_fraction, seed)
-        if labels != 1 and not held.any():
+        if len(test_part) and not held.any():
+            cause = "There is" if labels == 1 else f"--labels {labels:g} leaves"
             raise UserError(
-                f"--labels {labels:g} leaves one image of each class and none to choose settings on: "
+                f"{cause} one image of each class and none to choose settings on: "
                 "use 2 or more of each, or 'frugalvit probe knn', which has no settings to choose."
             )
         if labels == 1:

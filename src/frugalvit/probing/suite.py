@@ -67,7 +67,7 @@ def suite(config: SuiteConfig) -> CommandResult:
         model = open_model(name, config)
         extractor = make_extractor(model, config, "pooled")
         folder = make_folder(out / f"{re.sub(r'[^A-Za-z0-9_.-]+', '-', model.name)}-{extractor.weights[:8]}")
-        label = model.name if model.name not in scores else name  # two runs may have the same name
+        label = f"{model.name} (2)" if model.name in scores else model.name  # two runs may have the same name
         scores[label] = {entry.name: _score(entry, extractor, config, folder) for entry in runnable}
     result = summarize(entries, scores, out)
     result.data |= {"model": config.model, "against": config.against, "out": str(out)}

@@ -17,7 +17,7 @@ def as_features(train: Any, *others: Any, views: bool = False) -> list[Tensor]:
     ):
         raise UserError(f"Features must be (N, D) of one width, not {' and '.join(map(_shape, tensors))}.")
     for part in tensors:
-        require_finite(part, "features")
+        require_finite(part.flatten(0, -2), "features")
     return tensors
 
 

@@ -127,7 +127,7 @@ def test_missing_labels_or_classifier_is_an_error(
     suite_layouts.write(tmp_path / "loose" / "a.png", 0, 0)
     with pytest.raises(UserError, match=r"has no labels.*'frugalvit predict'"):
         scored(run, tmp_path / "loose")
-    with pytest.raises(UserError, match="swin_nano has no classifier"):
+    with pytest.raises(UserError, match=r"swin_nano has no classifier.*--backbone swin_nano"):
         scored(Path("swin_nano"), data)
 
 

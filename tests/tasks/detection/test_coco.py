@@ -68,6 +68,18 @@ def test_splits_have_the_usual_names(data: Path, word: str) -> None:
     assert find_annotations(data) == {SPLIT_NAMES[word]: data / f"instances_{word}.json"}
 
 
+def test_the_name_of_a_file_precedes_that_of_its_folder(data: Path) -> None:
+    data = data.rename(data.with_name("train"))
+    assert find_annotations(data) == {split: data / f"instances_{split}.json" for split in ("train", "val")}
+
+
+def test_a_single_file_of_any_name(data: Path) -> None:
+    (data / "instances_val.json").unlink()
+    (data / "annotations").mkdir()
+    file = (data / "instances_train.json").rename(data / "annotations" / "my_coco.json")
+    assert find_annotations(data) == {"train": file}
+
+
 def test_the_layout_of_coco(data: Path) -> None:
     as_official_coco(data)
     (data / "annotations" / "captions_train2017.json").write_text("{}")

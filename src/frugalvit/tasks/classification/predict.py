@@ -61,9 +61,8 @@ def load_classifier(
         raise UserError(f"{where} is a bare weight file without class names. Use its run or an exported folder.")
     model = load_model(where, pick_device(device), img_size=img_size)
     if not model.backbone.num_classes:
-        raise UserError(
-            f"{where} has no classifier. 'frugalvit train LABELLED_IMAGES/ --init {shell_quote(where)}' adds one."
-        )
+        option = f"{'--init' if Path(where).exists() else '--backbone'} {shell_quote(where)}"
+        raise UserError(f"{where} has no classifier. 'frugalvit train LABELLED_IMAGES/ {option}' trains one.")
     return model, model.classes or tuple(str(i) for i in range(model.backbone.num_classes))
 
 

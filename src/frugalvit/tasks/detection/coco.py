@@ -148,12 +148,12 @@ def find_annotations(where: Path) -> dict[str, Path]:
         return {"train": where}
     if not where.is_dir():
         raise UserError(f"There is no folder or JSON file {where}.")
-    candidates = sorted([*where.glob("*.json"), *where.glob("annotations/*.json"), *where.glob("*/*coco*.json")])
+    candidates = sorted({*where.glob("*.json"), *where.glob("annotations/*.json"), *where.glob("*/*coco*.json")})
     files: dict[str, Path] = {}
     for path in sorted(candidates, key=lambda path: "instances" not in path.stem):
-        words = {*re.split("[_-]", path.stem.lower().rstrip("0123456789")), path.parent.name.lower()}
-        split = next((split for word, split in SPLIT_NAMES.items() if word in words), None)
-        if split is not None and not words & _OTHER_FILES:
+        words = [*re.split("[_-]", path.stem.lower().rstrip("0123456789")), path.parent.name.lower()]
+        split = next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
+        if split is not None and _OTHER_FILES.isdisjoint(words):
             files.setdefault(split, path)
     if not files and len(candidates) == 1:
         files = {"train": candidates[0]}

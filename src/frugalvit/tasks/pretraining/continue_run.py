@@ -27,20 +27,9 @@ from frugalvit.utils import console
 from frugalvit.utils.text import short_message
 
 _NEVER_INHERITED = (
-    *(
-        "data",
-        "out",
-        "init",
-        "resume",
-        "continue_from",
-        "steps",
-        "epochs",
-        "backbone_args",
-        "device",
-        "devices",
-        "nodes",
-    ),
-    *("peer_timeout", "precision", "compile", "workers", "stream", "track", "report", "plugin"),
+    *("data", "out", "init", "resume", "continue_from", "steps", "epochs", "backbone_args"),
+    *("device", "devices", "nodes", "peer_timeout", "precision", "compile", "workers", "stream"),
+    *("track", "report", "plugin"),
 )
 """Start, length and machine belong to each run."""
 
