@@ -67,8 +67,8 @@ def load_weights(
 
     Reads frugalvit, timm, EsViT, DINO, Microsoft Swin, T2T-ViT, VTs-Drloc and torchvision ResNet files (``.pth`` or
     safetensors). Relative-bias tables, position and patch embeddings of another size are resampled. A classifier with
-    another number of classes is left out; ``classifier=False`` leaves out any. ``notes`` list these changes. Code in a
-    file never runs.
+    another number of classes is left out; ``classifier=False`` leaves out every one. ``notes`` list these changes.
+    Code in a file never runs.
 
     Raises UserError if the file is unreadable, if its numbers are integer, complex or non-finite, or if it has fewer
     than half of the backbone's tensors (another architecture). ``strict`` also raises it if any tensor except training
