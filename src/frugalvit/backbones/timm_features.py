@@ -62,8 +62,7 @@ def _prefix_and_size(count: int, model: nn.Module, image: Size) -> tuple[int, Si
 
 def _closest_shape(count: int, image: Size, step: int) -> Size | None:
     """Return the factors (h, w) of ``count`` closest to the image's aspect; None if they do not fit it."""
-    # A single token of a large image is a class token.
-    if count < 1 or (count == 1 and max(image) >= max(64, 2 * step)):
+    if count < 1 or (count == 1 and max(image) >= max(64, 2 * step)):  # one token of a large image: a class token
         return None
     shapes = [(height, count // height) for height in range(1, count + 1) if count % height == 0]
     aspect = image[0] / image[1]
