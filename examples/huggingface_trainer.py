@@ -2,9 +2,9 @@
 
     python examples/huggingface_trainer.py
 
-The loss lives in the model's forward, so the Trainer stays as it is and DDP sees every parameter. Hidden states are
-asked for in training only: in evaluation the Trainer would gather them as predictions. transformers chooses the
-classification loss by the end of the class's name, so keep ``ForImageClassification``.
+The model's forward computes the loss, so the Trainer does not change and DDP sees every parameter. Only training
+returns hidden states: in evaluation the Trainer would gather them as predictions. transformers chooses the
+classification loss by the end of the class name, so keep ``ForImageClassification``.
 """
 
 import tempfile
@@ -20,7 +20,7 @@ import frugalvit as fv
 class LocalizingSwinForImageClassification(SwinForImageClassification):
     def __init__(self, config: SwinConfig) -> None:
         super().__init__(config)
-        self.localization = fv.RelativeLocalization(self.swin.num_features)  # <- 1: the head that guesses distances
+        self.localization = fv.RelativeLocalization(self.swin.num_features)  # <- 1: the head that predicts distances
         self.post_init()
 
     def forward(self, pixel_values: Tensor | None = None, labels: Tensor | None = None):  # type: ignore[override]
@@ -31,7 +31,7 @@ class LocalizingSwinForImageClassification(SwinForImageClassification):
 
 
 class Noise(Dataset):
-    """Stands for your images: dictionaries with what ``forward`` takes."""
+    """Replace it by your images: each item is a dictionary with the arguments of ``forward``."""
 
     def __init__(self, count: int, img_size: int) -> None:
         self.images, self.labels = torch.randn(count, 3, img_size, img_size), torch.randint(10, (count,))

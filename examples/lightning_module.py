@@ -2,7 +2,7 @@
 
     python examples/lightning_module.py
 
-The head is a submodule, so ``self.parameters()``, checkpoints and DDP take it along without another word.
+The head is a submodule, so ``self.parameters()``, checkpoints and DDP include it.
 """
 
 import lightning
@@ -17,7 +17,7 @@ class Classifier(lightning.LightningModule):
     def __init__(self, backbone: str = "swin_nano", img_size: int = 64, classes: int = 10) -> None:
         super().__init__()
         self.backbone = fv.create_backbone(backbone, img_size=img_size, num_classes=classes)
-        self.localization = fv.RelativeLocalization(self.backbone.dim)  # <- 1: the head that guesses distances
+        self.localization = fv.RelativeLocalization(self.backbone.dim)  # <- 1: the head that predicts distances
         self.losses: list[float] = []
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:

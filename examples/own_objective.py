@@ -1,4 +1,4 @@
-"""A new objective in one file: variance and covariance of the grid's channels (VICReg), through the registry.
+"""A new objective in one file: variance and covariance of the grid's channels (VICReg), registered by name.
 
     python examples/own_objective.py
 
@@ -16,7 +16,7 @@ from frugalvit.objectives import Objective, ObjectiveContext, get_objective, reg
 
 @register_objective("variance_covariance")  # <- 1: the name
 class VarianceCovariance(Objective):
-    """Every channel of the grid varies (at least by γ), and no two channels say the same."""
+    """The standard deviation of every channel is at least γ, and the channels are not correlated."""
 
     def __init__(self, dim: int, gamma: float = 1.0, covariance_weight: float = 0.04) -> None:
         super().__init__(dim)

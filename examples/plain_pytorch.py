@@ -2,7 +2,7 @@
 
     python examples/plain_pytorch.py
 
-The images here are noise, so that the file runs anywhere in seconds; put your own ``Dataset`` in their place.
+The images are noise, so that the file runs anywhere in seconds. Replace them by your own ``Dataset``.
 """
 
 import torch
@@ -17,7 +17,7 @@ def main(steps: int = 20, backbone: str = "swin_nano", img_size: int = 64) -> li
     data = TensorDataset(torch.randn(64, 3, img_size, img_size), torch.randint(10, (64,)))
     model = fv.create_backbone(backbone, img_size=img_size, num_classes=10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-4, weight_decay=0.05)
-    localization = fv.RelativeLocalization(model.dim)  # <- 1: the head that guesses distances
+    localization = fv.RelativeLocalization(model.dim)  # <- 1: the head that predicts distances
     optimizer.add_param_group({"params": localization.parameters()})  # <- 2: it learns too
 
     losses: list[float] = []

@@ -1,8 +1,8 @@
-"""EsViT in a plain PyTorch loop: views and regions matched between a student and its averaged teacher, no labels.
+"""EsViT in a plain PyTorch loop, without labels: a student matches views and regions of its EMA teacher.
 
     python examples/region_matching.py
 
-``frugalvit pretrain`` does this with crops on the device, schedules, health signs and exact resume; this is its core.
+``frugalvit pretrain`` adds crops on the device, schedules, health metrics and exact resume.
 """
 
 import copy
@@ -19,7 +19,7 @@ def main(steps: int = 10, backbone: str = "swin_nano", img_size: int = 64) -> li
     student = fv.create_backbone(backbone, img_size=img_size)
     teacher = copy.deepcopy(student).requires_grad_(False)
     heads = {"prototypes": 64, "hidden": 64, "bottleneck": 16}  # few, for few images
-    views = fv.ViewMatching(student.pooled_dim, **heads)  # <- 1: whole views agree (L_V)
+    views = fv.ViewMatching(student.pooled_dim, **heads)  # <- 1: views agree (L_V)
     regions = fv.RegionMatching(student.dim, **heads)  # <- 2: the best matching regions agree (L_R)
     learned = [p for p in chain(student.parameters(), views.parameters(), regions.parameters()) if p.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=5e-4)

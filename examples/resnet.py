@@ -1,8 +1,8 @@
-"""Drloc on a convolutional network: nothing in the loss asks for a transformer (the paper's Tables 4 and 5, last rows).
+"""Drloc on a convolutional network: the loss does not need a transformer (the paper's Tables 4 and 5, last rows).
 
     python examples/resnet.py
 
-The last feature map of a ResNet is already a grid (B, D, h, w). The paper gives no λ for it; 0.1 is a choice.
+The last feature map of a ResNet is already a grid (B, D, h, w). The paper has no λ for it; 0.1 is our choice.
 """
 
 import timm
@@ -17,7 +17,7 @@ def main(steps: int = 20, name: str = "resnet10t", img_size: int = 64) -> list[f
     images, labels = torch.randn(4, 3, img_size, img_size), torch.randint(10, (4,))
     model = timm.create_model(name, num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    localization = fv.RelativeLocalization(model.num_features)  # <- 1: the head that guesses distances
+    localization = fv.RelativeLocalization(model.num_features)  # <- 1: the head that predicts distances
     optimizer.add_param_group({"params": localization.parameters()})  # <- 2: it learns too
 
     losses: list[float] = []

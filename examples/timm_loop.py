@@ -1,10 +1,10 @@
-"""Drloc in a training loop built from timm's own parts: model, optimiser and schedule are all timm's.
+"""Drloc in a training loop with timm's model, optimizer and schedule.
 
     python examples/timm_loop.py
 
-``forward_features`` then ``forward_head`` is what ``model(images)`` does; between the two lie the tokens. timm's Swin
-gives them as (B, h, w, D); for a ViT write ``features[:, model.num_prefix_tokens:]`` and fold the tokens back into
-their grid, or let ``frugalvit.create_backbone`` do it, which knows every network.
+``model(images)`` calls ``forward_features``, which returns the tokens, and then ``forward_head``. The tokens of timm's
+Swin are (B, h, w, D). For a ViT take ``features[:, model.num_prefix_tokens:]`` and reshape the tokens to their grid;
+``frugalvit.create_backbone`` does this for every network.
 """
 
 import timm
@@ -22,8 +22,8 @@ def main(steps: int = 20, img_size: int = 64) -> list[float]:
     small = {"embed_dim": 24, "depths": (1, 1, 2), "num_heads": (1, 2, 4), "window_size": 4}
     model = timm.create_model("swin_tiny_patch4_window7_224", img_size=img_size, num_classes=10, **small)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=1e-3, weight_decay=0.05)
-    localization = fv.RelativeLocalization(model.num_features)  # <- 1: the head that guesses distances
-    optimizer.add_param_group({"params": localization.parameters()})  # <- 2: before the scheduler looks
+    localization = fv.RelativeLocalization(model.num_features)  # <- 1: the head that predicts distances
+    optimizer.add_param_group({"params": localization.parameters()})  # <- 2: before the scheduler reads the groups
     scheduler = CosineLRScheduler(optimizer, t_initial=steps, warmup_t=steps // 5, warmup_lr_init=1e-6)
     criterion = LabelSmoothingCrossEntropy(0.1)
 

@@ -49,6 +49,7 @@ FAMILIES: list[tuple[str, dict[str, Any], int]] = [
     ("davit_tiny", {"depths": (1, 1, 1, 1), "embed_dims": (16, 32, 64, 96), "num_heads": (1, 1, 2, 2)}, 0),
     ("test_mambaout", {}, 0),
     ("ese_vovnet19b_slim_dw", {}, 0),
+    ("levit_128s", {}, 0),
 ]
 
 

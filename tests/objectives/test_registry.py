@@ -35,6 +35,17 @@ def test_name_of_another_class_is_refused() -> None:
     assert "localization" in list_objectives()
 
 
+def test_changed_notebook_cell_replaces_its_objective(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every version of a cell has its own file name; the module stays ``__main__``."""
+    monkeypatch.setattr("frugalvit.objectives.registry._OBJECTIVES", {})
+    forward = "def forward(self, features, context):\n    return features.grid.mean()"
+    for file in ("/tmp/ipykernel_1/1.py", "/tmp/ipykernel_1/2.py"):
+        body = {"__module__": "__main__"}
+        exec(compile(forward, file, "exec"), {}, body)
+        cls = register_objective("of_a_cell")(type("OfACell", (Objective,), body))
+        assert get_objective("of_a_cell") is cls
+
+
 def test_localization_equals_its_module() -> None:
     made = get_objective("localization")(6, pairs="all", hidden=8)
     module = RelativeLocalization(6, pairs="all", hidden=8)

@@ -109,7 +109,7 @@ class Backbone(nn.Module):
         self.is_grid_model = isinstance(model, GridModel)
         self._padded_sizes: dict[Size, Size] = {}  # image size -> the size that the network accepts
         self._grid_sizes: dict[Size, Size] = {}
-        # forward_features returns tokens after the final norm.
+        # forward_features applies the final norm, forward_intermediates need not.
         self._use_intermediates = not grid_norm and timm_features.final_norm(model) is not None
         self.dim = self.pooled_dim = int(model.num_features)  # type: ignore[arg-type]
         if not self.is_grid_model:
@@ -263,7 +263,7 @@ class Backbone(nn.Module):
         """Return the input of ``forward_head``, and the grid."""
         size = (images.shape[2], images.shape[3])
         if self._use_intermediates:
-            output, maps = self.model.forward_intermediates(images, indices=1, norm=self.grid_norm)  # type: ignore[operator]
+            output, maps = self.model.forward_intermediates(images, indices=1, norm=False)  # type: ignore[operator]
             return output, maps[-1]
         output = self.model.forward_features(images)  # type: ignore[operator]
         return output, to_grid(output, self.model, size, self.model.num_features)  # type: ignore[arg-type]

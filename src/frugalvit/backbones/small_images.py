@@ -184,8 +184,8 @@ def _options(model: nn.Module, img_size: Size, plain: bool) -> Iterator[dict[str
             strides.append({"stem_stride": stride})
     yield from strides
     if accepts(model, "output_stride"):
-        slowest = strides[-1] if strides else {}
-        yield from ({**slowest, "output_stride": total} for total in (16, 8))
+        finest = strides[-1] if strides else {}
+        yield from ({**finest, "output_stride": total} for total in (16, 8))
 
 
 def _fitting_window(model: nn.Module, name: str, img_size: Size) -> int | None:

@@ -51,7 +51,7 @@ def _prefix_and_size(count: int, model: nn.Module, image: Size) -> tuple[int, Si
     stated = prefix_tokens(model)
     prefixes = [0, 1, 2] if stated is None else [stated, 0]
     for prefix in prefixes:
-        size = _closest_shape(count - prefix, image)
+        size = _closest_shape(count - prefix, image, reduction(model) or 32)
         if size is not None:
             return prefix, size
     raise UserError(
@@ -60,9 +60,9 @@ def _prefix_and_size(count: int, model: nn.Module, image: Size) -> tuple[int, Si
     )
 
 
-def _closest_shape(count: int, image: Size) -> Size | None:
-    """Return the factors (h, w) of ``count`` closest to the image's aspect; None beyond rounding."""
-    if count < 1 or (count == 1 and max(image) >= 64):  # a single token of a large image is a class token
+def _closest_shape(count: int, image: Size, step: int) -> Size | None:
+    """Return the factors (h, w) of ``count`` closest to the image's aspect; None if they do not fit it."""
+    if count < 1 or (count == 1 and max(image) >= max(64, 2 * step)):  # one token of a large image: a class token
         return None
     shapes = [(height, count // height) for height in range(1, count + 1) if count % height == 0]
     aspect = image[0] / image[1]

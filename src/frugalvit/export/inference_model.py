@@ -33,7 +33,7 @@ class ReadyModel(nn.Module):
         """Preprocess images as in evaluation: one image or a list of them -> (B, C, h, w).
 
         An image is a path, the bytes of a file, a PIL image, a uint8 array (H, W) or (H, W, C), or a tensor (C, H, W).
-        A list may be a column of a table or a generator too.
+        A column of a table or a generator counts as a list.
         """
         inputs = as_list(pictures)
         if not inputs:

@@ -13,9 +13,9 @@ def check_temperature(name: str, value: float | Tensor) -> None:
         raise UserError(f"{name}={value!r}: use a temperature above 0.")
 
 
-def check_momentum(value: float | Tensor) -> None:
+def check_momentum(name: str, value: float | Tensor) -> None:
     if not isinstance(value, Tensor) and not 0 <= value <= 1:
-        raise UserError(f"momentum={value!r}: use a number from 0 to 1.")
+        raise UserError(f"{name}={value!r}: use a number from 0 to 1.")
 
 
 def check_center(center: Tensor, prototypes: int) -> None:

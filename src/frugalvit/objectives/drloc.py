@@ -46,7 +46,7 @@ def draw_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Draw ``pairs`` pairs of grid positions per image, with replacement: two (B, m, 2) of (row, col).
 
-    They are uniform, drawn on ``device``, or on the generator's device and then moved.
+    Positions are uniform. They are drawn on ``device``, or on the generator's device and then moved.
     """
     source = generator.device if generator is not None else device
     cells = draw_cells(batch, size, pairs, generator, source)
@@ -469,10 +469,8 @@ class LocalizationObjective(Objective):
         return self.localization(features.grid)
 
 
-# -- the pairs of one batch in a task
-#
-# They are drawn for the full batch, and each rank takes those of its images: N ranks use the same pairs as one rank,
-# and a resumed run uses the same pairs as before.
+# The pairs of one batch in a task. They are drawn for the full batch, and each rank takes the pairs of its images. So N
+# ranks use the same pairs as one rank, and a resumed run uses the same pairs as before.
 
 Pairs = Tensor | None
 """Cells of the first and second tokens of the pairs, (2, B, m); None if all pairs are used."""

@@ -120,7 +120,7 @@ def update_average(teacher: nn.Module, student: nn.Module, momentum: float, skip
     skipped: a boolean tensor. If True, the student skipped its step and the teacher stays unchanged. On a GPU the
         value is not read, because the host would have to wait
     """
-    check_momentum(momentum)
+    check_momentum("momentum", momentum)
     move_towards(list(teacher.parameters()), list(student.parameters()), momentum, skipped)
 
 
@@ -210,8 +210,8 @@ class Matching(nn.Module, ABC):
         chunked: bool | Literal["auto"] = "auto",
     ) -> None:
         super().__init__()
-        if student_temp <= 0 or not 0 <= center_momentum <= 1:
-            raise UserError("student_temp must be above 0 and center_momentum between 0 and 1.")
+        check_temperature("student_temp", student_temp)
+        check_momentum("center_momentum", center_momentum)
         if chunked not in (True, False, "auto"):
             raise UserError(f"chunked={chunked!r}: use True, False or 'auto'.")
         self.student = ProjectionHead(dim, prototypes, hidden, bottleneck, layers, norm_last)

@@ -59,7 +59,7 @@ def register_objective(name: str) -> Callable[[ObjectiveClass], ObjectiveClass]:
 
     def register(cls: ObjectiveClass) -> ObjectiveClass:
         known = _OBJECTIVES.get(name, cls)
-        if (_source_file(known), known.__qualname__) != (_source_file(cls), cls.__qualname__):
+        if known.__qualname__ != cls.__qualname__ or not _is_same_source(known, cls):
             raise UserError(f"objective {name!r} is already registered by {known.__module__}; choose another name.")
         _OBJECTIVES[name] = cls
         return cls
@@ -67,9 +67,10 @@ def register_objective(name: str) -> Callable[[ObjectiveClass], ObjectiveClass]:
     return register
 
 
-def _source_file(cls: type[Objective]) -> str:
-    """Return the file of a class: a plugin's file may be imported under two module names."""
-    return cls.forward.__code__.co_filename
+def _is_same_source(first: type[Objective], second: type[Objective]) -> bool:
+    """Whether two classes have one module or one file: a plugin's file may be imported under two module names."""
+    files = {cls.forward.__code__.co_filename for cls in (first, second)}
+    return first.__module__ == second.__module__ or len(files) == 1
 
 
 def get_objective(name: str) -> type[Objective]:

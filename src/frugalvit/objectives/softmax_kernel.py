@@ -16,7 +16,7 @@ _BLOCK = 4096
 
 
 @triton.jit
-def softmax_kernel(logits, shift, probabilities, normaliser, length, SHIFTED: tl.constexpr, BLOCK: tl.constexpr):
+def softmax_kernel(logits, shift, probabilities, normalizer, length, SHIFTED: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     # Every lane has its own maximum and sum; they are combined once, at the end.
@@ -30,14 +30,14 @@ def softmax_kernel(logits, shift, probabilities, normaliser, length, SHIFTED: tl
         total = total * tl.exp(top - higher) + tl.exp(value - higher)
         top = higher
     peak = tl.max(top, 0)
-    whole = tl.sum(total * tl.exp(top - peak), 0)
-    tl.store(normaliser + row, peak + tl.log(whole))
+    denominator = tl.sum(total * tl.exp(top - peak), 0)
+    tl.store(normalizer + row, peak + tl.log(denominator))
     for start in range(0, length, BLOCK):
         inside = start + lane < length
         value = tl.load(logits + row * length + start + lane, mask=inside, other=-1e30)
         if SHIFTED:
             value -= tl.load(shift + start + lane, mask=inside, other=0.0)
-        share = tl.exp(value - peak) * (1.0 / whole)
+        share = tl.exp(value - peak) * (1.0 / denominator)
         tl.store(probabilities + row * length + start + lane, share.to(probabilities.dtype.element_ty), mask=inside)
 
 
@@ -45,9 +45,9 @@ def fused_softmax(logits: Tensor, shift: Tensor | None, dtype: torch.dtype) -> t
     """Return log-normalizers (R) and probabilities (R, K) in ``dtype`` of softmax(logits - shift), logits (R, K)."""
     rows, length = logits.shape
     probabilities = torch.empty(logits.shape, dtype=dtype, device=logits.device)
-    normaliser = torch.empty(rows, dtype=logits.dtype, device=logits.device)
+    normalizer = torch.empty(rows, dtype=logits.dtype, device=logits.device)
     softmax_kernel[(rows,)](
-        logits, logits if shift is None else shift, probabilities, normaliser, length,
+        logits, logits if shift is None else shift, probabilities, normalizer, length,
         SHIFTED=shift is not None, BLOCK=min(_BLOCK, triton.next_power_of_2(length)), num_warps=8,
     )  # fmt: skip
-    return normaliser, probabilities
+    return normalizer, probabilities

@@ -85,6 +85,7 @@ def test_any_size(name, size):
     torch.testing.assert_close(blocks[-1], model.forward_grid(batch, norm=False)[0])
     stages = [blocks[end] for end in model.stage_ends]
     assert [stage.shape[1] for stage in stages] == [info["num_chs"] for info in model.feature_info]
+    assert all(model.get_submodule(info["module"]) for info in model.feature_info)
 
     tokens = grid.shape[2] * grid.shape[3] + (name == "t2t_vit_14")
     assert attention.shape[2:] == (tokens, tokens)

@@ -84,7 +84,7 @@ class StagedModel(nn.Module):
         self.num_features = self.head_hidden_size = self.embed_dim = dims[-1]
         self.stage_ends = tuple(sum(depths[: i + 1]) - 1 for i in range(len(depths)))
         self.feature_info = [
-            {"num_chs": dim, "reduction": patch_size * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
+            {"num_chs": dim, "reduction": patch_size * 2**i, "module": f"layers.{i}"} for i, dim in enumerate(dims)
         ]
         self.grad_checkpointing = False
         if drop_rate is not None:

@@ -207,6 +207,7 @@ class WindowedCvT(StagedModel):
                 )
                 for rate in rates[stage]
             ]
+            self.feature_info[stage]["module"] = f"stage{stage}"
             self.add_module(f"stage{stage}", nn.Sequential(embed, Blocks(blocks)))
         self.norm = nn.LayerNorm(dims[-1])
         self.apply(initialise)

@@ -188,7 +188,7 @@ class T2TViT(StagedModel):
         super().__init__(
             [embed_dim], [depth], patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
         )
-        self.feature_info[0]["reduction"] = 4 * patch_size
+        self.feature_info[0] |= {"reduction": 4 * patch_size, "module": "blocks"}
         self.tokens_to_token = TokensToToken(in_chans, patch_size, token_dim, embed_dim)
         sides = (img_size, img_size) if isinstance(img_size, int) else img_size
         self.grid_size = (self.tokens_to_token.steps(sides[0]), self.tokens_to_token.steps(sides[1]))

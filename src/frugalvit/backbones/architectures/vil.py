@@ -302,6 +302,7 @@ class VisionLongformer(StagedModel):
                     side = window_size * 2 ** (count - 1 - stage)  # the stage's grid at 224 px
                     attention = FullAttention(dim, heads, side, global_tokens, bias_resize)
                 layer += [AttentionHalf(dim, attention, rate), MlpHalf(dim, int(dim * mlp_ratio), rate)]
+            self.feature_info[stage]["module"] = f"layer{stage + 1}"
             self.add_module(f"layer{stage + 1}", nn.Sequential(*layer))
         self.norm = nn.LayerNorm(dims[-1], eps=1e-6)
         self.apply(initialise)

@@ -1,1 +1,1 @@
-"""Read, recognise, fit and save weights."""
+"""Read, recognize, fit and save weights."""

@@ -37,7 +37,7 @@ def fit(
 ) -> Fitted:
     """Fit ``offered`` (our name -> the file's name, tensor) to ``model``.
 
-    saved:      the network that saved the tensors, if known: it knows the shapes of their tables
+    saved:      the network that the tensors come from, if known: it has the shapes of their tables
     classifier: False always leaves the file's classifier out
     """
     target = model.state_dict()

@@ -67,15 +67,14 @@ def load_weights(
 
     Reads frugalvit, timm, EsViT, DINO, Microsoft Swin, T2T-ViT, VTs-Drloc and torchvision ResNet files (``.pth`` or
     safetensors). Relative-bias tables, position and patch embeddings of another size are resampled. A classifier with
-    another number of classes is left out; ``classifier=False`` leaves out any. ``notes`` list these changes. Code in a
-    file never runs.
+    another number of classes is left out; ``classifier=False`` leaves out every one. ``notes`` list these changes.
+    Code in a file never runs.
 
     Raises UserError if the file is unreadable, if its numbers are integer, complex or non-finite, or if it has fewer
     than half of the backbone's tensors (another architecture). ``strict`` also raises it if any tensor except training
     heads is missing or left over.
     """
-    if not isinstance(source, Mapping):
-        source = weights_in(Path(source))
+    source = source if isinstance(source, Mapping) else weights_in(Path(source))
     contents, origin = _open(source)
     model: nn.Module = getattr(backbone, "model", backbone)  # type: ignore[assignment]
     saved = _saved_from(source)
@@ -114,13 +113,12 @@ def read_heads(checkpoint: Source) -> Heads:
     return Heads(view, region, centers.get("center"), centers.get("center_grid"))
 
 
-def _open(source: Source) -> tuple[released_checkpoints.Contents, str]:
+def _open(source: Path | Mapping[str, Any]) -> tuple[released_checkpoints.Contents, str]:
     if isinstance(source, Mapping):
         raw, origin = source, "the state dict"
     else:
-        path = weights_in(Path(source))
-        tensors, metadata = read_with_metadata(path)
-        raw, origin = tensors | {key: value for key, value in metadata.items() if key == "frugalvit"}, str(path)
+        tensors, metadata = read_with_metadata(source)
+        raw, origin = tensors | {key: value for key, value in metadata.items() if key == "frugalvit"}, str(source)
     contents = released_checkpoints.open_contents(raw)
     if not contents.network:
         keys = ", ".join(map(str, list(raw)[:6])) or "nothing"
@@ -128,11 +126,11 @@ def _open(source: Source) -> tuple[released_checkpoints.Contents, str]:
     return contents, origin
 
 
-def _saved_from(source: Source) -> nn.Module | None:
+def _saved_from(source: Path | Mapping[str, Any]) -> nn.Module | None:
     """Return the network that a model folder's weights were saved from, or None if it has no config.json."""
-    if isinstance(source, Mapping) or Path(source).name not in WEIGHT_FILES:
+    if isinstance(source, Mapping) or source.name not in WEIGHT_FILES:
         return None
-    return saved_network(Path(source).parent)
+    return saved_network(source.parent)
 
 
 def _check_numbers(tensors: Mapping[str, Tensor], model: nn.Module, origin: str) -> None:

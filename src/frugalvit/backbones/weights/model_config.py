@@ -34,7 +34,7 @@ TIMM_SWIN = "swin_tiny_patch4_window7_224"
 TOLERANCE = 1e-4
 """Our LayerNorm eps may be 1e-6 while timm's Swin has 1e-5: outputs differ by a relative 1e-5."""
 
-# Keywords of create_backbone that timm's constructor does not have.
+# Keywords of create_backbone that the constructors of our and of timm's networks do not have.
 _NOT_FOR_OURS = (*BACKBONE_ONLY_KWARGS, "stem_stride")
 _NOT_FOR_TIMM = (*_NOT_FOR_OURS, "padding", "norm_eps")
 
