@@ -11,6 +11,7 @@ from frugalvit.runs.layout import BEST, CHECKPOINTS, LAST, PREVIOUS
 from frugalvit.utils import console
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import write_atomically
+from frugalvit.utils.text import short_message
 
 
 def save_state(folder: Path, state: dict[str, Any], *, best: bool = False) -> None:
@@ -67,7 +68,7 @@ def read_state(path: Path) -> tuple[dict[str, Any] | None, str]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # any byte may be damaged, so any error may come
-        return None, " ".join(str(error).split())[:100]
+        return None, short_message(error)
     complete = isinstance(state, dict) and "step" in state and "task" in state
     return (state, "") if complete else (None, "it does not hold the state of a run")
 
@@ -78,5 +79,5 @@ def find_damage(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
     except Exception as error:  # zipfile raises many kinds, depending on the damaged byte
-        return " ".join(str(error).split()) or type(error).__name__
+        return short_message(error)
     return f"checksum of {bad} does not match" if bad else None
