@@ -42,9 +42,9 @@ def load_newest_state(folder: Path, *, set_aside: bool) -> dict[str, Any] | None
             path.replace(path.with_suffix(".damaged"))
     if damaged:
         best = shell_quote(folder / CHECKPOINTS / BEST)
-        names = " and ".join(damaged)
         raise UserError(
-            f"No checkpoint of {folder} is intact (damaged: {names}). Start a new run, or use --init {best}."
+            f"No checkpoint of {folder} is intact (damaged: {' and '.join(damaged)}). Start a new run, with --init "
+            f"{best} if that file exists."
         )
     return None
 
