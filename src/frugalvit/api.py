@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from frugalvit.cli.main import find_command
-from frugalvit.config.base import Config, flat_fields, merge, set_dotted
+from frugalvit.config.base import Config, flat_fields, merge, option_extras, set_dotted
 from frugalvit.errors import GUARD, UserError
 from frugalvit.utils import console, launch_env
 
@@ -152,8 +152,7 @@ def _values(model: type[Config], arguments: tuple[Any, ...], options: dict[str, 
     values: dict[str, Any] = {}
     remaining = list(arguments)
     for name, field in flat_fields(model).items():
-        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        if not extra.get("positional") or not remaining:
+        if not option_extras(field).get("positional") or not remaining:
             continue
         if typing.get_origin(field.annotation) is list and not isinstance(remaining[0], list):
             values[name], remaining = remaining, []  # a list takes all remaining arguments

@@ -228,17 +228,17 @@ def test_home_folders_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("config", "values", "flags"),
     [
-        (SegmentEvalConfig, {"test": {"scales": [1.0]}}, "--scales .* --multi-scale"),
-        (SegmentEvalConfig, {"test": {"flip": False}}, "--flip .* --multi-scale"),
+        (SegmentEvalConfig, {"test": {"scales": [1.0]}}, "--test.scales .* --multi-scale"),
+        (SegmentEvalConfig, {"test": {"flip": False}}, "--test.flip .* --multi-scale"),
         (KnnConfig, {"blocks": 2}, "--blocks .* --features last_blocks"),
         (EmbedConfig, {"known": "x.csv"}, "--known .* --select"),
         (EmbedConfig, {"count": 3}, "--count .* --neighbours"),
         (EmbedConfig, {"picture": "x.png"}, "--picture .* --neighbours or --select or --duplicates"),
-        (BenchStepConfig, {"kind": "pretrain", "localization": 0.3}, "--localization .* --kind train"),
-        (BenchStepConfig, {"kind": "train", "prototypes": 64}, "--prototypes .* --kind pretrain"),
+        (BenchStepConfig, {"kind": "pretrain", "localization": 0.3}, "--localization .* without KIND train"),
+        (BenchStepConfig, {"kind": "train", "prototypes": 64}, "--prototypes .* without KIND pretrain"),
         (BenchStepConfig, {"kind": "train", "workers": 3}, "--workers .* --against"),
         (CorrespondConfig, {"images": ["x.png"], "limit": 3}, "--limit .* --data"),
-        (CorrespondConfig, {"data": "x", "fit": "whole"}, "--fit .* --images"),
+        (CorrespondConfig, {"data": "x", "fit": "whole"}, "--fit .* without IMAGES"),
     ],
 )
 def test_options_without_effect_are_errors(config: Any, values: dict[str, Any], flags: str) -> None:

@@ -144,6 +144,17 @@ def test_every_remaining_rank_reports_a_lost_rank(tmp_path: Path, monkeypatch: p
     assert [type(error) for error in errors] == [LostRankError] * 2
 
 
+def test_lost_rank_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The empty run is removed, so the message must not advise to resume it."""
+
+    def body() -> CommandResult:
+        raise RuntimeError("[gloo] Connection closed by peer")
+
+    errors = run_command(monkeypatch, tmp_path / "run", lambda *_: SimpleNamespace(name="photos"), body)
+    assert [type(error) for error in errors] == [LostRankError] * 2 and not (tmp_path / "run").exists()
+    assert all("--resume" not in str(error) for error in errors)
+
+
 @pytest.mark.parametrize(("rank", "error"), [("0", KeyboardInterrupt), ("1", SystemExit)])
 def test_stopped_comparison(
     rank: str,

@@ -10,7 +10,7 @@ import types
 import typing
 from typing import Any, NoReturn
 
-from frugalvit.config.base import Config, flat_fields, flatten, merge, set_dotted, with_file
+from frugalvit.config.base import Config, flat_fields, flatten, merge, option_extras, set_dotted, with_file
 from frugalvit.config.yaml import read_yaml, read_yaml_text
 from frugalvit.errors import UserError, did_you_mean
 
@@ -63,7 +63,7 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
     unused = getattr(model, "unused", {})  # inherited options that this command refuses
     recipes = {recipe: flatten(values) for recipe, values in model.default_recipes().items()}
     for name, field in flat_fields(model).items():
-        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        extra = option_extras(field)
         group = name.rpartition(".")[0]
         if group not in groups:
             groups[group] = parser.add_argument_group(group or "options")

@@ -33,17 +33,17 @@ class Config(pydantic.BaseModel):
     @pydantic.model_validator(mode="after")
     def _check_partners(self) -> Self:
         """Reject an option that has no effect because the option it ``needs`` is not set."""
-        for name, field in type(self).model_fields.items():
-            extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-            needs = str(extra.get("needs") or "")
+        fields = type(self).model_fields
+        for name, field in fields.items():
+            needs = option_extras(field).get("needs")
             default = tuple(field.default) if isinstance(field.default, list) else field.default
             value = getattr(self, name)
             if not needs or (tuple(value) if isinstance(value, list) else value) == default:
                 continue
             partners = [part.partition("=") for part in needs.split(" or ")]
             if not any(getattr(self, key) == wanted if wanted else getattr(self, key) for key, _, wanted in partners):
-                flags = [f"--{key.replace('_', '-')} {wanted}".strip() for key, _, wanted in partners]
-                raise ValueError(f"--{name.replace('_', '-')} has no effect without {' or '.join(flags)}")
+                flags = [f"{_flag(key, fields[key])} {wanted}".strip() for key, _, wanted in partners]
+                raise ValueError(f"{_flag(name, field)} has no effect without {' or '.join(flags)}")
         return self
 
     @classmethod
@@ -84,6 +84,16 @@ def option(
     if "default_factory" in limits:
         return pydantic.Field(description=help, json_schema_extra=extra, **limits)
     return pydantic.Field(default, description=help, json_schema_extra=extra, **limits)
+
+
+def option_extras(field: pydantic.fields.FieldInfo) -> dict[str, Any]:
+    """Return what ``option`` stores about a field: short, positional, hidden, needs."""
+    return field.json_schema_extra or {}  # type: ignore[return-value]
+
+
+def _flag(name: str, field: pydantic.fields.FieldInfo) -> str:
+    """Return what ``--help`` shows: ``--img-size``, or ``MODEL`` for a positional argument."""
+    return name.upper() if option_extras(field).get("positional") else f"--{name.replace('_', '-')}"
 
 
 # -- nested values and dotted names
@@ -158,7 +168,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     if first["type"] == "missing" and location == name:
         return f"'{name}' is missing."
     if name not in known and first["type"] == "value_error":  # options that contradict each other
-        return f"{_expected(None, first)}."
+        return re.sub("^--", f"--{location}." if location else "--", f"{_expected(None, first)}.")
     errors = [e for e in error.errors() if ".".join(map(str, e["loc"])).startswith(name)] or [first]
     reason = " or ".join(dict.fromkeys(_expected(known.get(name), e) for e in errors))
     if not any(e["type"] == "value_error" for e in errors):

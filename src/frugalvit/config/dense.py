@@ -11,18 +11,7 @@ from frugalvit.config.base import Config, option
 from frugalvit.config.compare import Compared
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.train import RunConfig
-from frugalvit.config.types import (
-    Auto,
-    Count,
-    Device,
-    Label,
-    LabelCount,
-    Positive,
-    Rate,
-    Share,
-    Span,
-    Whole,
-)
+from frugalvit.config.types import Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Span, Whole
 
 DETECTOR_HEADS: dict[str, str | type[Any]] = {
     "mask-rcnn": "frugalvit.tasks.detection.heads:MaskRCNNHead",

@@ -11,6 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from frugalvit.config.train import RunConfig
+from frugalvit.engine.distributed import all_reduce_max
 from frugalvit.engine.failure_dump import is_out_of_memory
 from frugalvit.engine.step import TrainPlan
 from frugalvit.engine.task import Task
@@ -47,8 +48,7 @@ def parts_that_fit(task: Task, parts: int, fabric: Fabric) -> int:
     groups = len(batch.index) // group  # in one of ``parts`` micro-batches, on this rank
     for factor in (number for number in range(1, groups + 1) if groups % number == 0):
         fits = _step_fits(task, first_images(batch, groups // factor * group), fabric)
-        fitting: Any = fabric.all_reduce(torch.tensor(float(fits), device=fabric.device), reduce_op="mean")
-        if float(fitting) == 1.0:  # on all ranks
+        if all_reduce_max(fabric, int(not fits)) == 0:  # on all ranks
             return parts * factor
     raise UserError(
         f"Not even {group} images fit into this device's memory. Use a smaller --img-size or --backbone, or "

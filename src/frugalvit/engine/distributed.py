@@ -20,7 +20,7 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import nn
 
 from frugalvit.errors import LostRankError, ReportedError, UserError
-from frugalvit.runs.layout import write_error_hint
+from frugalvit.runs.layout import contains_run, write_error_hint
 from frugalvit.utils import console, launch_env
 from frugalvit.utils.launch_env import devices_and_nodes as devices_and_nodes
 
@@ -221,8 +221,8 @@ def fail_on_lost_rank(fabric: Fabric, folder: Path | None, seconds: float) -> It
         text = " ".join(str(error).split())
         if fabric.world_size == 1 or not any(message in text.lower() for message in _LOST):
             raise
-        if folder is None:
-            hint = "No step was taken yet: fix the error of that process, then start the same processes again."
+        if folder is None or not contains_run(folder):  # the empty folder of a new run is removed
+            hint = "Nothing was saved yet: fix the error of that process, then start the same processes again."
         else:
             command = f"--resume {console.shell_quote(folder)}"
             hint = f"The checkpoints are intact: start the same processes again with {command}."

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from frugalvit.runs import layout
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import write_atomically
+from frugalvit.utils.text import short_message
 
 REPLAYABLE_TASKS = ("ClassificationTask", "PretrainingTask")
 """The tasks that ``frugalvit replay`` can rebuild."""
@@ -34,7 +35,7 @@ def dump_failed_step(
         target.parent.mkdir(exist_ok=True)
         write_atomically(target, lambda handle: torch.save(evidence, handle))
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        dumped = f"The batch could not be written ({' '.join(str(error).split())[:100]})"
+        dumped = f"The batch could not be written ({short_message(error)})"
     inputs = [name for part in tensors for name in nonfinite_names(part.items())]
     weights = nonfinite_names(task.named_parameters())
     if inputs:

@@ -14,7 +14,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from frugalvit.engine.distributed import all_ranks_equal, collective_timeout, convert_sync_batchnorm, fail_on_lost_rank
+from frugalvit.engine import distributed
 from frugalvit.engine.failure_dump import dump_failed_step, is_out_of_memory, out_of_memory_message
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.engine.task import Task
@@ -22,6 +22,7 @@ from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder, Stopwatch
 from frugalvit.utils import console
 from frugalvit.utils.signals import GracefulStop
+from frugalvit.utils.text import short_message
 
 
 class RunInterrupted(Exception):
@@ -30,10 +31,11 @@ class RunInterrupted(Exception):
 
 def fit(task: Task, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> dict[str, Any]:
     """Train ``task`` to the end of ``plan``, from the last checkpoint if there is one; return the outcome."""
-    convert_sync_batchnorm(task, fabric)
+    distributed.convert_sync_batchnorm(task, fabric)
     optimizer: Any = make_optimizer(task, plan, fabric)
     try:
-        with fail_on_lost_rank(fabric, run.folder, plan.rank_timeout), collective_timeout(fabric, plan.rank_timeout):
+        limit = plan.rank_timeout
+        with distributed.fail_on_lost_rank(fabric, run.folder, limit), distributed.collective_timeout(fabric, limit):
             module, optimizer = fabric.setup(task, optimizer)
             trainer = Trainer(task, module, optimizer, plan, run, fabric)
             trainer.resume()
@@ -100,7 +102,7 @@ class Trainer(TrainStep):
     def log(self) -> str:
         """Log the window's means; return the text of the progress bar. Too many non-finite steps end the run here."""
         means = self._means()
-        self._share_signal()
+        self.shared_signal = distributed.all_reduce_max(self.fabric, self.stop.received)  # all stop at the same step
         streak, skipped = (int(value) for value in self.guard.tolist())
         epoch = self.step / self.plan.steps_per_epoch
         lr = self.plan.lr.at(self.step - 1)  # the schedule's value; parameter groups scale it
@@ -176,12 +178,6 @@ class Trainer(TrainStep):
 
     # -- state
 
-    def _share_signal(self) -> None:
-        """Agree on the stop signal when logging: all ranks must stop at the same step."""
-        if self.fabric.world_size > 1:
-            received = torch.tensor(self.stop.received, device=self.fabric.device)
-            self.shared_signal = int(self.fabric.all_reduce(received, reduce_op="max"))  # type: ignore[arg-type]
-
     def agreed_stop(self) -> int:
         return self.shared_signal if self.fabric.world_size > 1 else self.stop.received
 
@@ -218,7 +214,7 @@ class Trainer(TrainStep):
     def resume(self) -> None:
         self.fabric.barrier()
         state = self.run.load_checkpoint()
-        if not all_ranks_equal(self.fabric, -1 if state is None else state["step"]):
+        if not distributed.all_ranks_equal(self.fabric, -1 if state is None else state["step"]):
             raise UserError(
                 f"The ranks see different checkpoints in {self.run.folder}. Put the run on a file system that all "
                 "machines share."
@@ -229,10 +225,9 @@ class Trainer(TrainStep):
         try:
             self.task.load_state_dict(state["task"])
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"The checkpoint in {self.run.folder} does not fit the network of its config.yaml ({reason}…). Start a "
-                "new run in another --out."
+                f"The checkpoint in {self.run.folder} does not fit the network of its config.yaml "
+                f"({short_message(error)}…). Start a new run in another --out."
             ) from None
         self.optimizer.load_state_dict(_with_settings(state["optimizer"], self.optimizer.param_groups))
         if state["scaler"]:  # empty if the run used bf16 or fp32 so far; fp16 then searches its scale

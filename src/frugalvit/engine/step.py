@@ -23,6 +23,7 @@ from frugalvit.engine.failure_dump import is_out_of_memory
 from frugalvit.engine.schedule import Constant, Schedule
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
+from frugalvit.utils.text import short_message
 
 
 @dataclass
@@ -241,7 +242,6 @@ def step_if_finite(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """BatchNorm buffers, which every forward pass changes."""
 
-
 MOVED = (*STATISTICS, "center")
 """All buffers that a step changes."""
 
@@ -337,7 +337,7 @@ class GraphedStep:
         except RuntimeError as error:
             if is_out_of_memory(error):
                 raise
-            reason = " ".join(str(error).split())[:200]
+            reason = short_message(error)
             raise UserError(f"This step cannot be captured as a CUDA graph ({reason}…). Use --compile true.") from error
         return CapturedGraph(replay, fixed, values, [parameter.grad for parameter in self.parameters])
 

@@ -1,3 +1,3 @@
-"""Configuration to objects: build, resume, initialise, resolve auto values."""
+"""From options to a finished run: resolve "auto", build the parts, load weights, summarise."""
 
 import frugalvit.engine  # noqa: F401  (it imports Fabric without torchmetrics, which takes seconds)

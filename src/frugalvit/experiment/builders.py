@@ -257,7 +257,7 @@ def check_resumed_batch_size(config: ResolvedRunConfig, plan: TrainPlan, run: Ru
     """Raise if a resumed run's processes cannot share its batch equally. Another batch changes the schedule."""
     if plan.images_per_step == config.batch:
         return
-    parts = f"{fabric.world_size} processes and {config.accumulate} parts of a step"
+    parts = f"{fabric.world_size} processes with --accumulate {config.accumulate}"
     if run.read_json(layout.DATA)["processes"] != fabric.world_size:
         raise UserError(
             f"{run.folder} has {config.batch} images per step, which {parts} cannot share equally. Resume it with the "

@@ -354,9 +354,9 @@ def resolve_batch_size(
         batch = images
         reasons.append("limited by the number of training images")
     world = math.prod(devices_and_nodes(config.devices, config.nodes))
-    equal = in_equal_parts(batch, images, equal_parts(world, config.accumulate, group))
-    if equal != batch and not config.resume:
-        reasons.append(f"{world} processes and {config.accumulate} parts of a step cannot share {batch} equally")
+    parts = equal_parts(world, config.accumulate, group)
+    if (equal := in_equal_parts(batch, images, parts)) != batch and not config.resume:
+        reasons.append(f"a multiple of {parts} instead of {batch}, for equal parts (--accumulate, processes)")
         batch = equal
     if reasons:
         auto.append(AutoValue("batch", batch, "; ".join(reasons)))
@@ -378,8 +378,6 @@ def describe_interval(every: int, steps: int, per_epoch: int) -> str:
 
 
 _MIXING = ("mixing.mixup", "mixing.cutmix", "mixing.switch_prob")
-
-
 _RANDAUGMENT = ("augment.magnitude", "augment.magnitude_std", "augment.operation_prob")
 
 

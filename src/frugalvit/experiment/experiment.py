@@ -47,7 +47,7 @@ class OpenedData(Protocol):
 
 
 class Experiment(ABC, Generic[C, R]):
-    """A training command. ``run`` calls these steps in this order; a command defines them:
+    """A training command; subclasses define the abstract methods. ``run`` calls, in this order:
 
     open_data, resolve, build_task, build_batches, fit, score, save, report.
     """
@@ -116,7 +116,7 @@ class Experiment(ABC, Generic[C, R]):
 
     @abstractmethod
     def score(self, outcome: dict[str, Any]) -> dict[str, Any]:
-        """Score the final weights; return the summary. ``outcome`` is what ``trainer.fit`` returned."""
+        """Score the final weights; return the summary. ``outcome`` is what ``loop.fit`` returned."""
 
     @abstractmethod
     def save_results(self, summary: dict[str, Any]) -> dict[str, Any]:

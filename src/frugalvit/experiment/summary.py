@@ -127,7 +127,7 @@ def per_class_table(confusion: Tensor, classes: tuple[str, ...]) -> Table:
 
 
 def run_facts(config: RunConfig, outcome: Mapping[str, Any], network: nn.Module) -> dict[str, Any]:
-    """Return what every summary says about the training; ``outcome`` is the result of ``trainer.fit``."""
+    """Return what every summary says about the training; ``outcome`` is the result of ``loop.fit``."""
     return {
         "skipped_steps": outcome["skipped"],
         "seed": config.seed,

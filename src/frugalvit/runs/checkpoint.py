@@ -11,6 +11,7 @@ from frugalvit.runs.layout import BEST, CHECKPOINTS, LAST, PREVIOUS
 from frugalvit.utils import console
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import write_atomically
+from frugalvit.utils.text import short_message
 
 
 def save_state(folder: Path, state: dict[str, Any], *, best: bool = False) -> None:
@@ -41,9 +42,9 @@ def load_newest_state(folder: Path, *, set_aside: bool) -> dict[str, Any] | None
             path.replace(path.with_suffix(".damaged"))
     if damaged:
         best = shell_quote(folder / CHECKPOINTS / BEST)
-        names = " and ".join(damaged)
         raise UserError(
-            f"No checkpoint of {folder} is intact (damaged: {names}). Start a new run, or use --init {best}."
+            f"No checkpoint of {folder} is intact (damaged: {' and '.join(damaged)}). Start a new run, with --init "
+            f"{best} if that file exists."
         )
     return None
 
@@ -67,7 +68,7 @@ def read_state(path: Path) -> tuple[dict[str, Any] | None, str]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # any byte may be damaged, so any error may come
-        return None, " ".join(str(error).split())[:100]
+        return None, short_message(error)
     complete = isinstance(state, dict) and "step" in state and "task" in state
     return (state, "") if complete else (None, "it does not hold the state of a run")
 
@@ -78,5 +79,5 @@ def find_damage(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
     except Exception as error:  # zipfile raises many kinds, depending on the damaged byte
-        return " ".join(str(error).split()) or type(error).__name__
+        return short_message(error)
     return f"checksum of {bad} does not match" if bad else None

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from frugalvit.config.base import flat_fields
+from frugalvit.config.base import flat_fields, option_extras
 from frugalvit.config.dense import DetectConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import FREE_ON_RESUME, RunConfig, TrainConfig, same_value
@@ -66,7 +66,7 @@ def _check_fixed_options(config: RunConfig, stored: RunConfig, folder: Path, fre
         wanted, before = (operator.attrgetter(name)(options) for options in (config, stored))
         if wanted == "auto" or same_value(name, wanted, before) or _was_adjusted(name, wanted, before, stored, folder):
             continue
-        short = (field.json_schema_extra or {}).get("short")  # type: ignore[union-attr]
+        short = option_extras(field).get("short")
         flag = short if str(short).startswith("--") else f"--{name.replace('_', '-')}"
         started = f"started with {before}" if before not in (None, False, "auto") else "started without it"
         advice = f"start a new run from its weights with --init {shell_quote(folder)}"

@@ -298,7 +298,7 @@ def test_a_batch_that_cannot_be_shared_is_reduced(
 ) -> None:
     train(config(photos, tmp_path / "run", steps=2, accumulate=3, lr="auto"))
     log = capsys.readouterr().err
-    assert "batch = 6: 1 processes and 3 parts of a step cannot share 8 equally" in log and log.count("batch = ") == 1
+    assert "batch = 6: a multiple of 3 instead of 8" in log and log.count("batch = ") == 1
     assert "scaled with the square root to batch 6\n" in log
     assert read_yaml(tmp_path / "run" / "config.yaml")["batch"] == 6
 
