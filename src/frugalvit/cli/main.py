@@ -156,7 +156,3 @@ def overview(group: str = "") -> str:
             "'frugalvit COMMAND --help' explains a command. Every command takes --config FILE, --json and --quiet.",
         ]
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
