@@ -78,8 +78,8 @@ def bench_step(config: BenchStepConfig) -> CommandResult:
         notes.append("matrix rate: operations per second of the step, relative to a large bf16 matrix product")
     if "drloc_percent" in rows[0]:
         notes.append(
-            "drloc_percent: steps with and without the loss alternate; the rows are measured one after the other, so "
-            "that the drift of the machine's speed changes their ratio"
+            "drloc_percent: steps with and without the loss alternate; the rows are measured one after the other, and "
+            "the drift of the machine's speed changes their ratio"
         )
     return CommandResult(facts | {"rows": rows}, [table], notes)
 
