@@ -38,7 +38,8 @@ class Difference:
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
         """Read a difference of comparison.json, where None stands for NaN."""
-        return cls(**{name: math.nan if value is None else value for name, value in values.items()})
+        numbers: dict[str, Any] = {name: math.nan if value is None else value for name, value in values.items()}
+        return cls(**numbers)
 
     def __str__(self) -> str:
         if self.count < 2:
