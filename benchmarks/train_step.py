@@ -78,8 +78,8 @@ def bench_step(config: BenchStepConfig) -> CommandResult:
         notes.append("matrix rate: operations per second of the step, relative to a large bf16 matrix product")
     if "drloc_percent" in rows[0]:
         notes.append(
-            "drloc_percent: steps with and without the loss alternate; the rows are measured one after the other, so "
-            "that the drift of the machine's speed changes their ratio"
+            "drloc_percent: steps with and without the loss alternate; the rows are measured one after the other, and "
+            "the drift of the machine's speed changes their ratio"
         )
     return CommandResult(facts | {"rows": rows}, [table], notes)
 
@@ -138,16 +138,16 @@ def measure(
     return row
 
 
-def timed(action: Callable[[int], object], count: int, device: torch.device, group: int | None = None) -> float:
+def timed(action: Callable[[int], object], count: int, device: torch.device) -> float:
     """Return the median seconds per call over groups of calls, with the device idle before and after."""
-    groups, group = [], group or _GROUP
-    for start in range(0, count, group):
+    groups = []
+    for start in range(0, count, _GROUP):
         _wait(device)
         began = time.perf_counter()
-        for number in range(start, start + group):
+        for number in range(start, start + _GROUP):
             action(number)
         _wait(device)
-        groups.append((time.perf_counter() - began) / group)
+        groups.append((time.perf_counter() - began) / _GROUP)
     return statistics.median(groups)
 
 

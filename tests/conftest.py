@@ -30,8 +30,9 @@ TESTS = Path(__file__).parent
 RUNS = (
     "experiment/",
     "comparison/",
-    "reproduce/",
+    "benchmarks/test_reproduce",
     "docs/",
+    "runs/test_resume",
     "tasks/classification/test_train",
     "tasks/pretraining/test_train",
     "tasks/pretraining/test_continue",
@@ -51,13 +52,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     too_slow = pytest.mark.skip(reason="slow: run with --slow")
     for item in items:
         path = item.path.relative_to(TESTS).as_posix()
-        if path.startswith(RUNS) and "slow" not in item.keywords:
-            item.add_marker("runs")
-        if not {"runs", "slow"} & set(item.keywords):
-            item.add_marker("unit")
-        if "gpu" in item.keywords and not torch.cuda.is_available():
+        markers = {marker.name for marker in item.iter_markers()}  # item.keywords also has the names of folders: runs/
+        if not {"runs", "slow"} & markers:
+            item.add_marker("runs" if path.startswith(RUNS) else "unit")
+        if "gpu" in markers and not torch.cuda.is_available():
             item.add_marker(no_gpu)
-        if "slow" in item.keywords and not config.getoption("--slow"):
+        if "slow" in markers and not config.getoption("--slow"):
             item.add_marker(too_slow)
 
 

@@ -77,7 +77,7 @@ def test_the_timed_step_is_the_step_of_a_run(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(task, "after_step", lambda step, skipped: done.append(f"after {step}"))
     before = task.linear.weight.detach().clone()
     proposal = Proposal("frugalvit train", "a toy")
-    _estimate(proposal, task, toy_plan(clip=1.0), Fabric(accelerator="cpu", devices=1), 2)
+    _estimate(proposal, task, toy_plan(clip=1.0), Fabric(accelerator="cpu", devices=1), 2, 0.0, 0.0)
     assert proposal.seconds and proposal.seconds > 0
     assert done == [word for step in range(3) for word in (f"before {step}", "clip", f"after {step}")]
     assert not before.equal(task.linear.weight)

@@ -118,6 +118,19 @@ if __name__ == "__main__":
     assert len(lines) == 2 and lines[0] == lines[1]
 
 
+def test_ctrl_c_before_the_first_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is saved, so there is no result: Ctrl-C is Ctrl-C."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+
+    def stop(command: list[str], output: Path) -> int:
+        output.write_text('{"error": "stopped.", "status": 130}')
+        return 130
+
+    monkeypatch.setattr(subprocess_run, "_run_child", stop)
+    with pytest.raises(KeyboardInterrupt):
+        fv.train(str(folder / "images"), **TWO)
+
+
 def test_several_machines_need_torchrun(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     with pytest.raises(fv.UserError, match="torchrun"):

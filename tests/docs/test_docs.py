@@ -16,6 +16,7 @@ import torch
 import yaml
 from PIL import Image
 
+from conftest import RUNS
 from frugalvit.backbones import create_backbone
 from frugalvit.cli import flags as parser
 from frugalvit.cli import main as cli
@@ -281,6 +282,18 @@ def test_files_and_links_exist() -> None:
             if (SOURCE / file.partition("/")[0]).is_dir() and not (SOURCE / file).exists():
                 broken.append(f"{page_id(page)}: {file}")
     assert not broken
+
+
+def test_makefile_and_tiers_name_existing_tests() -> None:
+    named = re.findall(r"tests/[\w/.]+", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    missing = [path for path in named if not (ROOT / path).exists()]
+    missing += [start for start in RUNS if not any(ROOT.glob(f"tests/{start}*"))]
+    assert named and not missing
+
+
+def test_every_test_is_in_one_tier(request: pytest.FixtureRequest) -> None:
+    for item in request.session.items:
+        assert len({"unit", "runs", "slow"} & {marker.name for marker in item.iter_markers()}) == 1, item.nodeid
 
 
 def test_navigation_names_every_page() -> None:

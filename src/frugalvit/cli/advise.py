@@ -176,8 +176,7 @@ def _plan_training(
         held_out = sum(len(source.splits[name]) for name in ("val", "test") if name in source.splits)
         evaluated = plan.steps / plan.evaluate_every * validation_images + held_out
         # A forward pass takes about a third of a training step.
-        _estimate(proposal, task, plan, fabric, config.trial, evaluated / 3)
-        proposal.seconds = (proposal.seconds or 0) + decoding * (facts.images + held_out)
+        _estimate(proposal, task, plan, fabric, config.trial, evaluated / 3, decoding * (facts.images + held_out))
     return proposal
 
 
@@ -202,8 +201,7 @@ def _plan_pretraining(config: AdviseConfig, source: DatasetSplits, facts: Facts,
         # The health metrics embed up to nine times health.images; one embedding takes about a twelfth of an image's
         # share of a step (ten crops, gradients, teacher).
         embedded = min(facts.images, 9 * settings.health.images) * plan.steps / plan.evaluate_every
-        _estimate(proposal, task, plan, fabric, config.trial, embedded / 12)
-        proposal.seconds = (proposal.seconds or 0) + decoding * facts.images
+        _estimate(proposal, task, plan, fabric, config.trial, embedded / 12, decoding * facts.images)
     return proposal
 
 
@@ -223,11 +221,12 @@ def _load_sample(
 
 
 def _estimate(
-    proposal: Proposal, task: Any, plan: TrainPlan, fabric: Fabric, trial: int, extra_images: float = 0.0
+    proposal: Proposal, task: Any, plan: TrainPlan, fabric: Fabric, trial: int, extra_images: float, decoding: float
 ) -> None:
     """Time ``trial`` steps after a warm-up step, and set the expected time of the run.
 
     extra_images: images besides those of the steps, each as costly as an image of a step
+    decoding:     seconds to decode all images
     """
     module, optimizer = fabric.setup(task, make_optimizer(task, plan, fabric))
     stepper = TrainStep(task, module, optimizer, plan, fabric)
@@ -239,7 +238,7 @@ def _estimate(
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     proposal.seconds_per_step = statistics.median(times[1:])
-    proposal.seconds = proposal.seconds_per_step * (plan.steps + extra_images / plan.images_per_step)
+    proposal.seconds = proposal.seconds_per_step * (plan.steps + extra_images / plan.images_per_step) + decoding
 
 
 # -- output
@@ -270,8 +269,9 @@ def _tables(data: dict[str, Any], proposals: list[Proposal]) -> list[Table]:
     labels = data["drawn"] or (f"{data['classes']:,} classes" if data["classes"] else "no labels")
     splits = ", ".join(f"{name} {count:,}" for name, count in data["splits"].items())
     images = f"{data['images']:,} images ({splits}), {labels}, about {data['side']} px"
-    times = [None if p.seconds is None else console.clock(p.seconds) for p in proposals]
-    rows: list[list[object]] = [[p.command, time, p.steps] for p, time in zip(proposals, times, strict=True)]
+    rows: list[list[object]] = [
+        [p.command, None if p.seconds is None else console.clock(p.seconds), p.steps] for p in proposals
+    ]
     return [Table(["try", "takes about", "steps"], rows, f"{data['data']}: {images}, on {data['device']}")]
 
 

@@ -1,8 +1,6 @@
 """``frugalvit demo``: compare with and without Drloc on scikit-learn's digits. It takes minutes on two cores."""
 
-import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -58,10 +56,9 @@ def demo(config: DemoConfig) -> CommandResult:
     unseen = unseen[:: max(1, len(unseen) // 6)][:6]
     console.info("3/3  Predicting six unseen digits.")
     predictions = predict(PredictConfig(model=str(first), images=[str(path) for path in unseen], top=2))
-    stored: dict[str, Any] = result.data["differences"]["with"]  # None: no interval
-    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in stored.items()}
+    difference = Difference.from_json(result.data["differences"]["with"])
     notes = [
-        f"With Drloc - without (95 % interval): {Difference(**values)}",
+        f"With Drloc - without (95 % interval): {difference}",
         "",
         f"See         {first}/report.html",
         f"            {folder}/compare/comparison.png",

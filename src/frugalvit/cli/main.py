@@ -93,11 +93,11 @@ def _run(words: list[str]) -> int:
         return 0
     if not command.distributed and not _continue_alone(command):
         return 0
-    from frugalvit.cli import flags as parser
+    from frugalvit.cli import flags
 
     options = words[len(command.name.split()) :]
     try:
-        config, common = parser.parse(command.load_config(), options, f"frugalvit {command.name}", command.help)
+        config, common = flags.parse(command.load_config(), options, f"frugalvit {command.name}", command.help)
     except SystemExit:  # argparse printed --help
         return 0
     console.set_quiet(common.quiet)
@@ -156,7 +156,3 @@ def overview(group: str = "") -> str:
             "'frugalvit COMMAND --help' explains a command. Every command takes --config FILE, --json and --quiet.",
         ]
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

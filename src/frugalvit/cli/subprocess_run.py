@@ -39,6 +39,8 @@ def run_in_subprocess(command: str, config: Config, *, quiet: bool) -> dict[str,
         raise UserError(message)
     if status == 3 and "stopped" not in result:
         raise Interrupted
+    if status in (130, -signal.SIGINT):
+        raise KeyboardInterrupt
     if status not in (0, 3) or not result:
         raise RuntimeError(message)
     return {name: value for name, value in result.items() if name not in ("error", "status")}

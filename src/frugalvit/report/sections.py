@@ -6,7 +6,6 @@ All texts from files (classes, names, options) pass through ``escape``.
 import base64
 import io
 import itertools
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -108,11 +107,7 @@ def _comparison(result: dict[str, Any]) -> str:
     differences = result.get("differences", {})
     rows: list[list[Any]] = []
     for name, values in result.get("settings", {}).items():
-        other = differences.get(name)
-        against = "-"
-        if other:
-            without_interval: dict[str, Any] = dict.fromkeys(("low", "high", "p_value"), math.nan)
-            against = str(Difference(**without_interval | {part: n for part, n in other.items() if n is not None}))
+        against = str(Difference.from_json(differences[name])) if name in differences else "-"
         seeds = len(values["values"])
         rows.append([name, str(Spread(values["mean"], values["deviation"], seeds)), seeds, against])
     return table(["setting", metric, "seeds", "difference from the last, 95 % interval"], rows) if rows else ""

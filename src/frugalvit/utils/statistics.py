@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 _ROUNDING = 1e-12
 """Differences that vary less than this, relative to the scores, differ by rounding alone: 80.1 - 79.1."""
@@ -33,6 +34,12 @@ class Difference:
     high: float
     p_value: float
     count: int
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Read a difference of comparison.json, where None stands for NaN."""
+        numbers: dict[str, Any] = {name: math.nan if value is None else value for name, value in values.items()}
+        return cls(**numbers)
 
     def __str__(self) -> str:
         if self.count < 2:
