@@ -46,6 +46,7 @@ def test_failed_exports_leave_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
             run_export(model=str(folder), out=str(tmp_path / "out"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     monkeypatch.undo()
+    (tmp_path / "out").mkdir()  # empty: it may be used
     run_export(model=str(folder), out=str(tmp_path / "out"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "out"]
 

@@ -22,7 +22,7 @@ from helpers.report_samples import write_run
         ("region_loss", "Loss"),
         ("top1", "Accuracy"),
         ("knn", "k-NN"),
-        ("localization_error", "Localisation error"),
+        ("localization_error", "Localization error"),
         ("lr", "Schedules"),
         ("region_teacher_entropy", "Health"),
         ("feature_deviation", "Health"),

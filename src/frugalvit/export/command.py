@@ -45,7 +45,7 @@ def export(config: ExportConfig) -> CommandResult:
     configure_cpu()  # for the backbone too, which ONNX and torch.export call without the model
     model = load(config.model, img_size=config.img_size, backbone=config.backbone)
     out = Path(config.out or f"{model.name}-{config.to}")
-    if out.exists():
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists: choose another folder with --out.")
     settings, size = _read_settings(config.model), saved_size(config.model)
     resized = config.img_size is not None and size not in (None, model.backbone.img_size)

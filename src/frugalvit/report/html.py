@@ -204,7 +204,7 @@ def _about(records: list[RunRecord]) -> str:
     facts = []
     for record in records:
         task, epochs = record.summary.get("task"), record.setting.get("epochs")
-        length = f"{epochs:g} epochs" if isinstance(epochs, int | float) else None
+        length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if isinstance(epochs, int | float) else None
         facts.append((task, record.setting.get("backbone"), record.setting.get("data"), length))
     return " · ".join(str(values[0]) for values in zip(*facts, strict=True) if values[0] and len(set(values)) == 1)
 

@@ -46,12 +46,12 @@ _HEADINGS: tuple[tuple[str, str], ...] = (
     ("Loss", "loss cross_entropy"),
     ("k-NN", "knn"),
     ("Accuracy", "top1 top5 accuracy mean_per_class miou _ap auc f1"),
-    ("Localisation error", "error"),
+    ("Localization error", "error"),
     ("Health", "entropy norm rank deviation skipped prototypes agreement dominant match images_per memory kl"),
     ("Loss", "localization view region"),
     ("Schedules", "lr decay momentum temp weight lambda ema"),
 )
-_ORDER = ("Loss", "Accuracy", "k-NN", "Localisation error", "Schedules", "Health", "Other")
+_ORDER = ("Loss", "Accuracy", "k-NN", "Localization error", "Schedules", "Health", "Other")
 
 
 def heading_of(metric: str) -> str:
