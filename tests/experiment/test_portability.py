@@ -190,5 +190,5 @@ def test_device_with_index(wanted: str | torch.device) -> None:
 
 @pytest.mark.parametrize("wanted", ["cpu:1", "cpu:x", "auto:0", "gpu"])
 def test_missing_device(wanted: str) -> None:
-    with pytest.raises(UserError, match="no device|Unknown device"):
+    with pytest.raises(UserError, match=r"no device|Unknown device"):
         numbered_device(wanted)
