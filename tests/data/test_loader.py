@@ -192,7 +192,7 @@ def test_evaluation_covers_each_image_once(batch: int) -> None:
     rounds = list(eval_batches(store, transform, batch))
     assert torch.cat([index for _, _, index in rounds]).tolist() == list(range(30))
     assert torch.equal(torch.cat([labels for _, labels, _ in rounds]), store.labels)
-    torch.testing.assert_close(torch.cat([images for images, _, _ in rounds]), transform(store.images, store.sizes))
+    torch.testing.assert_close(torch.cat([images for images, _, _ in rounds]), transform(store.images))
     assert next(iter(eval_batches(a_store(labelled=False), transform, 4)))[1] is None
 
 

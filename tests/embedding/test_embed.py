@@ -150,7 +150,7 @@ def test_neighbours_of_the_only_image_are_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sizes", [[(480, 640)], [(480, 640), (640, 480), (300, 333)]], ids=["one size", "several"])
 def test_features_do_not_depend_on_the_dataset(sizes: list[tuple[int, int]], tmp_path: Path, model: Model) -> None:
-    """A JPEG is decoded at a reduced size, which must not depend on the other images."""
+    """A JPEG gives the same pixels, alone or with others."""
     random = np.random.default_rng(0)
     for number in range(6):
         height, width = sizes[number % len(sizes)]
@@ -167,5 +167,5 @@ def test_features_do_not_depend_on_the_dataset(sizes: list[tuple[int, int]], tmp
     near = embed(EmbedConfig(data=str(tmp_path), neighbours=str(query), picture=str(tmp_path / "near.png"), **TINY))
     assert near.data["neighbours"][0]["image"] == names[1]
     assert near.data["neighbours"][0]["cosine"] == pytest.approx(1, abs=1e-5)
-    pixels = next(InputImages([names[1]]).batches(1, "", model.transform.min_size))[0].pixels  # as 'predict' reads it
+    pixels = next(InputImages([names[1]]).batches(1, ""))[0].pixels  # as 'predict' reads it
     assert torch.equal(model.transform.image(pixels), model.transform.image(names[1]))

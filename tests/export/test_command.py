@@ -22,7 +22,7 @@ def test_command_writes_a_folder_once(tmp_path: Path, photos: Path, capsys: pyte
     folder, _ = made(tmp_path, "resnet")
     arguments = ["export", str(folder), "--images", str(photos), "--out", str(tmp_path / "out"), "--json"]
     assert main(arguments) == 0
-    assert json.loads(capsys.readouterr().out)["files"] == ["config.json", "model.safetensors"]
+    assert json.loads(capsys.readouterr().out)["files"] == ["config.json", "model.safetensors", "preprocessing.py"]
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert json.loads(captured.out)["status"] == 2 and "already exists" in captured.err

@@ -62,7 +62,7 @@ def test_cache_depends_on_weights_images_and_settings(model: Model, squares: Pat
     assert not FeatureExtractor(model, kind="last_blocks", blocks=1)(examples).from_cache
     assert not FeatureExtractor(model)(examples, view=0).from_cache
     assert not FeatureExtractor(model)(examples.subset([1, 0])).from_cache
-    for changed in ({"resize_ratio": 1.5}, {"interpolation": "bilinear"}):
+    for changed in ({"crop_pct": 0.7}, {"interpolation": "bilinear"}):
         transform = EvalTransform(**model.transform.spec() | changed)
         assert not FeatureExtractor(dataclasses.replace(model, transform=transform))(examples).from_cache
     assert FeatureExtractor(model, batch=3, workers=1)(examples).from_cache  # batch and workers do not count

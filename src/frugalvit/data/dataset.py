@@ -15,7 +15,8 @@ import numpy as np
 from PIL import Image
 
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.decode import Header, decode, read_header
+from frugalvit.data.decode import Header, decode, read_header, resize_to
+from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.text import pluralize
 
@@ -84,6 +85,16 @@ class ImageDataset:
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         """Decode an image to uint8 (H, W, 3), RGB, upright. Raises ``UnreadableImage``."""
         return decode(self.raw(index), self.names[index], at_least=at_least)
+
+    def read_sized(
+        self, index: int, size: tuple[int, int], crop: CenterCrop | None = None
+    ) -> tuple[np.ndarray, tuple[int, int]]:
+        """Decode an image to a cached size: uint8 (S, S', 3). Also return the size that crops are drawn in.
+
+        crop: evaluation's, from all pixels; without it a JPEG may be decoded at a reduced size, for training
+        """
+        pixels = self.read(index, at_least=None if crop else size)
+        return (crop(pixels), size) if crop else (resize_to(pixels, size), (pixels.shape[0], pixels.shape[1]))
 
     def header(self, index: int) -> Header:
         """Read format and size without decoding. An unreadable or truncated file raises ``UnreadableImage``."""

@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 
 from frugalvit.data.bad_images import UnreadableImage
+from frugalvit.data.preprocessing import exif_orientation, upright_rgb
 from frugalvit.errors import UserError
 
 MAX_MEGAPIXELS = 200.0
@@ -32,7 +33,6 @@ EXTENSIONS = frozenset((
 ))  # fmt: skip
 """Extensions of image files. HEIC photos cannot be decoded: they are listed so that ``frugalvit data`` reports them."""
 
-_ORIENTATION = 0x0112
 _DARK = 32  # of 255; any set of photographs has far brighter pixels
 _TRUNCATED_TEXTS = ("truncated", "unexpected end", "not enough", "no more images")
 _TRUNCATED = "truncated: the file ends before the {} data"
@@ -67,8 +67,9 @@ def decode(
     Args:
         content: the encoded bytes, or the path of a file.
         name: the name in an ``UnreadableImage``; default: the path.
-        at_least: the (height, width) that the caller needs. A JPEG of twice this size or more is decoded at 1/2, 1/4
-            or 1/8, never below this size, which is several times faster. Other formats ignore it.
+        at_least: the (height, width) that training crops need. A JPEG of twice this size or more is decoded at 1/2,
+            1/4 or 1/8, never below this size, which is several times faster. It moves pixels by up to half a pixel, so
+            evaluation and prediction decode in full. Other formats ignore it.
     """
     image, stream, label = _open(content, name)
     with stream:
@@ -83,14 +84,13 @@ def resize_to(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.array(resized)
 
 
-def as_pixels(picture: Any, *, at_least: tuple[int, int] | None = None) -> np.ndarray:
+def as_pixels(picture: Any) -> np.ndarray:
     """Return the pixels (H, W, 1 or 3) of a path, a file's bytes, a PIL image, an array or a tensor.
 
-    An array is uint8, (H, W) or (H, W, C). A tensor is (H, W) or (C, H, W), uint8 or floats from 0 to 1. ``at_least``
-    applies to files, as in :func:`decode`.
+    An array is uint8, (H, W) or (H, W, C). A tensor is (H, W) or (C, H, W), uint8 or floats from 0 to 1.
     """
     if isinstance(picture, str | bytes | os.PathLike):
-        return decode(os.fspath(picture), at_least=at_least)
+        return decode(os.fspath(picture))
     if isinstance(picture, torch.Tensor):
         pixels = _from_tensor(picture)
     else:
@@ -120,12 +120,10 @@ def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, i
     try:
         if at_least is not None and image.format in ("JPEG", "MPO"):  # the only formats that decode at a smaller size
             height, width = at_least
-            if _orientation(image) >= 5:
+            if exif_orientation(image) >= 5:
                 height, width = width, height
             image.draft(None, (width, height))
-        image.load()
-        # Read the orientation after loading: TIFF rotates itself, and PNG may store EXIF after its pixels.
-        pixels = _rotate_upright(_to_rgb(image), _orientation(image))
+        pixels = upright_rgb(image)
     except UnreadableImage as bad:
         raise UnreadableImage(name, bad.reason) from None
     except Exception as error:  # hostile bytes raise every kind of error; the file is bad, not the program
@@ -209,40 +207,6 @@ def _describe_file(prefix: bytes) -> str:
     return "not an image of a known format, or damaged"
 
 
-def _to_rgb(image: Image.Image) -> np.ndarray:
-    """Convert an image of any Pillow mode to (H, W, 3) uint8."""
-    mode = image.mode
-    if mode == "I" or mode.startswith("I;16"):  # first, because the conversion to RGBA clips them
-        return _grey(_from_integers(image))
-    if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        coloured = image.convert("RGBA")
-        white = Image.new("RGBA", coloured.size, (255, 255, 255, 255))
-        return np.asarray(Image.alpha_composite(white, coloured).convert("RGB"))
-    if mode == "RGB":
-        return np.asarray(image)
-    if mode in ("L", "1"):
-        return _grey(np.asarray(image.convert("L")))
-    if mode == "F":
-        return _grey(_from_float(np.asarray(image)))
-    return np.asarray(image.convert("RGB"))
-
-
-def _grey(values: np.ndarray) -> np.ndarray:
-    return np.repeat(values[:, :, None], 3, axis=2)
-
-
-def _from_integers(image: Image.Image) -> np.ndarray:
-    """Scale 16-bit grey from its full range, a 32-bit TIFF from a range that fits its values."""
-    values = np.asarray(image).astype(np.float64)
-    # Pillow opens some 16-bit PNG and PPM with mode I, scaled to 65535.
-    if image.mode == "I" and image.format not in ("PNG", "PPM"):
-        if values.min() >= 0 and values.max() <= 255:
-            return values.astype(np.uint8)
-        if values.min() < 0 or values.max() > 65535:
-            return _stretch(values)
-    return np.rint(values / 257.0).clip(0, 255).astype(np.uint8)
-
-
 def describe_darkness(brightest: int) -> str:
     """Return a warning if the brightest pixel is dark, else an empty string."""
     if brightest >= _DARK:
@@ -251,39 +215,6 @@ def describe_darkness(brightest: int) -> str:
         f"no pixel is brighter than {brightest} of 255, so these images look almost black: 16-bit files with 12-bit "
         "values, or masks? Rescale them first"
     )
-
-
-def _from_float(values: np.ndarray) -> np.ndarray:
-    values = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    if values.min() >= 0 and values.max() <= 1:
-        return np.rint(values * 255).astype(np.uint8)
-    if values.min() >= 0 and values.max() <= 255:
-        return np.rint(values).astype(np.uint8)
-    return _stretch(values)
-
-
-def _stretch(values: np.ndarray) -> np.ndarray:
-    low, high = float(values.min()), float(values.max())
-    return np.rint((values - low) * (255.0 / max(high - low, 1e-12))).clip(0, 255).astype(np.uint8)
-
-
-def _orientation(image: Image.Image) -> int:
-    """Return EXIF's orientation, 1 to 8; 1 if the EXIF data are damaged."""
-    try:
-        value = image.getexif().get(_ORIENTATION, 1)
-        return int(value) if 1 <= int(value) <= 8 else 1
-    except Exception:  # damaged EXIF raises every kind of error
-        return 1
-
-
-def _rotate_upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
-    if orientation >= 5:
-        pixels = pixels.transpose(1, 0, 2)
-    if orientation in (3, 4, 7, 8):
-        pixels = pixels[::-1]
-    if orientation in (2, 3, 6, 7):
-        pixels = pixels[:, ::-1]
-    return pixels
 
 
 def _reason(error: Exception, format_name: str | None) -> str:

@@ -42,12 +42,12 @@ class InputImages:
         if not self.paths:
             raise UserError(f"{self.names[0]} holds no images.")
 
-    def batches(self, size: int, label: str, at_least: tuple[int, int] | None = None) -> Iterator[list[Decoded]]:
-        """Yield the readable images in lists of ``size``; ``at_least`` is that of ``decode``."""
+    def batches(self, size: int, label: str) -> Iterator[list[Decoded]]:
+        """Yield the readable images in lists of ``size``."""
         batch: list[Decoded] = []
         for index, path in enumerate(console.progress(self.paths, label=label)):
             try:
-                batch.append(Decoded(index, path, decode(path, at_least=at_least)))
+                batch.append(Decoded(index, path, decode(path)))
             except UnreadableImage as error:
                 console.warning(str(error))
                 self.unreadable.append(str(path))

@@ -12,6 +12,7 @@ import torch
 
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import ImageDataset
+from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.errors import UserError
 
 _MORE = 1000  # headers to read if no image of the sample is readable
@@ -20,7 +21,6 @@ _ENLARGED = 256 / 224  # a cached image is this much larger than the input, as i
 _NATIVE = 1.3  # images of one size are cached at it, up to this factor above the target
 _COVERED = 0.9
 _WIDEST = 2.0  # times the target: 16:9 fits
-_STEP = 16  # pixels between the sizes of images that are cached one by one
 
 
 def median_side(examples: ImageDataset, sample: int = 64) -> int:
@@ -74,9 +74,14 @@ def min_cached_size(size: tuple[int, int], stored: int | Literal["auto"] = "auto
 
 
 def probe_images(
-    examples: ImageDataset, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
+    examples: ImageDataset,
+    size: tuple[int, int],
+    stored: int | Literal["auto"] = "auto",
+    crop: CenterCrop | None = None,
 ) -> tuple[tuple[int, int], float]:
     """Return the cached size (S, S') and the seconds to decode one image, from a sample of the images.
+
+    The cached size for evaluation is that of its ``crop``. For training:
 
     Every sampled image is reduced to the target by its shorter side, never enlarged. The cached size covers the height
     and the width of nine tenths of them. So landscape photos stay landscape. If more than one photo in ten is
@@ -89,14 +94,14 @@ def probe_images(
     for i in chosen:
         start = time.perf_counter()
         try:
-            pixels = examples.read(i, at_least=target)
+            pixels = examples.read(i, at_least=None if crop else target)
         except UnreadableImage:
             continue
         times.append(time.perf_counter() - start)
         sizes.append((pixels.shape[0], pixels.shape[1]))
     if not sizes:
         raise _none_readable(examples, chosen)
-    return cached_size(sizes, target), statistics.median(times)
+    return crop.size if crop else cached_size(sizes, target), statistics.median(times)
 
 
 def cached_size(sizes: Sequence[tuple[int, int]], target: tuple[int, int]) -> tuple[int, int]:
@@ -108,12 +113,6 @@ def cached_size(sizes: Sequence[tuple[int, int]], target: tuple[int, int]) -> tu
     limits = zip(zip(*shrunk, strict=True), target, strict=True)
     rows, columns = (max(1, round(min(_covering(sides), _WIDEST * least))) for sides, least in limits)
     return rows, columns
-
-
-def cached_size_alone(size: tuple[int, int], target: tuple[int, int]) -> tuple[int, int]:
-    """Return the cached size of an image by itself. Large images share a few sizes, multiples of 16."""
-    cached = cached_size([size], target)
-    return size if cached == size else (-(-cached[0] // _STEP) * _STEP, -(-cached[1] // _STEP) * _STEP)
 
 
 def _covering(lengths: Sequence[float]) -> float:

@@ -301,16 +301,17 @@ def eval_batches(
 ) -> Iterator[tuple[Tensor, Tensor | None, Tensor]]:
     """Yield images and labels (or None) on the device, indices on the CPU: each readable image once.
 
+    store:       the results of the transform's ``crop``
     rank, world: this process and the number of processes, which take the batches in turn
     """
     everything, stride = torch.arange(len(store)), world * batch
     fetcher = store.fetcher(lambda turn: everything[rank * batch + turn * stride :][:batch])
     for turn, start in enumerate(range(rank * batch, len(store), stride)):
-        images, sizes, index = fetcher.at(turn)
+        images, _, index = fetcher.at(turn)
         # Evaluation skips substitutes of unreadable images.
         original = index == everything[start : start + batch]
         if not original.all():
-            images, sizes, index = images[original.to(images.device)], sizes[original], index[original]
+            images, index = images[original.to(images.device)], index[original]
         if len(index):
             labels = None if store.labels is None else to_device_packed([store.labels[index]], images.device)[0]
-            yield transform(images, sizes), labels, index
+            yield transform(images), labels, index

@@ -46,7 +46,7 @@ def embed(config: EmbedConfig) -> CommandResult:
         return command(config, source, join(*chosen.values()), out, picture)
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)
-    query = None if config.neighbours is None else decode(config.neighbours, at_least=model.transform.min_size)
+    query = None if config.neighbours is None else decode(config.neighbours)
     features = extractor(join(*chosen.values()), source.name)
     # By position: one file may be in several splits.
     splits = [split for split, examples in chosen.items() for _ in range(len(examples))]

@@ -27,6 +27,7 @@ from frugalvit.data.image_size import probe_images
 from frugalvit.data.loader import Batches, BatchSource
 from frugalvit.data.open import without_labels
 from frugalvit.data.paths import is_inside
+from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, open_stream, should_stream
 from frugalvit.data.webdataset.streaming_loader import StreamingBatches
@@ -269,7 +270,7 @@ def check_resumed_batch_size(config: ResolvedRunConfig, plan: TrainPlan, run: Ru
 def eval_set(examples: ImageDataset, backbone: Backbone, config: ResolvedRunConfig, fabric: Fabric) -> EvalSet:
     """Prepare images for evaluation: resize and center crop."""
     transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std)
-    store = get_image_store(examples, backbone.img_size, config, fabric.device, fabric)
+    store = get_image_store(examples, backbone.img_size, config, fabric.device, fabric, transform.crop)
     return EvalSet(store, transform, max(64, config.batch) if fabric.device.type == "cuda" else min(config.batch, 64))
 
 
@@ -329,17 +330,24 @@ def get_image_store(
     config: RunConfig,
     device: torch.device,
     fabric: Fabric | None = None,
+    crop: CenterCrop | None = None,
 ) -> ImageStore:
     """Return decoded images. All users within a run, and the runs of a comparison, share them.
 
     fabric: its ranks call this together and must get the same images
+    crop:   evaluation's crop; without it the images are for training
     """
-    key = (examples.fingerprint(), img_size, str(device), config.cache.model_dump_json())
-    return stores.get(key, lambda: _build_store(examples, img_size, config, device, fabric))
+    key = (examples.fingerprint(), img_size, str(device), config.cache.model_dump_json(), crop)
+    return stores.get(key, lambda: _build_store(examples, img_size, config, device, fabric, crop))
 
 
 def _build_store(
-    examples: ImageDataset, img_size: tuple[int, int], config: RunConfig, device: torch.device, fabric: Fabric | None
+    examples: ImageDataset,
+    img_size: tuple[int, int],
+    config: RunConfig,
+    device: torch.device,
+    fabric: Fabric | None,
+    crop: CenterCrop | None,
 ) -> ImageStore:
     def agree(location: Location) -> Location:
         """Return the slowest location that any rank needs, so that all ranks use the same."""
@@ -357,6 +365,7 @@ def _build_store(
         max_bad=config.cache.max_bad,
         workers=config.workers,
         agree=agree,
+        crop=crop,
     )
     if fabric is not None:
         check_same_images(fabric, store.readable, len(examples), config)

@@ -101,11 +101,8 @@ def load_model(
         _log_notes(backbone.notes)
         name = source
     classes = meta.get("classes")
-    preprocessing: dict[str, Any] = {}
-    if meta.get("crop_pct"):
-        preprocessing["resize_ratio"] = max(1.0, 1 / float(meta["crop_pct"]))
-    if meta.get("interpolation") in ("bilinear", "bicubic"):
-        preprocessing["interpolation"] = meta["interpolation"]
+    preprocessing: dict[str, Any] = {key: meta[key] for key in ("crop_pct", "interpolation") if meta.get(key)}
+    preprocessing["squash"] = meta.get("crop_mode") == "squash"
     transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std, **preprocessing)
     return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta)
 

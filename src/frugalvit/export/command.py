@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from frugalvit.backbones.weights.model_config import saved_size
 from frugalvit.config.tools import EXPORTS, ExportConfig
 from frugalvit.config.yaml import read_yaml
-from frugalvit.data import open_data
+from frugalvit.data import open_data, preprocessing
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.decode import decode
 from frugalvit.data.formats.registry import find_format
@@ -29,7 +29,7 @@ from frugalvit.export.inference_model import ReadyModel, load
 from frugalvit.runs import layout
 from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, working_folder
+from frugalvit.utils.files import make_folder, working_folder, write_text
 from frugalvit.utils.tables import CommandResult, Table
 
 TOLERANCE = 1e-3
@@ -57,6 +57,7 @@ def export(config: ExportConfig) -> CommandResult:
     console.info(f"writing {model.backbone.name} for {config.to}, then checking it on {source}")
     with _staged(out) as folder:
         network, run = export_format.write(ExportJob(config, model, folder, meta, settings, resized))
+        write_text(folder / "preprocessing.py", Path(preprocessing.__file__).read_text(encoding="utf-8"))
         difference = largest_difference(network, run, images)
         if not difference <= TOLERANCE:
             raise UserError(

@@ -114,14 +114,18 @@ def _use(model: ReadyModel) -> str:
     transformers_use = (
         "With transformers (4.53 or newer):\n\n```python\n"
         "from transformers import pipeline\n\n"
-        'classify = pipeline("image-classification", model="FOLDER")\n```\n\n'
+        'classify = pipeline("image-classification", model="FOLDER")\nclassify(read_rgb("photo.jpg"))\n```\n\n'
         if is_timms and model.backbone.num_classes
         else ""
     )
     return (
+        "`preprocessing.py` in this folder reads a file as training did: upright by EXIF, transparent pixels on white, "
+        "16 bits scaled to 8. Pillow's `convert` does none of these.\n\n"
         "```python\n"
-        f'{import_line}import timm\n\nmodel = timm.create_model("local-dir:FOLDER", pretrained=True).eval()\n'
+        f'import sys\n\n{import_line}import timm\n\nsys.path.append("FOLDER")\n'
+        'from preprocessing import read_rgb\n\nmodel = timm.create_model("local-dir:FOLDER", pretrained=True).eval()\n'
         "transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))\n"
+        'output = model(transform(read_rgb("photo.jpg"))[None])\n'
         "```\n\n"
         f"{transformers_use}"
         "With frugalvit, including preprocessing and class names:\n\n"

@@ -13,7 +13,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -25,9 +24,9 @@ from frugalvit.config.data import AugmentConfig
 from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import resize_to
-from frugalvit.data.image_size import cached_size_alone, probe_images
+from frugalvit.data.image_size import probe_images
 from frugalvit.data.paths import cache_root
+from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.data.rng import generator_for
 from frugalvit.engine.hardware import precision_name
 from frugalvit.errors import UserError
@@ -41,7 +40,7 @@ Kind = Literal["pooled", "last_blocks", "grid"]
 Prepare = Callable[[Tensor, Tensor], Tensor]  # decoded images, their sizes -> network inputs
 CHUNK = 1024  # images between two writes
 MAX_UNREADABLE = 0.05  # share of the images
-_VERSION = 3  # of the files; raise it when the features of an equal key change
+_VERSION = 4  # of the files; raise it when the features of an equal key change
 _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SHORT_NAMES = {"32-true": "32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 
@@ -114,7 +113,7 @@ class FeatureExtractor:
         limit = max(1, int(MAX_UNREADABLE * len(examples)))
         bad = sum(len(part.bad) for part in parts.values())
         progress = console.ProgressBar(len(examples), label, sum(len(part.positions) for part in parts.values()))
-        for decoded in _read_chunks(examples, missing, rectangle, self.model.transform.min_size, self.threads):
+        for decoded in _read_chunks(examples, missing, rectangle, self.model.transform.crop, self.threads):
             bad += len(decoded.bad)
             if bad > limit:
                 first = "; ".join(f"{name}: {reason}" for name, reason in decoded.bad[:3])
@@ -141,25 +140,19 @@ class FeatureExtractor:
         return features.float()
 
     def _features(self, decoded: _Decoded, prepare: Prepare, progress: console.ProgressBar) -> Tensor:
-        # Sorted by shape: a GPU prepares a batch of equal shapes as fast as one image.
-        order = sorted(range(len(decoded.images)), key=lambda row: decoded.images[row].shape)
         features = []
-        for start in range(0, len(order), self.batch):
-            rows = order[start : start + self.batch]
-            groups = [list(group) for _, group in groupby(rows, lambda row: decoded.images[row].shape)]
-            inputs = [
-                prepare(torch.stack([decoded.images[row] for row in group]).to(self.device), decoded.sizes[group])
-                for group in groups
-            ]
-            features.append(self.images(torch.cat(inputs)).cpu())
-            progress.show(decoded.number * CHUNK + start + len(rows))
-        return torch.cat(features)[torch.tensor(order).argsort()] if features else torch.zeros(0, 1)
+        for start in range(0, len(decoded.images), self.batch):
+            rows = slice(start, start + self.batch)
+            images = torch.stack(decoded.images[rows])
+            features.append(self.images(prepare(images.to(self.device), decoded.sizes[rows])).cpu())
+            progress.show(decoded.number * CHUNK + start + len(images))
+        return torch.cat(features) if features else torch.zeros(0, 1)
 
     def _prepare(self, view: int | None, seed: int, number: int, mirrored: bool) -> Prepare:
         if mirrored:
             return lambda images, sizes: self._prepare(view, seed, number, False)(images, sizes).flip(-1)
         if view is None:
-            return self.model.transform
+            return lambda images, _: self.model.transform(images)
         backbone = self.model.backbone
         crop = TrainAugment(_view_config(), self.model.transform.out_size, backbone.mean, backbone.std)
         generator = generator_for(seed, f"probe view {view}", number)
@@ -230,23 +223,19 @@ def _read_chunks(
     examples: ImageDataset,
     numbers: list[int],
     rectangle: tuple[int, int] | None,
-    min_size: tuple[int, int],
+    crop: CenterCrop,
     threads: int,
 ) -> Iterator[_Decoded]:
     """Decode chunks in threads, one chunk ahead.
 
-    rectangle: the size that all images are resized to; None: each image has its own
-    min_size:  the smallest size to decode an image at; it does not depend on the dataset, so that a file has the same
-               features in every dataset
+    rectangle: the size that all images are resized to, for random views; None: evaluation's ``crop``
     """
 
     def read_one(position: int) -> tuple[np.ndarray, tuple[int, int]] | UnreadableImage:
         try:
-            pixels = examples.read(position, at_least=min_size)
+            return examples.read_sized(position, rectangle or crop.size, None if rectangle else crop)
         except UnreadableImage as error:
             return error
-        size = (pixels.shape[0], pixels.shape[1])
-        return np.ascontiguousarray(resize_to(pixels, rectangle or cached_size_alone(size, min_size))), size
 
     def read(number: int) -> _Decoded:
         positions = range(number * CHUNK, min((number + 1) * CHUNK, len(examples)))

@@ -44,7 +44,7 @@ def crop_share(img_size: tuple[int, int], transform: EvalTransform | None = None
 
     It is that of the model's transform; without one 224/256 as in the paper, and 1 for tiny images.
     """
-    return 1 / (transform or EvalTransform(img_size)).resize_ratio
+    return (transform or EvalTransform(img_size)).crop.crop_pct
 
 
 def centre_box(size: tuple[int, int], shape: tuple[int, int], keep: float = 1.0) -> Box:

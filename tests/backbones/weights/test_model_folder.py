@@ -124,7 +124,7 @@ def test_wrong_number_of_class_names_is_an_error(tmp_path: Path):
 
 @pytest.mark.parametrize("size", [32, 64, 96, 224])
 def test_crop_is_what_evaluation_uses(size: int):
-    assert crop_share((size, size)) == pytest.approx(1 / EvalTransform(size).resize_ratio)
+    assert crop_share((size, size)) == EvalTransform(size).crop.crop_pct
 
 
 @pytest.mark.parametrize(

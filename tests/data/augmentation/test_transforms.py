@@ -15,7 +15,7 @@ from torchvision.transforms.v2 import functional
 from frugalvit.config.data import AugmentConfig, CropsConfig
 from frugalvit.data.augmentation.randaugment import ColorJitter, Step
 from frugalvit.data.augmentation.transforms import EvalTransform, MultiCrop, TrainAugment, local_crop_size
-from frugalvit.data.decode import decode, resize_to
+from frugalvit.data.decode import decode
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.errors import UserError
 from helpers.augment_images import LEVEL, pictures
@@ -70,24 +70,19 @@ def quiet(**changes: object) -> AugmentConfig:
 @pytest.mark.parametrize("size", [32, 64, 224])
 @pytest.mark.parametrize("shape", [(248, 224), (213, 320)])
 def test_single_image_equals_timms_transform(size: int, shape: tuple[int, int]) -> None:
-    """timm rounds to bytes after resizing; frugalvit caches a smaller image first."""
     rows, columns = np.mgrid[: shape[0], : shape[1]]
     waves = [np.sin(rows / 9 + phase) * np.cos(columns / 13 - phase) for phase in (0.0, 1.0, 2.0)]
     pixels = (127.5 + 110 * np.stack(waves, 2)).astype(np.uint8)
     ours = EvalTransform(size)
     theirs = create_transform(
         (3, size, size),
-        interpolation=ours.interpolation,
-        crop_pct=1 / ours.resize_ratio,
+        interpolation=ours.crop.interpolation,
+        crop_pct=ours.crop.crop_pct,
         mean=ours.normalize.mean,
         std=ours.normalize.std,
     )
     expected = theirs(Image.fromarray(pixels))
-    full = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-    once, twice = ours(full, torch.tensor([shape]))[0], ours.image(pixels)[0]
-    assert (once - expected).abs().mean() < 0.5 * LEVEL / min(ours.normalize.std)
-    assert (once - expected).abs().max() < 2 * LEVEL / min(ours.normalize.std)
-    assert (twice - expected).abs().mean() < 0.06
+    torch.testing.assert_close(ours.image(pixels)[0], expected, atol=1e-5, rtol=0)
 
 
 def test_shifts_are_uniform_over_the_border() -> None:
@@ -217,15 +212,12 @@ def test_solarize_threshold() -> None:
 def test_evaluation_equals_torchvision_and_takes_single_images() -> None:
     image = pictures(6, 300, 260)[5]
     transform = EvalTransform(96)
-    ours = transform(image[None], torch.tensor([[300, 260]]))
-    resize = v2.Resize(int(256 / 224 * 96), interpolation=InterpolationMode.BICUBIC)
-    theirs = v2.CenterCrop(96)(resize(image.float() / 255)).clamp(0, 1)
-    theirs = functional.normalize(theirs, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])[None]
-    assert (ours - theirs).abs().max() < LEVEL / 0.224
     photo = Image.fromarray(image.permute(1, 2, 0).numpy())
-    stored = resize_to(np.array(photo), (128, 112))  # the size at which one image alone is cached
-    ours = transform(torch.from_numpy(stored).permute(2, 0, 1)[None], torch.tensor([[300, 260]]))
-    torch.testing.assert_close(transform.image(photo), ours)
+    ours = transform.image(photo)
+    resize = v2.Resize(int(256 / 224 * 96), interpolation=InterpolationMode.BICUBIC)
+    theirs = functional.to_image(v2.CenterCrop(96)(resize(photo))).float() / 255
+    theirs = functional.normalize(theirs, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])[None]
+    torch.testing.assert_close(ours, theirs)
     torch.testing.assert_close(transform.image(np.array(photo)), ours)
     assert transform.image(np.array(photo)[..., 0]).shape == (1, 3, 96, 96)
     again = EvalTransform(**transform.spec() | {"out_size": tuple(transform.spec()["out_size"])})
@@ -279,15 +271,15 @@ def test_image_in_memory_equals_its_file(tmp_path: Path, kind: str) -> None:
 
 
 def test_small_images_are_not_cropped() -> None:
-    assert EvalTransform(64).resize_ratio == 1.0 and EvalTransform(65).resize_ratio == pytest.approx(256 / 224)
+    assert EvalTransform(64).crop.crop_pct == 1.0 and EvalTransform(65).crop.crop_pct == 0.875
     image = pictures(1, 64, 64)
-    out = EvalTransform(64, (0, 0, 0), (1, 1, 1))(image, torch.tensor([[64, 64]]))
+    out = EvalTransform(64, (0, 0, 0), (1, 1, 1)).image(image[0])
     torch.testing.assert_close(out, image.float() / 255)
 
 
 def test_grey_input_of_one_channel_networks() -> None:
     image = pictures(1, 64, 64)
-    out = EvalTransform(64, mean=(0.5,), std=(0.25,))(image, torch.tensor([[64, 64]]))
+    out = EvalTransform(64, mean=(0.5,), std=(0.25,))(image)
     assert out.shape == (1, 1, 64, 64)
 
 
@@ -295,7 +287,8 @@ def test_grey_input_of_one_channel_networks() -> None:
     ("arguments", "message"),
     [
         ({"out_size": 0}, "0 x 0"),
-        ({"out_size": 64, "resize_ratio": 0.5}, "resize_ratio"),
+        ({"out_size": 64, "crop_pct": 1.5}, "crop_pct"),
+        ({"out_size": 64, "interpolation": "best"}, "best"),
         ({"out_size": 64, "mean": (0.5,), "std": (0.0,)}, "std"),
     ],
 )

@@ -10,7 +10,7 @@ from PIL import Image
 from frugalvit.data.cache import build
 from frugalvit.data.cache.build import build_store, choose_cache_location
 from frugalvit.data.dataset import ArrayExamples, FileExamples
-from frugalvit.data.image_size import cached_size_alone, probe_images
+from frugalvit.data.image_size import probe_images
 from frugalvit.errors import UserError
 from helpers.image_cache import store_of, write_images
 
@@ -99,12 +99,3 @@ def test_auto_takes_the_fastest_location_with_space(tmp_path: Path, monkeypatch:
     assert choose_cache_location(300, gpu, tmp_path) == "device"
     assert choose_cache_location(1_200, cpu, tmp_path) == "ram"
     assert choose_cache_location(4_000, cpu, tmp_path) == "disk"
-
-
-def test_photos_cached_one_by_one_have_few_sizes() -> None:
-    """A GPU can then prepare many of them in one call."""
-    target = (256, 256)
-    sizes = [(600 + 7 * number, 1000 + 13 * number) for number in range(100)]
-    shapes = {cached_size_alone(size, target) for size in sizes}
-    assert len(shapes) <= 6 and all(min(shape) >= 256 and max(shape) <= 512 for shape in shapes)
-    assert cached_size_alone((28, 30), target) == (28, 30)

@@ -67,8 +67,9 @@ def test_workers_return_the_same_until_one_is_killed(tmp_path: Path) -> None:
 
 
 def test_evaluations_reuse_the_workers(tmp_path: Path) -> None:
-    store = on_demand(write_images(tmp_path), workers=1)
-    rounds = [[index.tolist() for _, _, index in eval_batches(store, EvalTransform(36), 4)] for _ in range(2)]
+    transform = EvalTransform(36)
+    store = on_demand(write_images(tmp_path), workers=1, crop=transform.crop)
+    rounds = [[index.tolist() for _, _, index in eval_batches(store, transform, 4)] for _ in range(2)]
     assert rounds[0] == rounds[1] and len(store.pool().pool._processes) == 1  # type: ignore[attr-defined]
     store.close()
 

@@ -74,11 +74,13 @@ def test_batches_are_the_same_at_every_location(
 @pytest.mark.parametrize("batch", [1, 3, 10])
 def test_substitutes_are_not_scored(where: str, batch: int, tmp_path: Path) -> None:
     examples = write_images(tmp_path / "photos", (0, 4, 8))
-    store = store_at(examples, where, tmp_path / "cache")
-    rounds = list(eval_batches(store, EvalTransform(28), batch))
+    transform = EvalTransform(28)
+    store = store_at(examples, where, tmp_path / "cache", crop=transform.crop)
+    rounds = list(eval_batches(store, transform, batch))
     assert torch.cat([index for *_, index in rounds]).tolist() == [1, 2, 3, 5, 6, 7, 9]
     assert torch.cat([labels for _, labels, _ in rounds if labels is not None]).tolist() == [0, 0, 1, 1, 1, 2, 2]
-    cached = list(eval_batches(store_at(examples, "ram", tmp_path / "cache"), EvalTransform(28), batch))
+    in_memory = store_at(examples, "ram", tmp_path / "cache", crop=transform.crop)
+    cached = list(eval_batches(in_memory, transform, batch))
     assert [len(images) for images, *_ in rounds] == [len(images) for images, *_ in cached]
     assert all(torch.equal(a, b) for (a, *_), (b, *_) in zip(rounds, cached, strict=True))
     assert [store.names[i] for i in (1, 9)] == [examples.names[i] for i in (1, 9)]

@@ -105,5 +105,6 @@ def load_model_folder(
         "classes": classes,
         "interpolation": pretrained.get("interpolation", "bicubic"),
         "crop_pct": pretrained.get("crop_pct", 0.875),
+        "crop_mode": pretrained.get("crop_mode", "center"),
     }
     return backbone.eval(), meta

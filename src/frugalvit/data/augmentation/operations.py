@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample
 
-_LUMA = (0.2989, 0.587, 0.114)
+from frugalvit.data.preprocessing import LUMA
 
 
 def luma(images: Tensor) -> Tensor:
@@ -28,7 +28,7 @@ def luma(images: Tensor) -> Tensor:
     if images.shape[1] != 3:
         return images.mean(1, keepdim=True)
     red, green, blue = images.split(1, dim=1)
-    return (red * _LUMA[0]).add_(green, alpha=_LUMA[1]).add_(blue, alpha=_LUMA[2])
+    return (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
 
 
 def blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:

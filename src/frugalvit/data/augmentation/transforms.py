@@ -11,13 +11,13 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from frugalvit.config.data import SMALL_INPUT, AugmentConfig, CropsConfig
 from frugalvit.data.augmentation import operations
 from frugalvit.data.augmentation.crop_resize import (
     RANDOM_BOX_COLUMNS,
-    Interpolation,
     boxes_from_uniform,
     center_boxes,
     crop_resize,
@@ -32,8 +32,8 @@ from frugalvit.data.augmentation.randaugment import (
     chosen,
     run_steps,
 )
-from frugalvit.data.decode import as_pixels, resize_to
-from frugalvit.data.image_size import cached_size_alone, min_cached_size
+from frugalvit.data.decode import as_pixels
+from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.data.rng import to_device_packed, uniform
 from frugalvit.errors import UserError
 
@@ -253,9 +253,10 @@ def local_crop_size(config: CropsConfig, out_size: tuple[int, int]) -> tuple[int
 
 
 class EvalTransform:
-    """Resize the shorter edge to int(resize_ratio · out), centre crop, normalise; no randomness.
+    """Resize the shorter edge to out / crop_pct, crop the centre, normalise; no randomness.
 
-    ``resize_ratio`` "auto" is 256/224, and 1 up to 64 pixels, because small images lose too much at the border.
+    ``crop_pct`` "auto" is 0.875, and 1 up to 64 pixels, because small images lose too much at the border. ``crop``
+    makes the uint8 pixels: training's evaluation, every command and every export use the same ones.
     """
 
     def __init__(
@@ -263,41 +264,30 @@ class EvalTransform:
         out_size: Size,
         mean: Sequence[float] = IMAGENET_MEAN,
         std: Sequence[float] = IMAGENET_STD,
-        resize_ratio: float | str = "auto",
-        interpolation: Interpolation = "bicubic",
+        crop_pct: float | str = "auto",
+        interpolation: str = "bicubic",
+        squash: bool = False,
     ) -> None:
         self.out_size = as_pair(out_size)
-        self.interpolation: Interpolation = interpolation
-        self.resize_ratio = (
-            (1.0 if max(self.out_size) <= 64 else 256 / 224) if resize_ratio == "auto" else float(resize_ratio)
-        )
-        if self.resize_ratio < 1:
-            raise UserError(f"resize_ratio {self.resize_ratio} is below 1: the crop would not fit the image.")
+        share = (1.0 if max(self.out_size) <= 64 else 0.875) if crop_pct == "auto" else float(crop_pct)
+        if not 0 < share <= 1:
+            raise UserError(f"crop_pct {share} is not above 0 and at most 1: the crop would not fit the image.")
+        if interpolation.upper() not in Image.Resampling.__members__:
+            raise UserError(f"interpolation {interpolation!r} is not one of bilinear, bicubic, lanczos, nearest, box.")
+        self.crop = CenterCrop(self.out_size, share, interpolation, squash)
         self.normalize = Normalize(mean, std)
 
-    def __call__(self, images: Tensor, sizes: Tensor) -> Tensor:
-        """images (B, C, S, S') uint8 on the device, sizes (B, 2) on the CPU -> (B, C, h, w)."""
-        boxes = center_boxes(sizes, self.out_size, self.resize_ratio)
-        cropped = crop_resize(images, sizes, boxes, None, self.out_size, self.interpolation, border="image")
-        return self.normalize(cropped)
+    def __call__(self, crops: Tensor) -> Tensor:
+        """Normalise the results of ``crop``: uint8 (B, 3, h, w) on any device -> float (B, C, h, w)."""
+        assert crops.shape[-2:] == self.out_size, (crops.shape, self.out_size)
+        return self.normalize(crops.float().div_(255))
 
     def image(self, picture: Any, device: torch.device | str = "cpu") -> Tensor:
-        """Transform one image of any kind that :func:`as_pixels` accepts: (1, C, h, w).
-
-        The image is read and resized as if it were the only image of a dataset. So the network gets the same input from
-        a dataset, from a file and from memory.
-        """
-        pixels = as_pixels(picture, at_least=self.min_size)
+        """Transform one image of any kind that :func:`as_pixels` accepts: (1, C, h, w)."""
+        pixels = as_pixels(picture)
         if pixels.shape[2] == 1:
             pixels = np.repeat(pixels, 3, 2)
-        size = (pixels.shape[0], pixels.shape[1])
-        stored = resize_to(pixels, cached_size_alone(size, self.min_size))
-        return self(torch.from_numpy(stored).permute(2, 0, 1)[None].to(device), torch.tensor([size]))
-
-    @property
-    def min_size(self) -> tuple[int, int]:
-        """The height and width to which larger images may be reduced when they are decoded and cached."""
-        return min_cached_size(self.out_size)
+        return self(torch.from_numpy(self.crop(pixels)).permute(2, 0, 1)[None].to(device))
 
     def spec(self) -> dict[str, Any]:
         """Return the arguments that create this transform."""
@@ -305,6 +295,7 @@ class EvalTransform:
             "out_size": list(self.out_size),
             "mean": list(self.normalize.mean),
             "std": list(self.normalize.std),
-            "resize_ratio": self.resize_ratio,
-            "interpolation": self.interpolation,
+            "crop_pct": self.crop.crop_pct,
+            "interpolation": self.crop.interpolation,
+            "squash": self.crop.squash,
         }

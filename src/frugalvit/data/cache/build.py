@@ -22,9 +22,10 @@ from frugalvit.data.bad_images import UnreadableImage, check_unreadable
 from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import CachedImages, CachedStore, CacheWriteError, ImageStore, open_file, write_file
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import describe_darkness, resize_to
+from frugalvit.data.decode import describe_darkness
 from frugalvit.data.image_size import min_cached_size, probe_images
 from frugalvit.data.paths import cache_root, local
+from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.files import CannotLock, FolderLock, remove_parts
@@ -55,6 +56,7 @@ def build_store(
     max_bad: float = 0.05,
     workers: int | Literal["auto"] = "auto",
     agree: Callable[[Location], Location] = lambda location: location,
+    crop: CenterCrop | None = None,
 ) -> ImageStore:
     """Decode images for inputs of ``size`` and cache them where batches for ``device`` are fastest.
 
@@ -71,17 +73,18 @@ def build_store(
             With "off" they are counted while training.
         workers: largest number of decoding threads (of processes for "off"); "auto": one per core of this process.
         agree: maps this process's choice for "auto" to the choice of all processes.
+        crop: evaluation's crop; the store then holds its results, made from all pixels of the images.
     """
     if len(examples) == 0:
         raise UserError("There are no images to load.")
     device = torch.device(device)
     workers = cores() if workers == "auto" else workers
     size = (size, size) if isinstance(size, int) else size
-    packed = packed_images(examples, size, stored)
+    packed = packed_images(examples, size, stored) if crop is None else None
     if packed is not None:
         cached_size, seconds = (packed.images.shape[-2], packed.images.shape[-1]), 0.0
     else:
-        cached_size, seconds = probe_images(examples, size, stored)
+        cached_size, seconds = probe_images(examples, size, stored, crop)
     threads, speedup = decoding_threads(seconds, max(1, workers))
     volume = len(examples) * 3 * cached_size[0] * cached_size[1]
     folder = local(cache_dir) if cache_dir else cache_root()
@@ -94,21 +97,21 @@ def build_store(
     )
     limit = int(max_bad * len(examples)) if max_bad * len(examples) >= 1 else int(max_bad > 0)
     if location == "off":
-        return OnDemandStore(examples, cached_size, device, workers, limit)
+        return OnDemandStore(examples, cached_size, device, workers, limit, crop)
 
     if packed is not None:
         check_unreadable(packed.unreadable, limit, len(examples))
         return _make_store(examples, packed, location, device)
     if location == "disk" or (seconds * len(examples) / speedup > _WORTH_WRITING and _has_space(folder, volume)):
         try:
-            cached = _decode_to_file(examples, cached_size, folder, threads, limit)
+            cached = _decode_to_file(examples, cached_size, folder, threads, limit, crop)
             return _make_store(examples, cached, location, device)
         except CacheWriteError as error:
             if location == "disk":
                 raise
             console.warning(f"{error} Decoding for this run only.")
     images = torch.empty((len(examples), 3, *cached_size), dtype=torch.uint8)
-    cached = CachedImages(images, *decode_all(examples, cached_size, images, threads, limit))
+    cached = CachedImages(images, *decode_all(examples, cached_size, images, threads, limit, crop))
     return _make_store(examples, cached, location, device)
 
 
@@ -154,11 +157,17 @@ def _has_space(folder: Path, volume: int) -> bool:
 
 
 def _decode_to_file(
-    examples: ImageDataset, cached_size: tuple[int, int], folder: Path, threads: int, limit: int
+    examples: ImageDataset,
+    cached_size: tuple[int, int],
+    folder: Path,
+    threads: int,
+    limit: int,
+    crop: CenterCrop | None,
 ) -> CachedImages:
     """Open the cache file; decode into it first if it is missing, damaged or made from another source."""
     fingerprint = examples.fingerprint()
-    entry = folder / "images" / f"{fingerprint}_{cached_size[0]}x{cached_size[1]}"
+    kind = "" if crop is None else f"_{crop.interpolation}_{crop.crop_pct:g}"
+    entry = folder / "images" / f"{fingerprint}_{cached_size[0]}x{cached_size[1]}{kind}"
     path = entry / "images.bin"
     try:
         entry.mkdir(parents=True, exist_ok=True)
@@ -173,7 +182,7 @@ def _decode_to_file(
             remove_parts(entry)  # left by killed processes
         cached = open_file(path, fingerprint)
         if cached is None or len(cached.unreadable) > limit:
-            fill = partial(decode_all, examples, cached_size, threads=threads, limit=limit)
+            fill = partial(decode_all, examples, cached_size, threads=threads, limit=limit, crop=crop)
             write_file(path, fingerprint, (len(examples), 3, *cached_size), fill)
             cached = open_file(path, fingerprint)
     if cached is None:
@@ -207,22 +216,27 @@ def decoding_threads(seconds: float, threads: int) -> tuple[int, float]:
 
 
 def decode_all(
-    examples: ImageDataset, cached_size: tuple[int, int], images: Tensor, threads: int, limit: int
+    examples: ImageDataset,
+    cached_size: tuple[int, int],
+    images: Tensor,
+    threads: int,
+    limit: int,
+    crop: CenterCrop | None = None,
 ) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
     """Decode into the first rows of ``images`` (N, 3, S, S'). Returns sizes, indices, and unreadable images."""
     array = examples.as_array()
-    if array is not None and array.shape[1:3] == cached_size:
+    if array is not None and array.shape[1:3] == cached_size == (crop.resized(*cached_size) if crop else cached_size):
         pixels = torch.from_numpy(np.ascontiguousarray(array))
         images.copy_(pixels.view(len(examples), *cached_size, -1).permute(0, 3, 1, 2))  # grey fills three channels
         return torch.tensor([cached_size]).repeat(len(examples), 1), torch.arange(len(examples)), []
 
     def decode_one(i: int) -> tuple[int, int] | UnreadableImage:
         try:
-            pixels = examples.read(i, at_least=cached_size)
+            pixels, size = examples.read_sized(i, cached_size, crop)
         except UnreadableImage as error:
             return error
-        images[i] = torch.from_numpy(resize_to(pixels, cached_size)).permute(2, 0, 1)
-        return pixels.shape[0], pixels.shape[1]
+        images[i] = torch.from_numpy(pixels).permute(2, 0, 1)
+        return size
 
     sizes, index, unreadable = [], [], []
     blocks = [range(start, min(start + 1024, len(examples))) for start in range(0, len(examples), 1024)]

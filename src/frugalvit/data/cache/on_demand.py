@@ -12,7 +12,7 @@ from torch import Tensor
 from frugalvit.data.bad_images import UnreadableImage, check_unreadable, substitutes
 from frugalvit.data.cache.store import Fetched, Fetcher, ImageStore, Order
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import resize_to
+from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.data.worker_pool import WorkerPool, may_start_processes
 from frugalvit.errors import UserError
 from frugalvit.utils import console
@@ -37,7 +37,13 @@ class OnDemandStore(ImageStore):
     """Decodes images when a step needs them. More than ``limit`` unreadable ones end the run."""
 
     def __init__(
-        self, examples: ImageDataset, cached_size: tuple[int, int], device: torch.device, workers: int, limit: int
+        self,
+        examples: ImageDataset,
+        cached_size: tuple[int, int],
+        device: torch.device,
+        workers: int,
+        limit: int,
+        crop: CenterCrop | None = None,
     ) -> None:
         self.device, self.limit = device, limit
         self.workers = workers if may_start_processes() else 0  # 0 decodes in this process
@@ -45,7 +51,7 @@ class OnDemandStore(ImageStore):
         self.labels = None if examples.labels is None else torch.from_numpy(examples.labels)
         self.unreadable: list[tuple[str, str]] = []
         self.unreadable_index: set[int] = set()
-        self.examples, self.cached_size = examples, cached_size
+        self.examples, self.cached_size, self.crop = examples, cached_size, crop
         self._pool: WorkerPool | None = None
 
     @property
@@ -58,7 +64,7 @@ class OnDemandStore(ImageStore):
     def pool(self) -> WorkerPool:
         """Return the worker processes, started once: every evaluation reuses them."""
         if self._pool is None:
-            arguments = self.examples, self.cached_size, self.limit
+            arguments = self.examples, self.cached_size, self.limit, self.crop
             self._pool = WorkerPool(self.workers, Decoder, *arguments, advice=_ADVICE)
         return self._pool
 
@@ -111,29 +117,33 @@ class Decoder:
     After more than ``limit`` unreadable images it tries no more substitutes, because the run ends anyway.
     """
 
-    def __init__(self, examples: ImageDataset, cached_size: tuple[int, int], limit: int) -> None:
-        self.examples, self.cached_size, self.limit = examples, cached_size, limit
+    def __init__(
+        self, examples: ImageDataset, cached_size: tuple[int, int], limit: int, crop: CenterCrop | None = None
+    ) -> None:
+        self.examples, self.cached_size, self.limit, self.crop = examples, cached_size, limit, crop
 
     def __call__(self, indices: list[int]) -> DecodedBatch:
         unreadable: dict[int, tuple[str, str]] = {}
         images = torch.zeros((len(indices), 3, *self.cached_size), dtype=torch.uint8)
         sizes, index = [], []
         for row, wanted in enumerate(indices):
-            read, pixels = self._read_or_substitute(wanted, unreadable)
+            read, pixels, size = self._read_or_substitute(wanted, unreadable)
             index.append(read)
-            sizes.append(self.cached_size if pixels is None else pixels.shape[:2])
+            sizes.append(size)
             if pixels is not None:
-                images[row] = torch.from_numpy(resize_to(pixels, self.cached_size)).permute(2, 0, 1)
+                images[row] = torch.from_numpy(pixels).permute(2, 0, 1)
         return DecodedBatch(images, torch.tensor(sizes), torch.tensor(index), unreadable)
 
-    def _read_or_substitute(self, wanted: int, unreadable: dict[int, tuple[str, str]]) -> tuple[int, np.ndarray | None]:
+    def _read_or_substitute(
+        self, wanted: int, unreadable: dict[int, tuple[str, str]]
+    ) -> tuple[int, np.ndarray | None, tuple[int, int]]:
         for index in substitutes(wanted, len(self.examples), self.examples.labels):
             if len(unreadable) > self.limit:
                 break
             if index in unreadable:
                 continue
             try:
-                return index, self.examples.read(index, at_least=self.cached_size)
+                return index, *self.examples.read_sized(index, self.cached_size, self.crop)
             except UnreadableImage as error:
                 unreadable[index] = error.name, error.reason
-        return -1, None  # the main process raises the error
+        return -1, None, self.cached_size  # the main process raises the error
