@@ -50,6 +50,8 @@ def create_backbone(
     keywords = {key: value for key, value in keywords.items() if value is not None}
     # drop_path_rate is timm's name. In the keywords it would override the drop_path of a teacher.
     rate = keywords.pop("drop_path_rate", None)
+    if rate is not None and drop_path not in (None, rate):
+        raise UserError(f"drop_path={drop_path!r} and drop_path_rate={rate!r} are the same option: use one of them")
     drop_path = rate if drop_path is None else drop_path
     if drop_path is not None and not (isinstance(drop_path, int | float) and 0 <= drop_path < 1):
         raise UserError(f"drop_path={drop_path!r} is not a rate; use a number from 0 to below 1, or None")

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import sys
 import traceback
+from pathlib import Path
 
 from frugalvit import __version__
 from frugalvit.cli.command_table import COMMANDS, Command
@@ -20,7 +21,6 @@ def main(argv: list[str] | None = None) -> int:
     0: success; 1: a bug of ours, or problems that ``doctor`` reports; 2: a mistake of the user; 3: a signal ended the
     run, it is saved and can be resumed; 130: Ctrl-C. With ``--json`` an error is also printed on standard output.
     """
-    console.set_rank(launch_env.rank())
     with Interrupts(last=argv is None) as interrupts:
         return _run_and_report(sys.argv[1:] if argv is None else argv, interrupts)
 
@@ -28,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
 def _run_and_report(words: list[str], interrupts: Interrupts) -> int:
     """Run the command; turn every exception into one line and an exit status."""
     try:
+        console.set_rank(launch_env.rank())
         return _run(words)
     except UserError as error:
         return 2 if _is_printed_by_rank_zero(error) else _fail(words, str(error), 2)
@@ -81,6 +82,10 @@ def format_line(message: str) -> str:
 
 
 def _run(words: list[str]) -> int:
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise UserError(f"The current folder cannot be used ({error.strerror}). Change to another one: cd ~") from None
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
         return 0

@@ -6,13 +6,13 @@ Nothing here imports torch, so that ``frugalvit COMMAND --help`` is fast.
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 
 import pydantic
 import yaml
 
 from frugalvit.errors import UserError, did_you_mean
+from frugalvit.utils.files import expand_home
 
 
 class Config(pydantic.BaseModel):
@@ -28,7 +28,7 @@ class Config(pydantic.BaseModel):
             value = os.fspath(value)
         if isinstance(value, list):
             return [cls._expand_home(item) for item in value]
-        return str(Path(value).expanduser()) if isinstance(value, str) and value.startswith("~/") else value
+        return str(expand_home(value)) if isinstance(value, str) and value.startswith("~/") else value
 
     @pydantic.model_validator(mode="after")
     def _check_partners(self) -> Self:

@@ -36,7 +36,7 @@ from frugalvit.config.types import (
 from frugalvit.config.yaml import read_yaml, read_yaml_text
 from frugalvit.errors import UserError
 from frugalvit.runs import layout  # file names; it imports only utils
-from frugalvit.utils.files import read_json
+from frugalvit.utils.files import expand_home, read_json
 
 R = TypeVar("R", bound="RunConfig")
 
@@ -200,7 +200,7 @@ class RunConfig(Config):
             return values
         if not values.get("out"):
             raise ValueError("--resume auto needs --out: it resumes the run in that folder, or starts it")
-        out = Path(values["out"]).expanduser()
+        out = expand_home(values["out"])
         return values | {"resume": str(out) if layout.contains_run(out) else None}
 
     @pydantic.model_validator(mode="after")
@@ -262,7 +262,7 @@ def _is_own_pretraining(init: str) -> bool:
 
     ``init`` is a run, its model folder, one of its checkpoints, or an exported folder.
     """
-    path = Path(init).expanduser().resolve()
+    path = expand_home(init).resolve()
     for folder in (path, *path.parents[:2]):
         try:
             if (folder / layout.CONFIG).is_file():

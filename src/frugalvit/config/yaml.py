@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from frugalvit.config.base import merge, set_dotted
+from frugalvit.config.base import flatten, merge, set_dotted
 from frugalvit.errors import UserError
 from frugalvit.utils.files import read_error_message
 
@@ -13,7 +13,7 @@ from frugalvit.utils.files import read_error_message
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read nested options from a YAML file; names may be written as flags (``localization.lr-scale``)."""
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeyLoader)
         if values is None:
             return {}
         if not isinstance(values, dict):
@@ -23,8 +23,18 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"There is no configuration file {path}.") from None
     except OSError as error:
         raise UserError(read_error_message(path, error)) from None
-    except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from None
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Refuses equal keys, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        if twice := sorted(key for key in set(keys) if keys.count(key) > 1):
+            raise yaml.YAMLError(f"the key {twice[0]!r} is there twice. Delete one of the lines")
+        return super().construct_mapping(node, deep)
 
 
 def read_yaml_text(text: str) -> Any:
@@ -33,6 +43,8 @@ def read_yaml_text(text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         return text
+    except (RecursionError, ValueError) as error:  # ValueError: a date such as 2024-99-99, a number of 5,000 digits
+        raise UserError(f"{text[:40]} … is not readable YAML: {' '.join(str(error).split())}") from None
 
 
 def _nest(values: dict[Any, Any], path: str | Path) -> dict[str, Any]:
@@ -43,5 +55,7 @@ def _nest(values: dict[Any, Any], path: str | Path) -> dict[str, Any]:
             raise UserError(f"{path}: {key!r} is not an option name.")
         entry: dict[str, Any] = {}
         set_dotted(entry, key.replace("-", "_"), _nest(value, path) if isinstance(value, dict) else value)
+        if twice := flatten(entry).keys() & flatten(nested).keys():
+            raise UserError(f"{path} sets the option {min(twice)!r} twice. Delete one of the lines.")
         nested = merge(nested, entry)
     return nested

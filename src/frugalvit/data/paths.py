@@ -3,13 +3,7 @@
 import os
 from pathlib import Path
 
-
-def local(where: str | Path) -> Path:
-    """Return a path with its ``~`` expanded."""
-    try:
-        return Path(where).expanduser()
-    except RuntimeError:  # "~name" of an unknown user: an ordinary folder name
-        return Path(where)
+from frugalvit.utils.files import expand_home as local
 
 
 def is_file(path: str | Path) -> bool:

@@ -55,6 +55,13 @@ class WorkerPool:
             return future.result()
         except BrokenProcessPool as error:
             raise self._died() from error
+        except (OSError, RuntimeError) as error:  # torch raises a RuntimeError
+            if "shared memory" not in str(error) and "No space left" not in str(error):
+                raise
+            raise UserError(
+                "/dev/shm, through which worker processes send images, is full. Use fewer --workers, --workers 0, or "
+                "a larger /dev/shm (docker: --shm-size 8g)."
+            ) from error
 
     def close(self) -> None:
         """Stop the processes."""

@@ -23,6 +23,7 @@ from frugalvit.errors import LostRankError, ReportedError, UserError
 from frugalvit.runs.layout import contains_run, write_error_hint
 from frugalvit.utils import console, launch_env
 from frugalvit.utils.launch_env import devices_and_nodes as devices_and_nodes
+from frugalvit.utils.launch_env import env_number
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ def is_rank_zero(devices: int, nodes: int) -> bool:
         return True
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank() == 0
-    return not any(int(os.environ.get(name) or 0) for name in _RANKS)
+    return not any(env_number(name) for name in _RANKS)
 
 
 def strategy(several: bool, seconds: float, *, has_unused: bool = False) -> Any:

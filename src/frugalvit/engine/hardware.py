@@ -125,7 +125,7 @@ def numbered_device(wanted: str | torch.device) -> tuple[str, int]:
     kind, _, number = str(wanted).partition(":")
     device = pick_device(kind)
     count = torch.cuda.device_count() if device == "cuda" else 1
-    if number and not (kind != "auto" and number.isdigit() and int(number) < count):
+    if number and not (kind != "auto" and number in map(str, range(count))):
         raise UserError(f"This machine has no device '{wanted}'. It has {count} of kind '{device}', counted from 0.")
     return device, int(number or 0)
 

@@ -96,6 +96,16 @@ def read_json(path: Path, kind: type[Read]) -> Read | None:
     return value
 
 
+def expand_home(path: str | Path) -> Path:
+    """Return a path with its ``~`` expanded. ``UserError`` if there is no home folder."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        if Path(path).parts[:1] == ("~",):
+            raise UserError(f"{path}: no home folder. Set HOME, or FRUGALVIT_CACHE for the cache.") from None
+        return Path(path)  # "~name" of an unknown user: an ordinary folder name
+
+
 def read_error_message(path: str | Path, error: OSError) -> str:
     """Return the message for a file that the system refuses to read."""
     hint = " Check the permissions." if isinstance(error, PermissionError) else ""

@@ -14,6 +14,14 @@ _LAST_STEP = 0xFFFFFFF0  # larger step numbers are not srun: the batch script, a
 _RANK_ZERO_PID = "FRUGALVIT_RANK_ZERO_PID"
 
 
+def env_number(name: str, default: int = 0) -> int:
+    """Return the number in an environment variable; ``default`` if it is unset or empty."""
+    text = os.environ.get(name) or str(default)
+    if not (text.isascii() and text.isdigit() and len(text) < 12):
+        raise UserError(f"The environment variable {name} is {text!r:.40}, not a number. Unset or correct it.")
+    return int(text)
+
+
 class LaunchInfo(NamedTuple):
     """The launcher of this process, its number of processes and machines, and this rank."""
 
@@ -27,16 +35,17 @@ def launch_info() -> LaunchInfo | None:
     """Return how torchrun or srun started this process; None for a single process."""
     variables = os.environ
     if "TORCHELASTIC_RUN_ID" in variables:
-        processes, per_node = (int(variables[name]) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-        info = LaunchInfo("torchrun", processes, processes // per_node, int(variables.get("RANK") or 0))
+        processes, per_node = (max(1, env_number(name)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        info = LaunchInfo("torchrun", processes, processes // per_node or 1, env_number("RANK"))
         return info if processes > 1 else None
     # SLURM_NTASKS alone says nothing: the batch script has it too, and is one process.
     step = variables.get("SLURM_STEP_ID", "")
-    if not step.isdecimal() or int(step) >= _LAST_STEP or "SLURM_PROCID" not in variables:
+    is_number = step.isdecimal() and len(step) <= len(str(_LAST_STEP))
+    if not is_number or int(step) >= _LAST_STEP or "SLURM_PROCID" not in variables:
         return None
-    processes = int(variables.get("SLURM_STEP_NUM_TASKS") or variables.get("SLURM_NTASKS") or 1)
-    machines = int(variables.get("SLURM_STEP_NUM_NODES") or variables.get("SLURM_NNODES") or 1)
-    return LaunchInfo("srun", processes, machines, int(variables["SLURM_PROCID"] or 0)) if processes > 1 else None
+    processes = env_number("SLURM_STEP_NUM_TASKS") or env_number("SLURM_NTASKS", 1)
+    machines = env_number("SLURM_STEP_NUM_NODES") or max(1, env_number("SLURM_NNODES", 1))
+    return LaunchInfo("srun", processes, machines, env_number("SLURM_PROCID")) if processes > 1 else None
 
 
 def devices_and_nodes(devices: int, nodes: int) -> tuple[int, int]:
@@ -44,7 +53,8 @@ def devices_and_nodes(devices: int, nodes: int) -> tuple[int, int]:
     launch, requested = launch_info(), devices * nodes
     if launch is None:
         # Without srun there is one process, and Fabric would wait for the others.
-        tasks = int(os.environ.pop("SLURM_NTASKS", None) or 1)
+        tasks = env_number("SLURM_NTASKS", 1)
+        os.environ.pop("SLURM_NTASKS", None)
         if tasks > 1 and requested == 1:
             console.warning(f"this job has {tasks} tasks, but only one process runs; start it with 'srun frugalvit …'")
         return devices, nodes
@@ -91,7 +101,7 @@ def rank() -> int:
     launch = launch_info()
     if launch is not None:
         return launch.rank
-    return int(os.environ.get("LOCAL_RANK") or 0) if os.environ.get(_RANK_ZERO_PID) == str(os.getppid()) else 0
+    return env_number("LOCAL_RANK") if os.environ.get(_RANK_ZERO_PID) == str(os.getppid()) else 0
 
 
 def is_rank_zero_alive(after: float = 5.0) -> bool:
@@ -99,7 +109,7 @@ def is_rank_zero_alive(after: float = 5.0) -> bool:
 
     torchrun and srun end the other ranks with rank 0. A process that rank 0 started gets another parent.
     """
-    rank_zero = int(os.environ.get(_RANK_ZERO_PID) or 0)
+    rank_zero = env_number(_RANK_ZERO_PID)
     deadline = time.monotonic() + after
     while time.monotonic() < deadline:
         if rank_zero and os.getppid() != rank_zero:

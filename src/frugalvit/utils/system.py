@@ -17,7 +17,7 @@ _MEMORY = (
 
 def processes_here() -> int:
     """Return the number of processes of this run here. torchrun and ``engine.distributed`` set LOCAL_WORLD_SIZE."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
+    return max(1, launch_env.env_number("LOCAL_WORLD_SIZE", 1))
 
 
 def cores(root: Path = Path("/")) -> int:
@@ -35,7 +35,7 @@ def cores(root: Path = Path("/")) -> int:
 def _is_bound_by_srun(cores: int) -> bool:
     """True if srun has bound this task to a part of the node's cores."""
     launch = launch_env.launch_info()
-    return launch is not None and launch.launcher == "srun" and cores < int(os.environ.get("SLURM_CPUS_ON_NODE") or 0)
+    return launch is not None and launch.launcher == "srun" and cores < launch_env.env_number("SLURM_CPUS_ON_NODE")
 
 
 def available_memory(root: Path = Path("/")) -> int:

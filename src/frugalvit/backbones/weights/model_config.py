@@ -10,10 +10,11 @@ relative positions as if the windows were square.
 import contextlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import pydantic
 import timm
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,63 @@ TOLERANCE = 1e-4
 # Keywords of create_backbone that the constructors of our and of timm's networks do not have.
 _NOT_FOR_OURS = (*BACKBONE_ONLY_KWARGS, "stem_stride")
 _NOT_FOR_TIMM = (*_NOT_FOR_OURS, "padding", "norm_eps")
+
+
+_Side = Annotated[int, pydantic.Field(ge=1, le=20_000)]
+_Count = Annotated[int, pydantic.Field(ge=0, le=10_000_000)]
+_Number = Annotated[float, pydantic.Field(allow_inf_nan=False)]
+
+
+def _check_sizes(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Refuse sizes beyond every network: building one of a million layers would never end."""
+    for name, value in keywords.items():
+        numbers = list(_numbers(value))
+        if any(abs(number) > 20_000 for number in numbers) or ("depth" in name and sum(numbers) > 1000):
+            raise ValueError(f"{name} is too large")
+    return keywords
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(part)
+    elif isinstance(value, int | float):
+        yield value
+
+
+_Keywords = Annotated[dict[str, Any], pydantic.AfterValidator(_check_sizes)]
+
+
+class _Checked(pydantic.BaseModel):
+    """The fields of config.json that are read, with their types; other fields may hold anything."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+
+
+class _StoredPreprocessing(_Checked):
+    input_size: Annotated[list[_Side], pydantic.Field(min_length=3, max_length=3)] | None = None
+    num_classes: _Count | None = None
+    mean: list[_Number] | None = None
+    std: list[Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]] | None = None
+    crop_pct: Annotated[float, pydantic.Field(gt=0.01, le=1)] | None = None
+    interpolation: str | None = None
+    crop_mode: Literal["center", "squash"] | None = None
+
+
+class _StoredBackbone(_Checked):
+    name: str
+    keywords: _Keywords
+    num_classes: _Count
+    in_chans: _Side
+    img_size: _Side | Annotated[list[_Side], pydantic.Field(min_length=2, max_length=2)]
+    meta: dict[str, Any] = {}
+
+
+class _StoredConfig(_Checked):
+    num_classes: _Count | None = None
+    model_args: _Keywords | None = None
+    pretrained_cfg: _StoredPreprocessing
+    frugalvit: _StoredBackbone | None = None
 
 
 def weights_in(path: Path) -> Path:
@@ -137,14 +195,20 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{folder} contains no model (no config.json).") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is not a readable JSON file ({' '.join(str(error).split())}).") from None
     if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
         raise UserError(f"{path} has no 'architecture'; it was not written by frugalvit or timm.")
-    pretrained = config.get("pretrained_cfg") or {}
-    if not isinstance(pretrained, dict) or len(pretrained.get("input_size") or (3, 224, 224)) != 3:
-        raise UserError(f"{path} has a damaged 'pretrained_cfg'; it was not written by frugalvit or timm.")
-    return config | {"pretrained_cfg": pretrained}
+    config["pretrained_cfg"] = config.get("pretrained_cfg") or {}
+    try:
+        _StoredConfig.model_validate(config)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name, value = ".".join(map(str, first["loc"])), f"{first['input']!r:.40}"
+        raise UserError(
+            f"{path}: {name} is {value} ({first['msg']}). The file is damaged, or of another program."
+        ) from None
+    return config
 
 
 def read_labels(config: dict[str, Any]) -> list[str] | None:
@@ -156,8 +220,8 @@ def read_labels(config: dict[str, Any]) -> list[str] | None:
 def read_architecture(config: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
     """Return the model's name and the keywords of ``create_backbone``."""
     ours = config.get("frugalvit")
-    if isinstance(ours, dict) and "name" in ours:
-        name, keywords = str(ours["name"]), dict(ours["keywords"])
+    if ours:
+        name, keywords = ours["name"], dict(ours["keywords"])
         keywords |= {key: ours[key] for key in ("num_classes", "in_chans")}
         keywords["img_size"] = to_size(ours["img_size"])
     else:

@@ -13,7 +13,7 @@ from safetensors.torch import save as safetensors_bytes
 
 from frugalvit import __version__
 from frugalvit.backbones.base import Backbone
-from frugalvit.backbones.factory import create_backbone
+from frugalvit.backbones.factory import build_meta, create_backbone
 from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_config import (
     WEIGHT_FILES,
@@ -79,6 +79,12 @@ def load_model_folder(
     if weights is None:
         raise UserError(f"{folder} has no weights ({WEIGHT_FILES[0]}); ONNX and pt2 programs cannot be loaded.")
     name, keywords = read_architecture(config, folder)
+    described = sum(parameter.numel() for parameter in build_meta(name, **keywords).parameters())
+    if described > weights.stat().st_size:
+        raise UserError(
+            f"{folder / 'config.json'} describes a network of {described:,} parameters, but {weights.name} has only "
+            f"{weights.stat().st_size:,} bytes. One of the files is damaged, or of another model."
+        )
     if img_size is not None:
         keywords["img_size"] = img_size
     pretrained = config["pretrained_cfg"]

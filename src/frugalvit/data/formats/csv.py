@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -95,6 +96,9 @@ def _csv_records(text: str, where: str, suffix: str) -> Iterator[tuple[int, dict
     rows = (cells for cells in reader if any(cell.strip() for cell in cells))  # without empty lines
     try:
         columns = [cell.strip().lower() for cell in next(rows, [])]
+        known = (*PATH_COLUMNS, *LABEL_COLUMNS, *SPLIT_COLUMNS)
+        if twice := [name for name in dict.fromkeys(columns) if name in known and columns.count(name) > 1]:
+            raise UserError(f"{where} has several columns {twice[0]!r}. Rename or delete all but one.")
         for cells in rows:
             if any(cell.strip() for cell in cells[len(columns) :]):  # spreadsheets add empty cells at the end
                 raise UserError(
@@ -189,7 +193,7 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions) -
 def class_list(labels: Iterable[str | None]) -> list[str]:
     """Return the sorted distinct labels. Integers are sorted by value: 2 comes before 10."""
     distinct = {label for label in labels if label}
-    if distinct and all(label.lstrip("-").isascii() and label.lstrip("-").isdigit() for label in distinct):
+    if distinct and all(re.fullmatch(r"-*[0-9]{1,20}", label) for label in distinct):
         return sorted(distinct, key=lambda label: (int(label), label))
     return sorted(distinct)
 

@@ -26,6 +26,8 @@ from frugalvit.utils.files import write_atomically
 ALLOW_PIPES = "FRUGALVIT_ALLOW_PIPES"
 _TIMEOUT = 60.0
 _TRIES, _WAIT = 3, 0.5  # attempts to reopen a broken connection; seconds before the first, then doubled
+_PATIENCE, _LEAST_BYTES = 120.0, 64_000  # seconds of waiting in which at least these bytes must arrive
+_MAX_UNSTATED = 64 << 30  # bytes of a file whose length the server does not state
 _BLOCK = 1 << 20
 READ_ERRORS = (OSError, EOFError, http.client.HTTPException)
 
@@ -60,7 +62,9 @@ class RetryingReader(io.RawIOBase):
     def __init__(self, where: str) -> None:
         self.where, self.position, self.failures = where, 0, 0
         self.length: int | None = None  # bytes of the file, if the server states it
+        self.version: str | None = None  # ETag or date of the file, likewise
         self._source: Any = None
+        self._waited, self._received = 0.0, 0  # seconds in reads, and their bytes, since the last check
         self.readinto(bytearray())  # connect now, so that a missing file is an error here
 
     def readable(self) -> bool:
@@ -70,8 +74,8 @@ class RetryingReader(io.RawIOBase):
         while True:
             try:
                 if self._source is None:
-                    self._source, self.length = _connect(self.where, self.position)
-                part = self._source.read(len(buffer)) if len(buffer) else b""
+                    self._open()
+                part = self._read(len(buffer)) if len(buffer) else b""
                 if not part and len(buffer) and self.length is not None and self.position < self.length:
                     raise EOFError(f"the connection ended after {self.position:,} of {self.length:,} bytes")
             except UserError:
@@ -90,6 +94,25 @@ class RetryingReader(io.RawIOBase):
             self.failures = 0 if part else self.failures
             return len(part)
 
+    def _open(self) -> None:
+        self._source, length, version = _connect(self.where, self.position)
+        is_other = version is not None and self.version not in (None, version)
+        if self.position and (is_other or length != self.length):
+            raise PermissionError("the file has changed during the download: start again")
+        self.length, self.version = length, version or self.version
+
+    def _read(self, count: int) -> bytes:
+        """Read what has arrived, at most ``count`` bytes. Raises ``PermissionError`` if it comes too slowly."""
+        start = time.monotonic()
+        part = getattr(self._source, "read1", self._source.read)(count)
+        self._waited += time.monotonic() - start
+        self._received += len(part)
+        if self._waited > _PATIENCE:
+            if self._received < _LEAST_BYTES:
+                raise PermissionError(f"the server sends less than {_LEAST_BYTES // 1000} kB in {_PATIENCE:g} seconds")
+            self._waited, self._received = 0.0, 0
+        return part
+
     def close(self) -> None:
         self._disconnect()
         super().close()
@@ -100,8 +123,8 @@ class RetryingReader(io.RawIOBase):
             source.close()
 
 
-def _connect(where: str, position: int) -> tuple[Any, int | None]:
-    """Open a remote file at a position. Returns the file and its length in bytes, if known."""
+def _connect(where: str, position: int) -> tuple[Any, int | None, str | None]:
+    """Open a remote file at a position. Returns the file, its length in bytes and its version, if known."""
     if not is_http(where):
         try:
             import fsspec
@@ -112,7 +135,7 @@ def _connect(where: str, position: int) -> tuple[Any, int | None]:
             raise UserError(f"Cannot open {where}: {error}. pip install 'frugalvit[streams]' and its driver.") from None
         if position:
             file.seek(position)
-        return file, getattr(file, "size", None)
+        return file, getattr(file, "size", None), None
     headers = {"Range": f"bytes={position}-"} if position else {}
     try:
         answer: Any = urllib.request.urlopen(urllib.request.Request(where, headers=headers), timeout=_TIMEOUT)
@@ -120,8 +143,10 @@ def _connect(where: str, position: int) -> tuple[Any, int | None]:
         raise UserError(f"{where} is not a valid address: {error}.") from None
     if position and answer.status != 206:
         raise PermissionError("the connection broke, and the server cannot resume a download")
-    stated = answer.headers.get("Content-Length")
-    return answer, position + int(stated) if stated is not None and stated.isdigit() else None
+    stated = answer.headers.get("Content-Length") or ""
+    is_number = stated.isascii() and stated.isdigit() and len(stated) < 20
+    version = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
+    return answer, position + int(stated) if is_number else None, version
 
 
 def _is_final(error: Exception) -> bool:
@@ -175,11 +200,17 @@ def fetch(url: str, sha256: str = "") -> Path:
     target = cache_root() / "shards" / digest / name
 
     def download(file: IO[bytes]) -> None:
-        content = hashlib.sha256()
+        content, tail = hashlib.sha256(), b"\1"
         with open_remote(url) as source:
+            length = getattr(getattr(source, "raw", None), "length", None)
             while block := source.read(_BLOCK):
                 content.update(block)
                 file.write(block)
+                tail = (tail + block)[-512:]
+                if length is None and file.tell() > _MAX_UNSTATED:
+                    raise UserError(f"{url} does not end after {_MAX_UNSTATED >> 30} GB. Download it yourself.")
+        if length is None and not sha256 and name.endswith(".tar") and any(tail):
+            raise UserError(f"{url} ends early: it lacks the zeros that end a tar file. Try again.")
         if sha256 and content.hexdigest() != sha256:
             raise UserError(f"{url} does not match its index. Pack the dataset again, or remove the index.")
 
