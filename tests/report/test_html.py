@@ -3,10 +3,13 @@
 import json
 import math
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.report import html as page
@@ -220,3 +223,37 @@ def test_explorer_combines_runs_with_the_same_images(tmp_path, same):
     text = page.write_report(runs, tmp_path / "r.html", seen=seen).read_text()
     models = json.loads(re.search(r'class="explorer"><script[^>]*>(.*?)</script>', text)[1])["models"]
     assert [model["name"] for model in models] == (["a", "b"] if same else ["a"])
+
+
+MARK = "x\"'><script>alert(1)</script><img src=x onerror=alert(1)>&lt;"
+
+
+def with_strings(value: Any, change: Callable[[str], str]) -> Any:
+    """Change every string in nested JSON, except keys and pictures."""
+    if isinstance(value, dict):
+        return {key: with_strings(inner, change) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [with_strings(inner, change) for inner in value]
+    return change(value) if isinstance(value, str) and not value.startswith("data:image/") else value
+
+
+def test_no_string_of_a_run_becomes_markup(tmp_path):
+    """Every string in every file of a run is hostile: the page has the same elements and attributes."""
+
+    def structure(change: Callable[[str], str]) -> tuple[list[str], set[str], str]:
+        run = write_run(tmp_path / f"run{len(change(''))}")
+        for path in run.iterdir():
+            if path.suffix == ".json":
+                path.write_text(json.dumps(with_strings(json.loads(path.read_text()), change)))
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(yaml.safe_dump(with_strings(config, change)))
+        text = page.write_report([run], tmp_path / "r.html").read_text()
+        reader = Reader(text)
+        return reader.tags, {name for name, _ in reader.attributes}, text
+
+    tags, attributes, _ = structure(lambda text: text)
+    hostile_tags, hostile_attributes, text = structure(lambda text: text + MARK)
+    assert hostile_tags.count("script") == tags.count("script")
+    assert set(hostile_tags) <= set(tags) and hostile_tags.count("img") <= tags.count("img")
+    assert hostile_attributes <= attributes
+    assert text.count("alert(1)") > 20 and "<script>alert" not in text and "<img src=x" not in text

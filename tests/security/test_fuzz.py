@@ -5,7 +5,6 @@ FRUGALVIT_FUZZ=N tries N times as many inputs per target.
 
 import io
 import json
-import os
 import resource
 import string
 import struct
@@ -18,53 +17,30 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, features
 from safetensors.torch import save_file
 
 from frugalvit.backbones.weights.load import read_checkpoint
 from frugalvit.cli.flags import parse
-from frugalvit.cli.main import format_line
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data import open_data
-from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.cache import store
 from frugalvit.data.decode import decode
 from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.errors import UserError
-
-_TIMES = int(os.environ.get("FRUGALVIT_FUZZ", "1"))
-_MEMORY = 3 << 30  # bytes that a test may use
-
-
-def fuzz(count: int):
-    return settings(max_examples=count * _TIMES, suppress_health_check=list(HealthCheck), deadline=60_000)
+from helpers.fuzzing import MAX_MEMORY, damaged, fuzz, is_answered, is_json, values
 
 
 @pytest.fixture(autouse=True)
 def _bounded_memory():
     yield
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < _MEMORY, "an input has used too much memory"
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < MAX_MEMORY, "an input has used too much memory"
 
 
-def is_answered(function: Any, *arguments: Any) -> bool:
-    """True for a result or a one-line error; any other exception fails the test."""
-    try:
-        function(*arguments)
-    except (UserError, UnreadableImage) as error:
-        line = format_line(str(error)).strip()
-        return bool(line) and "\n" not in line
-    return True
-
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.dates(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
-    max_leaves=12,
-)
 options = st.sampled_from([*TrainConfig.model_fields, *PretrainConfig.model_fields])
 
 
@@ -234,20 +210,6 @@ def _image(kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def damaged(content: bytes, data: st.DataObject) -> bytes:
-    """Truncate, change or replace the bytes."""
-    how = data.draw(st.sampled_from(["cut", "changed", "other", "inserted"]))
-    if how == "cut":
-        return content[: data.draw(st.integers(0, len(content)))]
-    if how == "other":
-        return data.draw(st.binary(max_size=300))
-    patched = bytearray(content)
-    patches = st.tuples(st.integers(0, len(content) - 1), st.binary(max_size=6))
-    for position, patch in data.draw(st.lists(patches, max_size=6)):
-        patched[position : position + (len(patch) if how == "changed" else 0)] = patch
-    return bytes(patched)
-
-
 @fuzz(60)
 @given(st.data())
 def test_decoded_images(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
@@ -265,7 +227,7 @@ def test_decoded_images(tmp_path_factory: pytest.TempPathFactory, data: st.DataO
         path.write_bytes(content[:pixels] + damaged(content[pixels:], data))
     else:
         header = json.loads(content[pixels + 48 : -20])
-        header[data.draw(st.sampled_from(list(header)))] = data.draw(values.filter(_is_json))
+        header[data.draw(st.sampled_from(list(header)))] = data.draw(values.filter(is_json))
         text = json.dumps(header, default=str).encode()
         tables = data.draw(st.just(content[pixels : pixels + 48]) | st.binary(min_size=48, max_size=48))
         trailer = struct.pack("<IQ", zlib.crc32(tables + text), len(text)) + content[-8:]
@@ -273,11 +235,3 @@ def test_decoded_images(tmp_path_factory: pytest.TempPathFactory, data: st.DataO
     opened = store.open_file(path, "print")
     if opened is not None:
         assert opened.images.shape[1] == 3 and len(opened.sizes) == len(opened.index) and opened.sizes.min() > 0
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, default=str)
-    except (TypeError, ValueError):
-        return False
-    return True

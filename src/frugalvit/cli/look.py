@@ -178,7 +178,13 @@ def report(config: ReportConfig) -> CommandResult:
         model = load_model(str(folder), pick_device(config.device))
         named = [(console.sanitize(model.name), model.backbone)]
         explored[folder] = gather(named, pictures, second_views=len(pictures) == 1, keep=_crop_share(model))
-    html.write_report([Path(run) for run in config.runs], out, seen=explored)
+    try:
+        html.write_report([Path(run) for run in config.runs], out, seen=explored)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
+        raise UserError(
+            f"A file of {config.runs[0]} holds values that no run writes ({reason}). Restore its JSON and YAML files."
+        ) from error
     data = {"page": str(out), "runs": [str(folder) for folder in folders], "bytes": out.stat().st_size}
     return CommandResult(data, [], [f"report  {out}"])
 

@@ -49,6 +49,8 @@ def recipe_values(name: str, task: str) -> dict[str, Any]:
 
 def _load_recipe(path: Path) -> RecipeFile:
     content = read_yaml(path)
+    if content.get("name", path.stem) != path.stem:
+        raise UserError(f"{path}: a recipe has the name of its file, {path.stem!r}. Delete the line 'name:'.")
     try:
         return RecipeFile.parse(content | {"name": path.stem})
     except UserError as error:

@@ -14,7 +14,8 @@ def check_unreadable(unreadable: list[tuple[str, str]], limit: int, count: int) 
     if len(unreadable) > limit:
         examples = "; ".join(f"{name}: {reason}" for name, reason in unreadable[:3])
         raise UserError(
-            f"{len(unreadable)} of {count} images cannot be read, more than --cache.max-bad allows: {examples}. "
+            f"{len(unreadable)} of {count} images cannot be read, but at most {limit} may be (for training: "
+            f"--cache.max-bad): {examples}. "
             "Fix or remove them ('frugalvit data' lists them all)."
         )
 

@@ -103,8 +103,8 @@ class ImageDataset:
     def fingerprint(self, *, times: bool = True) -> str:
         """Hash the images, their order and their labels (not ``targets``).
 
-        Uses keys, file sizes, modification times and the first bytes of a few files. Without ``times`` a copy of a
-        dataset has the same fingerprint.
+        Uses keys, file sizes, times of modification and change, and the first bytes of a few files. Without ``times``
+        a copy of a dataset has the same fingerprint.
         """
         digest = hashlib.sha256(type(self).__name__.encode())
         for key, item in zip(self.keys, self._fingerprint_items(times), strict=True):
@@ -180,7 +180,8 @@ class FileExamples(ImageDataset):
                 yield "missing"
                 continue
             is_sampled = index in sampled and stat.S_ISREG(status.st_mode)
-            modified = [status.st_mtime_ns] if times else []
+            # A replaced file may have the old time of modification, but never the old time of its last change.
+            modified = [status.st_mtime_ns, status.st_ctime_ns] if times else []
             yield status.st_size, *modified, *([_hash_start(path)] if is_sampled else [])
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import os
 import stat
+import threading
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -24,6 +26,9 @@ from frugalvit.data.preprocessing import exif_orientation, upright_rgb
 from frugalvit.errors import UserError
 
 MAX_MEGAPIXELS = 200.0
+LARGE_MEGAPIXELS = 25.0
+large_images: AbstractContextManager[Any] = threading.Lock()
+"""Larger images are decoded one at a time, over all workers: one takes up to 20 bytes a pixel."""
 
 # Formats that only store pixels. PostScript and PDF are missing because Pillow starts a program to read them.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
@@ -123,7 +128,9 @@ def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, i
             if exif_orientation(image) >= 5:
                 height, width = width, height
             image.draft(None, (width, height))
-        pixels = upright_rgb(image)
+        is_large = image.width * image.height > LARGE_MEGAPIXELS * 1e6
+        with large_images if is_large else nullcontext():
+            pixels = upright_rgb(image)
     except UnreadableImage as bad:
         raise UnreadableImage(name, bad.reason) from None
     except Exception as error:  # hostile bytes raise every kind of error; the file is bad, not the program

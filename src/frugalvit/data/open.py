@@ -1,6 +1,7 @@
 """``open_data``: open a dataset by its path or name, with labels and splits."""
 
 import os
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -60,12 +61,34 @@ def open_data(
         root=root,
     )
     source = _open(location, options)
-    if wanted is not None:
+    if wanted is None:
+        check_class_names(source)
+    else:
         source = _select_classes(source, wanted, location)
     if labels == "ignore":
         source = without_labels(source)
     source = handle_unlabelled(source, keep=loose and wanted is None)
     return add_missing_splits(source, split, val_fraction, seed)
+
+
+def check_class_names(source: DatasetSplits) -> DatasetSplits:
+    """Refuse class names that look the same, and note those that differ only in upper and lower case."""
+    seen: dict[str, str] = {}
+    for name in source.classes or ():
+        plain = unicodedata.normalize("NFKC", name)
+        visible = "".join(letter for letter in plain if unicodedata.category(letter) != "Cf")  # no zero-width space
+        before = seen.setdefault(" ".join(visible.split()).casefold(), name)
+        if before == name:
+            continue
+        if before.casefold() != name.casefold():
+            raise UserError(
+                f"{source.location} has two classes that look the same: {before!a} and {name!a}. Merge them, or name "
+                "both in --classes FILE."
+            )
+        source.notes.append(
+            f"The classes {before!r} and {name!r} differ only in upper and lower case. Is it one class?"
+        )
+    return source
 
 
 def without_labels(source: DatasetSplits) -> DatasetSplits:

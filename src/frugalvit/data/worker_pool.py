@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import multiprocessing  # torch's sends tensors through shared memory
 
+from frugalvit.data import decode
 from frugalvit.errors import GUARD, UserError
 
 _GRACE = 10.0  # seconds that a worker still runs after SIGTERM
@@ -35,9 +36,8 @@ class WorkerPool:
         self.advice = advice
         if workers:
             # Spawned, not forked: forking a process that has threads or a CUDA context can hang.
-            self.pool = ProcessPoolExecutor(
-                workers, multiprocessing.get_context("spawn"), _start_worker, (make, arguments)
-            )
+            context = multiprocessing.get_context("spawn")
+            self.pool = ProcessPoolExecutor(workers, context, _start_worker, (make, arguments, context.Lock()))
         else:
             self.function = make(*arguments)
 
@@ -75,13 +75,14 @@ class WorkerPool:
 _function: Callable[..., Any] | None = None  # set in a worker process
 
 
-def _start_worker(make: Callable[..., Callable[..., Any]], arguments: tuple[Any, ...]) -> None:
+def _start_worker(make: Callable[..., Callable[..., Any]], arguments: tuple[Any, ...], large_images: Any) -> None:
     """Prepare a worker process: one thread, exit with the parent, ignore signals for the training.
 
     Ctrl-C, a closed terminal and a job's signals reach every process of a group. The training then finishes its step
     and saves. It needs its workers for that: they run on for ten seconds after SIGTERM and ignore the other signals.
     """
     global _function
+    decode.large_images = large_images
     torch.set_num_threads(1)
     for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
         if hasattr(signal, name):

@@ -25,7 +25,7 @@ from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.image_size import median_side as median_side
 from frugalvit.data.image_size import probe_images
 from frugalvit.data.loader import Batches, BatchSource
-from frugalvit.data.open import without_labels
+from frugalvit.data.open import check_class_names, without_labels
 from frugalvit.data.paths import is_inside
 from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.data.webdataset.stream import ShardStream
@@ -194,7 +194,7 @@ def open_source(
         agree=lambda survey: survey() if fabric is None else distributed.run_on_rank_zero(fabric, survey),
         **splitting,
     )
-    return without_labels(source) if labels == "ignore" else source
+    return without_labels(source) if labels == "ignore" else check_class_names(source)
 
 
 def check_enough_images(config: RunConfig, examples: ImageDataset, group: int = 1) -> None:

@@ -34,7 +34,7 @@ from frugalvit.experiment.load_model import Model
 from frugalvit.probing.validation import require_finite
 from frugalvit.utils import console
 from frugalvit.utils.files import write_atomically
-from frugalvit.utils.system import cores
+from frugalvit.utils.system import cap_workers
 
 Kind = Literal["pooled", "last_blocks", "grid"]
 Prepare = Callable[[Tensor, Tensor], Tensor]  # decoded images, their sizes -> network inputs
@@ -85,7 +85,7 @@ class FeatureExtractor:
         self.model, self.kind, self.blocks, self.batch = model, kind, blocks, batch
         self.device = next(model.backbone.parameters()).device
         self.precision = resolve_precision(precision, self.device)
-        self.threads = cores() if workers == "auto" else max(1, workers)
+        self.threads = max(1, cap_workers(workers, CHUNK))
         self.folder = cache_root() / "features" if cache else None
         self.weights = model_hash(model)
 

@@ -113,8 +113,12 @@ def _score(entry: Entry, extractor: FeatureExtractor, config: SuiteConfig, folde
     try:
         source = open_labelled(entry.data, config.root)
         identity = _identity(entry, source, extractor, config)
-        cached = read_json(path, dict) or {}
-        if cached.get("identity") == identity:
+        try:
+            cached = read_json(path, dict) or {}
+        except UserError as error:
+            console.warning(f"{error} Scoring {entry.title} again")
+            cached = {}
+        if cached.get("identity") == identity and isinstance(cached.get("score"), int | float):
             console.info(f"{entry.title}: {cached['score']:.2f} (from {path})")
             return cached
         result: dict[str, Any] = {"identity": identity} | score_dataset(source, entry.metric, extractor, config)

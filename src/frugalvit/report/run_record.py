@@ -122,8 +122,10 @@ def _read_curves(path: Path) -> dict[tuple[str, str], Curve]:
     for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # the run was stopped while it wrote the line
+        if not isinstance(line, dict) or not isinstance(line.get("split"), str) or as_finite(line.get("epoch")) is None:
+            continue
         for name, value in line.items():
             number = as_finite(value)
             if name not in _NOT_METRICS and number is not None:

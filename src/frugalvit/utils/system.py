@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from frugalvit.utils import launch_env
 
@@ -30,6 +31,11 @@ def cores(root: Path = Path("/")) -> int:
     limits = [allowed if _is_bound_by_srun(allowed) else allowed // processes]
     limits += [math.ceil(limit / processes) for group in _groups("cpu", root) for limit in _quotas(group)]
     return max(1, min(limits))
+
+
+def cap_workers(workers: int | Literal["auto"], tasks: int) -> int:
+    """Return how many workers decode ``tasks`` images: "auto" is one a core; never more than four a core."""
+    return min(cores() if workers == "auto" else workers, 4 * cores(), tasks)
 
 
 def _is_bound_by_srun(cores: int) -> bool:

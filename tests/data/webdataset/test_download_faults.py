@@ -60,7 +60,9 @@ def cached(tmp_path: Path) -> list[Path]:
     return [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
 
 
-@pytest.mark.parametrize("stated", ["\u00b2", "9" * 5000, "-5", "12abc", None], ids=["²", "5000", "-5", "12abc", "none"])
+@pytest.mark.parametrize(
+    "stated", ["\u00b2", "9" * 5000, "-5", "12abc", None], ids=["²", "5000", "-5", "12abc", "none"]
+)
 def test_a_content_length_that_is_no_number_is_ignored(shard: bytes, stated: str | None) -> None:
     with answering(lambda connection, _: connection.sendall(head(stated) + shard)) as url:
         assert fetch(url).read_bytes() == shard

@@ -29,7 +29,7 @@ from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.files import CannotLock, FolderLock, remove_parts
-from frugalvit.utils.system import available_memory, cores, processes_here
+from frugalvit.utils.system import available_memory, cap_workers, processes_here
 
 Location = Literal["auto", "device", "ram", "disk", "off"]
 CACHE_LOCATIONS: tuple[Location, ...] = ("device", "ram", "disk", "off")  # the fastest first
@@ -78,7 +78,7 @@ def build_store(
     if len(examples) == 0:
         raise UserError("There are no images to load.")
     device = torch.device(device)
-    workers = cores() if workers == "auto" else workers
+    workers = cap_workers(workers, len(examples))
     size = (size, size) if isinstance(size, int) else size
     packed = packed_images(examples, size, stored) if crop is None else None
     if packed is not None:

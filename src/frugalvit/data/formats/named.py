@@ -204,7 +204,7 @@ class _H5Images:
 
     def fingerprint_items(self, times: bool) -> Iterator[object]:
         status = Path(self.path).stat()
-        modified = [status.st_mtime_ns] if times else []
+        modified = [status.st_mtime_ns, status.st_ctime_ns] if times else []
         return ((status.st_size, *modified, row) for row in self.rows.tolist())
 
     def __len__(self) -> int:

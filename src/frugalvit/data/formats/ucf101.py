@@ -37,6 +37,8 @@ def make_frames(root: Path, read: Callable[[Path], Image.Image] | None = None) -
     for split, name in LISTS.items():
         lines = (root / "ucfTrainTestlist" / name).read_text(encoding="utf-8").splitlines()
         clips = [line.split()[0] for line in lines if line.strip()]  # "Class/clip.avi 1", the number is the class
+        if not clips:
+            raise UserError(f"{root / 'ucfTrainTestlist' / name} lists no clips. {_ADVICE}")
         for clip in console.progress(clips, label=f"ucf101 {split}: middle frames"):
             target = (staging / split / clip).with_suffix(".jpg")
             if target.exists():

@@ -96,7 +96,8 @@ def _shard_fingerprint(shard: str, index: PackedIndex | None, times: bool) -> tu
     listed, size = index_entry(shard, index), path.stat().st_size
     if listed is not None and listed.bytes == size:
         return (size, listed.sha256)
-    return (size, path.stat().st_mtime_ns) if times else (size,)
+    status = path.stat()
+    return (size, status.st_mtime_ns, status.st_ctime_ns) if times else (size,)
 
 
 def is_shards(where: str) -> bool:

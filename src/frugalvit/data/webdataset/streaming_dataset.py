@@ -81,7 +81,7 @@ class StreamingDataset(ImageDataset):
         digest = hashlib.sha256()
         for shard in self.shards:
             facts = Path(shard).stat() if not is_remote(shard) and Path(shard).exists() else None
-            written = [facts.st_mtime_ns] if facts is not None and times else []
+            written = [facts.st_mtime_ns, facts.st_ctime_ns] if facts is not None and times else []
             mark = "" if facts is None else (facts.st_size, *written)
             digest.update(f"{Path(shard).name if facts else shard}\0{mark}\0".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()[:32]

@@ -176,6 +176,9 @@ def _find_folders(root: Path) -> tuple[dict[str, tuple[Path, Path]], str]:
     masks = next((root / name for name in _MASK_FOLDERS if (root / name).is_dir()), root / "masks")
     folders: dict[str, tuple[Path, Path]] = {}
     for word, split in SPLIT_NAMES.items():
+        is_present = (root / f"{word}annot").is_dir() or (root / "images" / word).is_dir()
+        if is_present and split in folders:
+            raise UserError(f"{root} has both '{folders[split][0].name}' and '{word}'. Leave only one as {split}.")
         if (root / f"{word}annot").is_dir():
             folders[split], layout = (root / word, root / f"{word}annot"), "camvid"
         elif (root / "images" / word).is_dir() and (split != "test" or (masks / word).is_dir()):
