@@ -9,11 +9,13 @@ from frugalvit.config.base import flatten, merge, set_dotted
 from frugalvit.errors import UserError
 from frugalvit.utils.files import read_error_message
 
+_MAX_BRACKETS = 2000
+
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read nested options from a YAML file; names may be written as flags (``localization.lr-scale``)."""
     try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeyLoader)
+        values = yaml.load(_check_brackets(Path(path).read_text(encoding="utf-8")), _UniqueKeyLoader)
         if values is None:
             return {}
         if not isinstance(values, dict):
@@ -25,6 +27,13 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(read_error_message(path, error)) from None
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from None
+
+
+def _check_brackets(text: str) -> str:
+    """Refuse a text that would take minutes to read, and then be nested too deeply."""
+    if text.count("[") + text.count("{") > _MAX_BRACKETS:
+        raise ValueError(f"it has more than {_MAX_BRACKETS:,} brackets")
+    return text
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -40,10 +49,10 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 def read_yaml_text(text: str) -> Any:
     """Read a flag's value as YAML, e.g. ``{depths: [1, 1]}``; invalid YAML stays text."""
     try:
-        return yaml.safe_load(text)
+        return yaml.safe_load(_check_brackets(text))
     except yaml.YAMLError:
         return text
-    except (RecursionError, ValueError) as error:  # ValueError: a date such as 2024-99-99, a number of 5,000 digits
+    except (RecursionError, ValueError) as error:  # also a date such as 2024-99-99, a number of 5,000 digits
         raise UserError(f"{text[:40]} … is not readable YAML: {' '.join(str(error).split())}") from None
 
 
