@@ -70,9 +70,12 @@ def test_a_content_length_that_is_no_number_is_ignored(shard: bytes, stated: str
 
 def test_a_file_that_ends_early_is_not_kept(shard: bytes, tmp_path: Path) -> None:
     """Without a stated length only the tar file itself shows that its end is missing."""
-    with answering(lambda connection, _: connection.sendall(head() + shard[: len(shard) // 3])) as url:
-        with pytest.raises(UserError, match="ends early"):
-            fetch(url)
+    short = head() + shard[: len(shard) // 3]
+    with (
+        answering(lambda connection, _: connection.sendall(short)) as url,
+        pytest.raises(UserError, match="ends early"),
+    ):
+        fetch(url)
     assert cached(tmp_path) == []
 
 
