@@ -1,5 +1,6 @@
 """Sinkhorn-Knopp centring and KoLeo equal their loops, gradients too, on one process and on two."""
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +54,6 @@ def test_center_equals_the_loops(rows: int, prototypes: int, iterations: int, pe
     center = sinkhorn_center(vectors, weight, torch.tensor(0.05).double(), iterations=iterations, rows=per_chunk)
     logits = vectors @ weight.T
     torch.testing.assert_close(((logits - center) / 0.05).softmax(1), sinkhorn_oracle(logits, 0.05, iterations))
-
-
-def test_many_turns_use_all_prototypes_equally() -> None:
-    vectors, weight = draw_rows(12, 4, seed=0)
-    center = sinkhorn_center(vectors, weight, 0.1, iterations=500)
-    shares = ((vectors @ weight.T - center) / 0.1).softmax(1)
-    torch.testing.assert_close(shares.sum(0), torch.full((4,), 3.0, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("temperature", [0.04, 0.001])
@@ -180,7 +174,12 @@ def _gradients(part: slice) -> dict[str, Tensor]:
 
 
 def _half(rank: int, port: int, folder: str) -> None:
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    wait = timedelta(seconds=60)
+    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", wait, rank=rank, world_size=2)
+    if rank == 0:  # evaluation does not wait for other processes: --auto-batch may run out of memory on one
+        crops = features_of([torch.randn(2, 6, 2, 2, dtype=torch.float64)] * 2)
+        make_matching(ViewMatching, chunked=False).eval()(crops, crops)
+        koleo_loss(crops[0].pooled, all_processes=False)
     torch.save(_gradients(slice(2 * rank, 2 * rank + 2)), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 

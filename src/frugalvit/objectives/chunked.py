@@ -97,9 +97,10 @@ def sinkhorn_center(
     teacher_temp: float | Tensor,
     *,
     iterations: int = 3,
+    all_processes: bool = True,
     rows: int | None = None,
 ) -> Tensor:
-    """Return the center (K) with which the teacher rows of all processes use all prototypes equally.
+    """Return the center (K) with which the teacher rows, of all processes or this one, use all prototypes equally.
 
     softmax((W' z - center) / τt) is Sinkhorn-Knopp's result after ``iterations`` turns.
 
@@ -110,12 +111,17 @@ def sinkhorn_center(
     Products have the precision of :func:`assigned_cross_entropy`, everything else fp32.
     """
     check_temperature("teacher_temp", teacher_temp)
-    return _balance(teacher, teacher_weight, teacher_temp, iterations, rows)
+    return _balance(teacher, teacher_weight, teacher_temp, iterations, all_processes, rows)
 
 
 @torch.no_grad()
 def _balance_rows(
-    teacher: Tensor, teacher_weight: Tensor, teacher_temp: float | Tensor, iterations: int, rows: int | None
+    teacher: Tensor,
+    teacher_weight: Tensor,
+    teacher_temp: float | Tensor,
+    iterations: int,
+    all_processes: bool,
+    rows: int | None,
 ) -> Tensor:
     low = _product_dtype(teacher)
     with torch.autocast(teacher.device.type, enabled=False):
@@ -130,7 +136,7 @@ def _balance_rows(
                 else:
                     part = shift + _choose_softmax(query)(logits, shift, query.dtype)[1].sum(0).log()
                 total = torch.logaddexp(total, part)
-            shift = _logsumexp_over_processes(total)
+            shift = _logsumexp_over_processes(total) if all_processes else total
         assert shift is not None
         return shift * teacher_temp
 

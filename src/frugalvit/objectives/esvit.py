@@ -187,8 +187,8 @@ class Matching(nn.Module, ABC):
 
     student, teacher: :class:`ProjectionHead`; ``update_teacher`` updates the EMA
     center:           (1, K), starts at zero; in training it is updated after every loss, over all processes
-    centering:        ``"mean"`` uses this center; ``"sinkhorn"`` one that makes the teacher rows of a call, over all
-                      processes, use all prototypes equally. ``center`` is updated in both cases, for ``health``
+    centering:        ``"mean"`` uses this center; ``"sinkhorn"`` one that makes the teacher rows of a call (in training
+                      of all processes) use all prototypes equally. Both update ``center``: ``health`` uses it
     chunked:          never store all logits (see chunked.py); ``"auto"`` chooses by the number of logits
 
     For gradient accumulation pass ``hold_center=True`` to every call and call ``move_center`` once per step. Released
@@ -248,7 +248,7 @@ class Matching(nn.Module, ABC):
             teacher_weight = self.teacher.weight()
         center = self.center
         if self.centering == "sinkhorn":
-            center = sinkhorn_center(teacher, teacher_weight, teacher_temp)
+            center = sinkhorn_center(teacher, teacher_weight, teacher_temp, all_processes=self.training)
         rows = student.shape[:2].numel() + teacher.shape[:2].numel()
         if should_chunk(rows, self.student.prototypes) if self.chunked == "auto" else self.chunked:
             loss = assigned_cross_entropy(
@@ -396,14 +396,14 @@ class Matching(nn.Module, ABC):
         return head.project(torch.cat(parts, dim=1)), [part.shape[1] for part in parts]
 
 
-def koleo_loss(features: Tensor) -> Tensor:
+def koleo_loss(features: Tensor, *, all_processes: bool = True) -> Tensor:
     """Return KoLeo: -mean log of the distance from each image to its nearest neighbour, (B, D) -> scalar.
 
     Sablayrolles et al. (2019), DINOv2 §4. Features are L2-normalized, in fp32. Neighbours come from all processes, so
     that their number does not change the loss; DINOv2 takes those of one process. The gradient counts once for every
     process, because data-parallel training averages over them.
     """
-    world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    world = dist.get_world_size() if all_processes and dist.is_available() and dist.is_initialized() else 1
     if len(features) * world < 2:
         raise UserError("KoLeo needs a nearest neighbour: use a batch of at least two images (--batch, --accumulate).")
     with torch.autocast(features.device.type, enabled=False):

@@ -133,7 +133,8 @@ class PretrainingTask(Task):
             losses["localization"], losses["localization_error"] = loss_at_pairs(self.localization, grids, pairs)
             total = total + localization_weight * losses["localization"]
         if self.koleo_weight:  # never between two views of one image
-            losses["koleo"] = torch.stack([koleo_loss(crop.pooled) for crop in student[:count]]).sum()
+            parts = [koleo_loss(crop.pooled, all_processes=self.training) for crop in student[:count]]
+            losses["koleo"] = torch.stack(parts).sum()
             total = total + self.koleo_weight * losses["koleo"]
         if with_health:
             losses |= self._health_metrics(student, teacher, temperature, with_regions)
