@@ -88,7 +88,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    keywords = {"img_size": SIZE, "depth": 1, "num_heads": 2, "embed_dim": 16, "mean": (0, 0, 0), "std": (1, 1, 1)}
+    keywords: dict[str, Any] = {
+        "img_size": SIZE,
+        "depth": 1,
+        "num_heads": 2,
+        "embed_dim": 16,
+        "mean": (0, 0, 0),
+        "std": (1, 1, 1),
+    }
     backbone = fv.create_backbone("vit_tiny_patch16_224", num_classes=2, **keywords)
     saved = save_model_folder(backbone, tmp_path_factory.mktemp("model"), classes=["a", "b"])
     out = saved.parent / "exported"

@@ -67,7 +67,7 @@ def write_patched(path: Path, data: st.DataObject) -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stranger")
-    keywords = {"img_size": 16, "patch_size": 8, "depth": 1, "num_heads": 1, "embed_dim": 8}
+    keywords: dict[str, Any] = {"img_size": 16, "patch_size": 8, "depth": 1, "num_heads": 1, "embed_dim": 8}
     backbone = fv.create_backbone("vit_tiny_patch16_224", num_classes=2, mean=(0.5,) * 3, std=(0.2,) * 3, **keywords)
     Image.new("RGB", (20, 16), (9, 99, 200)).save(folder / "a.png")
     return save_model_folder(backbone, folder / "model", classes=["a", "b"], meta={"data": "x"})

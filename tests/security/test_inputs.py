@@ -7,6 +7,7 @@ import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,7 +158,7 @@ def test_labels_of_many_digits_are_names(tmp_path: Path) -> None:
 
 
 def test_both_names_of_drop_path() -> None:
-    small = {"img_size": 32, "embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}
+    small: dict[str, Any] = {"img_size": 32, "embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2)}
     with pytest.raises(UserError, match="drop_path_rate"):
         create_backbone("swin_nano", drop_path=0.1, drop_path_rate=0.2, **small)
     assert create_backbone("swin_nano", drop_path=0.1, drop_path_rate=0.1, **small).keywords["drop_path"] == 0.1

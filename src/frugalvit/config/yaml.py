@@ -15,7 +15,7 @@ _MAX_BRACKETS = 2000
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read nested options from a YAML file; names may be written as flags (``localization.lr-scale``)."""
     try:
-        values = yaml.load(_check_brackets(Path(path).read_text(encoding="utf-8")), _UniqueKeyLoader)
+        values = _UniqueKeyLoader(_check_brackets(Path(path).read_text(encoding="utf-8"))).get_single_data()
         if values is None:
             return {}
         if not isinstance(values, dict):
@@ -37,7 +37,7 @@ def _check_brackets(text: str) -> str:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Refuses equal keys, of which YAML would silently take the last."""
+    """The safe loader, which also refuses equal keys: YAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]

@@ -83,7 +83,7 @@ def load_model_folder(
     if described > weights.stat().st_size:
         raise UserError(
             f"{folder / 'config.json'} describes a network of {described:,} parameters, but {weights.name} has only "
-            f"{weights.stat().st_size:,} bytes. One of the files is damaged, or of another model."
+            f"{weights.stat().st_size:,} bytes. It is damaged, or of another architecture."
         )
     if img_size is not None:
         keywords["img_size"] = img_size
