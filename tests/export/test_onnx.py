@@ -1,6 +1,7 @@
 """ONNX and torch.export programs compute the same as torch, on photographs."""
 
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,9 @@ def check_onnx(folder: Path, output: str, out: Path, photographs: Path) -> float
     assert all(output.shape[0] == "batch" for output in session.get_outputs())
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(CLASSES)
     images = model.transform([str(path) for path in sorted(photographs.iterdir())])
+    exported: dict = runpy.run_path(str(out / "preprocessing.py"))
+    inputs = np.concatenate([exported["preprocess"](p, out / "config.json") for p in sorted(photographs.iterdir())])
+    np.testing.assert_allclose(inputs, images, atol=1e-5, rtol=0)  # what ONNX gets without frugalvit and torch
     names = ["logits"] if output == "logits" else ["pooled", "grid"]
     largest = 0.0
     for count in (1, 2, len(images)):
