@@ -337,6 +337,7 @@ class TrainConfig(RunConfig):
     evaluate_every: Count | Auto = option(
         "auto", "steps between evaluations; auto: an epoch, or more if evaluation would take over a quarter of the time"
     )
+    rescue: bool = option(True, "go back to good weights with a lower rate if the network collapses; twice at most")
     objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)
     localization: LocalizationConfig = option(default_factory=LocalizationConfig)
     augment: AugmentConfig = option(default_factory=AugmentConfig)
