@@ -175,7 +175,7 @@ class Trainer(TrainStep):
         epoch = self.step / self.plan.steps_per_epoch
         with self.stop.deferred():
             self.run.log(self.step, split=self.task.eval_split, epoch=round(epoch, 4), **_finite(scores))
-        text = " · ".join(f"{name} {value:.4g}" for name, value in scores.items())
+        text = " · ".join(f"{name} {value:.4g}" for name, value in scores.items() if name not in self.task.unprinted)
         console.info(f"epoch {epoch:.4g} (step {self.step}): {text}")
         self.should_end |= self.task.on_metrics(self.step, scores)
         self._keep_good()
@@ -222,7 +222,7 @@ class Trainer(TrainStep):
         values = {"from_step": state["step"], "lr_scale": GENTLER ** (len(self.rescues) + 1)}
         self.rescues.append({"step": self.step, "reason": health.verdict(), **values})
         self._apply_rescues()
-        console.warning(f"{describe_rescue(self.rescues[-1])} (--rescue false turns this off)")
+        console.warning(f"rescue {describe_rescue(self.rescues[-1])} (--no-rescue turns this off)")
         epoch = self.step / self.plan.steps_per_epoch
         with self.stop.deferred():
             self.run.log(self.step, split="rescue", epoch=round(epoch, 4), reason=health.verdict(), **values)
@@ -360,7 +360,7 @@ def describe_rescue(rescue: dict[str, Any]) -> str:
     """Return what a rescue did, for the log and the report."""
     start = f"the weights of step {rescue['from_step']:,}" if rescue["from_step"] else "the initial weights"
     scale = f"{rescue['lr_scale']:.2g} times the learning rate"
-    return f"rescue at step {rescue['step']:,} ({rescue['reason']}): the run continues from {start} with {scale}"
+    return f"at step {rescue['step']:,} ({rescue['reason']}): the run continues from {start} with {scale}"
 
 
 def _finite(values: dict[str, float]) -> dict[str, float | None]:

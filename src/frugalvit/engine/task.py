@@ -14,6 +14,7 @@ class Task(nn.Module, ABC):
     best_metric: str  # its highest value marks the best checkpoint; of equal values, the latest
     eval_split: str  # the split that evaluate() scores; only "val" may choose the best checkpoint
     batches: Any = None  # the BatchSource of batch_at(); dense tasks have a StepLoader instead
+    unprinted: tuple[str, ...] = ()  # scores that are logged, but not printed
     nonfinite_outputs = False  # True if the last evaluate() saw non-finite outputs
     export_last = False  # True if the last weights are exported, even if earlier ones scored better
     health: RunHealth | None = None  # watches the metrics; a collapsed run may go back to earlier weights

@@ -31,6 +31,9 @@ _LEARNED = 0.02
 _AT_CHANCE = 0.005
 """A gap below which a network that had learned is back at chance; it must also be an eighth of the best gap."""
 
+_LOWEST = -0.01
+"""Larger losses count as this gap, so that one spike, which a run often recovers from, does not decide a mean."""
+
 _NEVER_LEARNED = 0.003
 """A mean gap over a tenth of the run, below which a network has not begun to learn."""
 
@@ -130,6 +133,7 @@ class SupervisedHealth(RunHealth):
 
     def _take_losses(self, metrics: Mapping[str, float]) -> None:
         gap = 1 - metrics["cross_entropy"] / self.chance if self.chance > 0 else 1.0
+        gap = max(gap, _LOWEST)
         self.recent.append(gap)
         self.long.append(gap)
         self.norms.append(metrics.get("gradient_norm", math.inf))

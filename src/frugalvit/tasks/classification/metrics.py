@@ -41,8 +41,8 @@ class ClassificationScores:
     def is_at_chance(self) -> bool:
         """True if the predictions tell nothing about the labels.
 
-        Then P(predicted = k) is the same for all labels, so the mean per class is 1/K, with the variance
-        Σ_k π_k (1 - π_k) / n_k / K²; π_k is the share of predictions and n_k the images of class k. This holds for
+        Then P(predicted = k) = π_k for all labels, so the mean per class is Σ_k π_k / K, which is 1/K, with the
+        variance Σ_k π_k (1 - π_k) / n_k / K²; the sums are over the K classes with images, n_k of each. This holds for
         imbalanced classes too, where the accuracy itself may be high. One deviation above counts as better.
         """
         confusion = self.confusion.cpu().double()
@@ -51,7 +51,7 @@ class ClassificationScores:
         images, shares, count = images[present], shares[present], int(present.sum())
         deviation = (shares * (1 - shares) / images).sum().sqrt().item() / max(count, 1)
         score = (confusion.diagonal()[present] / images).mean().item() if count else 0.0
-        return count > 1 and score <= 1 / count + deviation + 1e-9
+        return count > 1 and score <= shares.sum().item() / count + deviation + 1e-9
 
     def summary(self) -> dict[str, float]:
         """Return the scores in percent. Mean per class covers the classes that have images."""

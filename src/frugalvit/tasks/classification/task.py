@@ -34,6 +34,7 @@ class ClassificationTask(Task):
     """A classifier and its losses. ``average`` holds the EMA of the weights if ``ema`` is above 0."""
 
     best_metric = "top1"
+    unprinted = ("effective_rank",)  # for the health checks; low for few classes, however good the network
 
     def __init__(
         self,

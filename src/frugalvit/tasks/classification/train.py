@@ -178,9 +178,9 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
         table = Table(names, [[summary.get(name) for name in names]], title)
         commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
-        result = run_result(summary, table, commands, _note_localization(summary))
-        rescues = [f"{'rescue':<12}{describe_rescue(rescue)}" for rescue in summary.get("rescues", ())]
-        result.notes += [*rescues, *([f"{'failed':<12}{_AT_CHANCE}"] if summary.get("at_chance") else [])]
+        rescues = [f"{'rescue':<12}{describe_rescue(rescue)}" for rescue in summary["rescues"]]
+        result = run_result(summary, table, commands, [*rescues, *_note_localization(summary)])
+        result.notes += [f"{'failed':<12}{_AT_CHANCE}"] if summary["at_chance"] else []
         return result
 
 
@@ -204,7 +204,7 @@ def make_health(
 
 def _describe_alarms(health: SupervisedHealth, rescues: list[dict[str, Any]], at_chance: bool) -> list[str]:
     """Return the alarms, the rescues, and whether the run failed, for the report."""
-    lines = [*map(str, health.all_alarms()), *map(describe_rescue, rescues)]
+    lines = [*map(str, health.all_alarms()), *(f"rescue {describe_rescue(rescue)}" for rescue in rescues)]
     return [*lines, _AT_CHANCE] if at_chance else lines
 
 
