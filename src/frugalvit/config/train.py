@@ -90,6 +90,9 @@ class RunConfig(Config):
     compile: bool | Literal["auto", "graphs"] = option(
         "auto", "torch.compile; graphs: replay as CUDA graphs (one GPU); auto: for long runs on a GPU"
     )
+    deterministic: bool = option(
+        False, "the same bits in every run on the same GPU for every network, not only for Swins; slower attention"
+    )
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")
     split: Splitting = option(

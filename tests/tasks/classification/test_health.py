@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from frugalvit.config.data import MixingConfig
 from frugalvit.data.augmentation.mixup import Blend, Mixing
 from frugalvit.tasks.classification.health import SupervisedHealth, chance_loss
 from frugalvit.tasks.classification.metrics import ClassificationScores
+from frugalvit.tasks.classification.task import ClassificationTask
+from helpers.tiny_runs import read_metrics, run_tiny, write_images
 
 CHANCE = math.log(100)
 RESULTS = Path(__file__).parents[3] / "docs" / "results"
@@ -176,3 +179,36 @@ def test_at_chance(confusion: list[list[int]], at_chance: bool) -> None:
     scores = ClassificationScores(len(confusion), torch.device("cpu"))
     scores.confusion = torch.tensor(confusion)
     assert scores.is_at_chance() == at_chance
+
+
+@pytest.mark.runs
+@pytest.mark.parametrize("rescue", [True, False])
+def test_a_run_that_collapses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rescue: bool) -> None:
+    """Zero weights answer the same for every image and have no gradients."""
+    after_step = ClassificationTask.after_step
+
+    def collapse(self: ClassificationTask, step: int, skipped: Any = None) -> None:
+        after_step(self, step, skipped)
+        if step == 60:
+            with torch.no_grad():
+                for parameter in self.backbone.parameters():
+                    parameter.zero_()
+
+    monkeypatch.setattr(ClassificationTask, "after_step", collapse)
+    data, out = write_images(tmp_path / "images"), tmp_path / "run"
+    more: dict[str, Any] = {"localization": {"weight": 0}, "mixing": {"prob": 0}, "ema": 0, "split": "train+val"}
+    shutil.copytree(data / "val", data / "test")
+    result = run_tiny(
+        "train", data=data, out=out, steps=120, lr=3e-3, evaluate_every=60, report=True, rescue=rescue, **more
+    )
+    summary, page = json.loads((out / "summary.json").read_text()), (out / "report.html").read_text()
+    names = [line["reason"] for line in read_metrics(out) if line["split"] == "rescue"]
+    assert result.data["at_chance"] == summary["at_chance"] == (not rescue)
+    assert summary["health"] == ("healthy" if rescue else "back at chance, dead features")
+    assert names == ["back at chance"] * rescue and len(summary["rescues"]) == rescue
+    assert summary["top1"] == (100 if rescue else 50)
+    assert any("back at chance" in alarm and "--lr" in alarm for alarm in summary["alarms"])
+    assert [entry["step"] for entry in summary["rescues"]] == [68] * rescue
+    assert ("rescue at step 68" in page) == rescue and ("ended at chance" in page) == (not rescue)
+    assert ("ended at chance" in result.notes[-1]) == (not rescue)
+    assert any("at step 68" in note for note in result.notes) == rescue
