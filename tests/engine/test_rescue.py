@@ -55,6 +55,7 @@ class CollapsingTask(ToyTask):
         return {"top1": 1.0}
 
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
+        assert self.health is not None
         self.health.warn(step, metrics)
         return False
 

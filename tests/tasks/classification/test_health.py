@@ -24,8 +24,16 @@ CLASSES = {"demo": 10, "quickdraw": 345, "cifar": 100}
 
 
 def make_health(steps: int = 2000, **more: Any) -> SupervisedHealth:
-    values = {"chance": CHANCE, "noise": 0.0, "classes": 100, "eval_images": 5000, "warmup": 100, "lr": 0.001}
-    return SupervisedHealth(**values | {"steps": steps, "log_every": 10} | more)
+    values: dict[str, Any] = {
+        "chance": CHANCE,
+        "noise": 0.0,
+        "classes": 100,
+        "eval_images": 5000,
+        "warmup": 100,
+        "lr": 0.001,
+    }
+    values |= {"steps": steps, "log_every": 10} | more
+    return SupervisedHealth(**values)
 
 
 def first_alarm(health: SupervisedHealth, lines: list[tuple[int, dict[str, float]]]) -> tuple[int, str] | None:
