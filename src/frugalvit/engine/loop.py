@@ -27,7 +27,7 @@ from frugalvit.utils.signals import GracefulStop
 from frugalvit.utils.text import short_message
 
 GENTLER = 0.3
-"""The factor of the learning rate at each rescue. Half is often still too high, a tenth learns too slowly."""
+"""The factor of the learning rate at each rescue: low enough to matter, high enough to still learn. Not tuned."""
 
 
 class RunInterrupted(Exception):
