@@ -114,14 +114,16 @@ def choose_uncertain(unit: Tensor, labels: Tensor, count: int, classes: int, *, 
 def compare(unit: Tensor, labels: Tensor, keys: list[str], classes: int, each: int, seed: int) -> dict[str, float]:
     """Return the accuracy of each way to choose ``each`` images per class, in percent."""
     held_out = torch.from_numpy(hold_out(keys, labels.numpy(), HELD_OUT, seed))
-    pool, pool_labels, count = unit[~held_out], labels[~held_out], each * classes
+    generator, count = torch.Generator().manual_seed(seed), each * classes
+    rows = (~held_out).nonzero().squeeze(1)
+    rows = rows[torch.randperm(len(rows), generator=generator)]  # the first of equal rows must not mean the first class
+    pool, pool_labels = unit[rows], labels[rows]
 
     def score(rows: list[int]) -> float:
         assert len(set(rows)) == count
         right = fit(pool, pool_labels, rows, classes).scores(unit[held_out])[0].argmax(1) == labels[held_out]
         return 100 * float(right.double().mean())
 
-    generator = torch.Generator().manual_seed(seed)
     draws = [torch.randperm(len(pool), generator=generator)[:count].tolist() for _ in range(DRAWS)]
     ways: dict[str, Callable[[], list[int]]] = {
         "embed --select": lambda: representatives(pool, count),

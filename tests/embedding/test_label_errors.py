@@ -136,7 +136,9 @@ def test_images_in_the_wrong_folder_are_first(layout: str, photos: Path, capsys:
         paths = [Path("tables") / row["path"] for row in rows]
         assert all(path.is_file() for path in paths) and {path.stem for path in paths[:2]} == {"4", "9"}
     page = Path("tables/suspicious.html").read_text(encoding="utf-8")
-    assert page.count("<figure>") == 120 and page.index("looks like <b>green") < page.index("looks like <b>blue")
+    wrong, _ = page.split("Less likely wrong</h2>")
+    assert wrong.count("<figure>") == len(result["likely_wrong"]) and page.count("<figure>") == 120
+    assert "<b>blue</b> looks like <b>green</b>" in wrong and "<b>green</b> looks like <b>red</b>" in wrong
 
 
 def test_single_images_of_a_class_are_not_judged(photos: Path) -> None:

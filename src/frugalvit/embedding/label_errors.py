@@ -5,7 +5,6 @@ A logistic classifier on frozen features judges each image after training on oth
 """
 
 import time
-from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,9 +71,8 @@ def find_label_errors(config: DataConfig) -> CommandResult:
     ]
     write_text(out, as_csv(["rank", "path", "label", "suggested", "score", "likely_wrong"], lines))
     verdict = f"{wrong:,} of {pluralize(len(ranking), 'label')} are likely wrong"
-    lead = f"{verdict}. The first {min(len(ranking), _MAX_DRAWN):,} images of the ranking; {out.name} lists all."
-    about = f"{source.name} · judged by {config.suspicious}"
-    write_text(page, _make_page(ranking[:_MAX_DRAWN], examples, about, lead))
+    about = f"{verdict} · judged by {config.suspicious} · all are in {out.name}"
+    write_text(page, _make_page(ranking, examples, f"Labels of {source.name}", about))
     notes = [*source.notes, f"{verdict}: check the images at the top of the page."]
     if len(ranking) < len(features):
         notes.append(f"{pluralize(len(features) - len(ranking), 'image')} alone in a class cannot be judged.")
@@ -197,21 +195,20 @@ def _has_others(labels: Tensor) -> Tensor:
     return torch.bincount(labels)[labels] > 1
 
 
-def _make_page(ranking: list[RankedImage], examples: ImageDataset, about: str, lead: str) -> str:
-    """Make a page with thumbnails, labels and scores."""
+def _make_page(ranking: list[RankedImage], examples: ImageDataset, title: str, about: str) -> str:
+    """Make a page with the thumbnails of the labels that are likely wrong, then of others, up to a limit."""
     from frugalvit.embedding.contact_sheet import make_thumbnail
     from frugalvit.report import html, sections
     from frugalvit.visualization.explorer_data import data_uri
 
-    entries = [
-        {
-            "image": data_uri(torch.tensor(make_thumbnail(examples, position, "").pixels).permute(2, 0, 1) / 255),
-            "label": label,
-            "predicted": suggested,
-            "score": f"{score:.3f}",
-            "file": path,
-        }
-        for position, path, label, suggested, score, _ in console.progress(ranking, label="drawing")
-    ]
-    content = sections.section("suspicious", "Suspicious labels", sections.gallery(entries, "looks like"), escape(lead))
-    return html.render("Suspicious labels", about, content)
+    entries: dict[bool, list[dict[str, str]]] = {True: [], False: []}
+    drawn = sorted(ranking, key=lambda image: not image.likely_wrong)[:_MAX_DRAWN]
+    for position, path, label, suggested, score, likely_wrong in console.progress(drawn, label="drawing"):
+        pixels = torch.tensor(make_thumbnail(examples, position, "").pixels).permute(2, 0, 1) / 255
+        entry = {"label": label, "predicted": suggested, "score": f"{score:.3f}", "file": path}
+        entries[likely_wrong].append({"image": data_uri(pixels), **entry})
+    lead = "The number is the probability of the label, by a classifier that was trained without the image."
+    content = sections.section("wrong", "Likely wrong", sections.gallery(entries[True], "looks like"), lead)
+    lead = "The lowest probabilities among the other labels."
+    content += sections.section("others", "Less likely wrong", sections.gallery(entries[False], "looks like"), lead)
+    return html.render(title, about, content)
