@@ -137,6 +137,7 @@ class DataConfig(DataViewConfig):
         "auto", "images to decode in full; auto: all if that takes seconds, else a sample of 2,000; headers: none"
     )
     duplicates: bool = option(True, "find files with the same content")
+    seed: Seed = option(0, "seed of a val split made from train, and of the folds of --suspicious")
     suspicious: str | None = option(
         None, f"rank images by how unlikely their labels are for this model ({MODEL}), as a page and a table"
     )
