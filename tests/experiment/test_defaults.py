@@ -49,6 +49,7 @@ def test_supervised_batch_and_epochs(images: int, device: str, batch: int, epoch
         (defaults.teacher_momentum, (750_000, 224), 0.996),
         (defaults.teacher_momentum, (400, 32), 0.98),
         (defaults.teacher_momentum, (2_610, 32), 0.996),
+        (defaults.teacher_centering, (), "mean"),
         (defaults.teacher_temperature, (50, 224), 0.07),
         (defaults.teacher_temperature, (49.9, 224), 0.04),
         (defaults.teacher_temperature, (300, 33), 0.07),
@@ -69,7 +70,7 @@ def test_supervised_batch_and_epochs(images: int, device: str, batch: int, epoch
         (defaults.pretraining_epochs, (CIFAR, 64), 100),
     ],
 )
-def test_values(rule: Callable[..., tuple[float, str]], arguments: tuple[Any, ...], value: float) -> None:
+def test_values(rule: Callable[..., tuple[float | str, str]], arguments: tuple[Any, ...], value: float | str) -> None:
     assert rule(*arguments)[0] == value
 
 
