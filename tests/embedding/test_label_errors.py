@@ -92,7 +92,7 @@ def test_flipped_digits_are_found(seed: int) -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Forty images of each of three colours; two of them are in the wrong folder, and one is alone in its class."""
+    """Forty images of each of three colours, two of them in the wrong folder, one of them in test."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "photos"
     for number in range(120):
