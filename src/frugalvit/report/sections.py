@@ -230,12 +230,18 @@ def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
 
 def mistakes(record: RunRecord) -> str:
     """Show pictures with their classes and files."""
+    entries = [{**entry, "score": f"{100 * entry['probability']:.0f}\u00a0%"} for entry in record.mistakes]
+    return gallery(entries, "predicted as")
+
+
+def gallery(entries: Iterable[Mapping[str, Any]], relation: str) -> str:
+    """Show pictures, each with "label RELATION predicted score" and its file; the image is a data URI."""
     items = "".join(
         f'<figure><img src="{escape(entry["image"])}" alt=""><figcaption>'
-        f"<b>{escape(entry['label'])}</b> predicted as <b>{escape(entry['predicted'])}</b>"
-        f' <span class="quiet">{100 * entry["probability"]:.0f}\u00a0%</span>'
+        f"<b>{escape(entry['label'])}</b> {relation} <b>{escape(entry['predicted'])}</b>"
+        f' <span class="quiet">{entry["score"]}</span>'
         f'<br><span class="quiet">{escape(entry.get("file", ""))}</span></figcaption></figure>'
-        for entry in record.mistakes
+        for entry in entries
     )
     return f'<div class="gallery">{items}</div>' if items else ""
 
