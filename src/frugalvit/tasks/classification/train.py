@@ -38,6 +38,7 @@ from frugalvit.experiment.summary import (
     worst_mistakes,
 )
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
+from frugalvit.probing.floor import check_floor, compute_floor, describe_floor
 from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
 from frugalvit.tasks.classification.task import ClassificationTask
@@ -129,10 +130,17 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             self.final_set = builders.eval_set(unseen, task.backbone, config, self.fabric)
         with collective_timeout(self.fabric, config.peer_timeout):
             self.scores = task.score(self.final_set)
+        top = self.scores.summary()
+        floor = self._floor() if self.run_folder.writer else {"skipped": "rank 0 computes it"}
+        alarms = check_floor(top["top1"], floor, pretrained=any(config.weight_sources().values()))
+        for alarm in alarms:
+            console.warning(alarm)
         return {
             "run": str(self.run_folder.folder),
             "task": "train",
-            **self.scores.summary(),
+            **top,
+            "floor": floor,
+            "alarms": alarms,
             "scored_on": "test" if unseen is not None else task.eval_split,
             "scored_images": int(self.scores.confusion.sum()),
             "val_top1": finite(outcome["best"]),
@@ -140,6 +148,16 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             **task.localization_summary(),
             **run_facts(config, outcome, task.backbone),
         }
+
+    def _floor(self) -> dict[str, Any]:
+        """Score simple methods on the images of the final score; say why if the images are not at hand."""
+        if self.images.streaming is not None:
+            return {"skipped": "the training images are a stream"}
+        # The run has this store: without fabric, because only rank 0 is here.
+        store = builders.get_image_store(self.images, self.task.backbone.img_size, self.config, self.fabric.device)
+        if store.found_late or self.final_set.store.found_late:
+            return {"skipped": "the images are not cached (--cache.where off)"}
+        return compute_floor(store, self.final_set.store, len(self.classes), self.config.seed)
 
     def save_results(self, summary: dict[str, Any]) -> dict[str, Any]:
         run, task, classes, confusion = self.run_folder, self.task, self.classes, self.scores.confusion
@@ -158,11 +176,15 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return {"model": self.task.result.cpu().eval(), "examples": images}
 
     def result(self, summary: dict[str, Any]) -> CommandResult:
-        names = ["top1", "top5", "mean_per_class", "val_top1", "seconds"]
+        names = ["top1", "floor", "top5", "mean_per_class", "val_top1", "seconds"]
+        floor = summary.get("floor", {"skipped": "the run is from an older version"})
+        shown = summary | {"floor": floor.get("best")}
         title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
-        table = Table(names, [[summary.get(name) for name in names]], title)
+        table = Table(names, [[shown.get(name) for name in names]], title)
         commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
-        return run_result(summary, table, commands, _note_localization(summary))
+        notes = [f"floor       {describe_floor(floor)}"]
+        notes += [f"alarm       {alarm}" for alarm in summary.get("alarms", ())]
+        return run_result(summary, table, commands, [*notes, *_note_localization(summary)])
 
 
 def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan:
