@@ -65,6 +65,8 @@ def test_two_ranks_equal_one(server: ForkServer, verb: str) -> None:
     output = finish(start(server, torchrun_variables(2), *words, "--out", f"{verb}_2"))
     assert sum(line.startswith("{") for text in output for line in text.splitlines()) == 1, "one answer, not two"
     assert_same_run(server.folder / f"{verb}_1", server.folder / f"{verb}_2")
+    summaries = [json.loads((server.folder / f"{verb}_{n}" / "summary.json").read_text()) for n in (1, 2)]
+    assert summaries[0].get("floor") == summaries[1].get("floor")
 
 
 def test_under_slurm(server: ForkServer) -> None:

@@ -102,8 +102,13 @@ def test_equal_images_and_a_single_class_are_no_error(labels: list[int]) -> None
 
 
 FLOOR: dict[str, Any] = {
-    **{"majority": 10.0, "nearest_neighbour": 30.0, "logistic": 40.0, "best": 40.0, "method": "logistic"},
-    **{"fitted_images": 9, "train_images": 9},
+    "majority": 10.0,
+    "nearest_neighbour": 30.0,
+    "logistic": 40.0,
+    "best": 40.0,
+    "method": "logistic",
+    "fitted_images": 9,
+    "train_images": 9,
 }
 ONE_CLASS = FLOOR | {"majority": 100.0, "best": 100.0, "method": "majority"}
 
