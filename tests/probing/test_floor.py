@@ -137,5 +137,8 @@ def test_a_network_below_the_floor_is_an_alarm(top1: float, stored: dict[str, An
 
 def test_one_line_names_all_methods() -> None:
     text = describe_floor(FLOOR)
-    assert text == "40.00 by logistic regression (the most frequent class 10.00, nearest neighbour 30.00)"
+    assert (
+        text
+        == "40.00 without a network, by logistic regression (the most frequent class 10.00, nearest neighbour 30.00)"
+    )
     assert describe_floor({"skipped": "a reason"}) == "not computed: a reason"

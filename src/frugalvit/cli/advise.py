@@ -93,9 +93,7 @@ def advise(config: AdviseConfig) -> CommandResult:
     notes = _warnings(inspected, facts)
     floor = _floor(source) if annotations is None and source.classes else None
     if floor is not None:
-        notes.append(
-            f"Simple methods without a network reach at least {describe_floor(floor)}. A trained network must be above."
-        )
+        notes.append(f"The floor is at least {describe_floor(floor)}. A trained network must be above it.")
     splits = {name: len(part) for name, part in source.splits.items()}
     data = {
         "data": source.location,

@@ -83,7 +83,7 @@ def describe_floor(floor: dict[str, Any]) -> str:
     part = ""
     if floor["fitted_images"] < floor["train_images"]:
         part = f", {floor['fitted_images']:,} of {floor['train_images']:,} training images"
-    return f"{floor['best']:.2f} by {METHODS[floor['method']]} ({others}){part}"
+    return f"{floor['best']:.2f} without a network, by {METHODS[floor['method']]} ({others}){part}"
 
 
 def check_floor(top1: float, floor: dict[str, Any], pretrained: bool = False) -> list[str]:
@@ -95,14 +95,11 @@ def check_floor(top1: float, floor: dict[str, Any], pretrained: bool = False) ->
         return []
     by = METHODS[floor["method"]]
     if top1 <= floor["majority"]:
-        sign = f"top-1 is {top1:.2f}, at chance: always answering the most frequent class has {floor['majority']:.2f}"
+        sign = f"top-1 {top1:.2f} is at chance: always answering the most frequent class has {floor['majority']:.2f}"
     else:
-        sign = f"top-1 is {top1:.2f}, below the floor: {by} on thumbnails and colours has {floor['best']:.2f}"
+        sign = f"top-1 {top1:.2f} is below the floor: {by} on thumbnails and colours has {floor['best']:.2f}"
     published = "" if pretrained else "published weights (--pretrained, or 'frugalvit probe' on their features), "
-    return [
-        f"{sign}. The network has not learned what these images can teach. Try {published}more --epochs, or a "
-        "smaller --backbone"
-    ]
+    return [f"{sign}. Try {published}more --epochs, or a smaller --backbone"]
 
 
 def _draw_rows(images: int, classes: int, seed: int) -> Tensor:

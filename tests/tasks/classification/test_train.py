@@ -66,7 +66,7 @@ def test_a_run_below_its_floor_is_an_alarm(tmp_path: Path, capsys: pytest.Captur
     assert {name: summary["floor"][name] for name in methods} == methods and summary["top1"] < 100
     (alarm,) = summary["alarms"]
     assert f"warning: {alarm}" in printed.err and f"alarm       {alarm}" in printed.out
-    assert "floor       100.00 by nearest neighbour" in printed.out
+    assert "floor       100.00 without a network, by nearest neighbour" in printed.out
     header, numbers = (line.split() for line in printed.out.splitlines()[1:3])
     assert dict(zip(header, numbers, strict=True))["floor"] == "100.00"
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
