@@ -93,7 +93,10 @@ def advise(config: AdviseConfig) -> CommandResult:
     notes = _warnings(inspected, facts)
     floor = _floor(source) if annotations is None and source.classes else None
     if floor is not None:
-        notes.append(f"The floor is at least {describe_floor(floor)}. A trained network must be above it.")
+        notes.append(
+            f"The floor on {floor['scored_on']} ({pluralize(floor['scored_images'], 'image')}) is about "
+            f"{describe_floor(floor)}. A trained network must be above it."
+        )
     splits = {name: len(part) for name, part in source.splits.items()}
     data = {
         "data": source.location,
@@ -112,16 +115,17 @@ def advise(config: AdviseConfig) -> CommandResult:
 
 def _floor(source: DatasetSplits) -> dict[str, Any] | None:
     """Return the floor on validation images, else test images, from at most ``FLOOR_IMAGES`` of each split."""
-    scored = source.splits.get("val") or source.splits.get("test")
-    if scored is None:
+    name = next((name for name in ("val", "test") if name in source.splits), None)
+    if name is None:
         return None
     stores = []
     with console.quiet():
-        for part in (source.splits["train"], scored):
+        for part in (source.splits["train"], source.splits[name]):
             index = np.linspace(0, len(part) - 1, min(len(part), FLOOR_IMAGES)).astype(np.int64)
             stores.append(build_store(part.subset(index), PIXELS, where="ram", max_bad=1.0))
     floor = compute_floor(stores[0], stores[1], len(source.classes or ()), seed=0)
-    return floor | {"train_images": len(source.splits["train"])}
+    facts = {"train_images": len(source.splits["train"]), "scored_on": name, "scored_images": stores[1].readable}
+    return floor | facts
 
 
 # -- proposals
