@@ -87,7 +87,7 @@ def describe_floor(floor: dict[str, Any]) -> str:
 
 
 def check_floor(top1: float, floor: dict[str, Any], pretrained: bool = False) -> list[str]:
-    """Return an alarm with advice if a network's top-1 is below the floor, or if the network has learned nothing.
+    """Return an alarm with advice if a network's top-1 is below the floor, or equals the most frequent class.
 
     pretrained: the network started from other weights, so these are no advice
     """
@@ -95,7 +95,7 @@ def check_floor(top1: float, floor: dict[str, Any], pretrained: bool = False) ->
         return []
     by = METHODS[floor["method"]]
     if top1 <= floor["majority"]:
-        sign = f"top-1 {top1:.2f} is at chance: always answering the most frequent class has {floor['majority']:.2f}"
+        sign = f"top-1 {top1:.2f} is not above the most frequent class: always answering it has {floor['majority']:.2f}"
     else:
         sign = f"top-1 {top1:.2f} is below the floor: {by} on thumbnails and colours has {floor['best']:.2f}"
     published = "" if pretrained else "published weights (--pretrained, or 'frugalvit probe' on their features), "
