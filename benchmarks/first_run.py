@@ -12,7 +12,6 @@ seconds and hardware; finished runs are not repeated.
 
 import argparse
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -151,10 +150,10 @@ class Bench:
                 for candidate in left
                 if (steps := self.steps_in(candidate, image_set, budget * image_set.share))
             ]
+            stage = f"round_{number}"
             with ThreadPoolExecutor(self.workers) as pool:
-                rows = list(
-                    pool.map(lambda j: self.train(j[0], j[1], f"round_{number}", 0, "--steps", str(j[2])), jobs)
-                )
+                futures = [pool.submit(self.train, *job[:2], stage, 0, "--steps", str(job[2])) for job in jobs]
+            rows = [future.result() for future in futures]
             ranks = mean_ranks([row for row in rows if "top1" in row])
             print(f"round {number}, {budget:g} s:", *(f"{name} {rank:.1f}" for name, rank in ranks.items()))
             best = list(ranks)[: max(2, -(-len(left) // 2))]
@@ -204,7 +203,7 @@ def link(path: Path, folder: Path) -> None:
     while target.is_symlink():  # files of two parts may have the same name
         number += 1
         target = folder / f"{path.stem}_{number}{path.suffix}"
-    os.symlink(path.resolve(), target)
+    target.symlink_to(path.resolve())
 
 
 def commit() -> str:

@@ -43,7 +43,8 @@ def prepare_compiler(module: nn.Module) -> None:
     torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
     # By default Inductor times several kernels for a sum, and padded matrix products, and takes the fastest. They round
     # differently, so the same command on an equal machine would train another network.
-    inductor.deterministic = True
+    if hasattr(inductor, "deterministic"):  # not in every torch release
+        inductor.deterministic = True
     if Version(torch.__version__) >= KEEPS_SHAPES:
         return
     # Inductor fuses sums over rows and columns, and then returns gradients of (1, C, 1, 1) as (C,).
