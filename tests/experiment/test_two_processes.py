@@ -84,6 +84,8 @@ def test_two_ranks_equal_one(server: ForkServer, verb: str, name: str) -> None:
     output = finish(start(server, torchrun_variables(2), *words, "--out", f"{name}_2"))
     assert sum(line.startswith("{") for text in output for line in text.splitlines()) == 1, "one answer, not two"
     assert_same_run(server.folder / f"{name}_1", server.folder / f"{name}_2")
+    summaries = [json.loads((server.folder / f"{name}_{n}" / "summary.json").read_text()) for n in (1, 2)]
+    assert summaries[0].get("floor") == summaries[1].get("floor")
 
 
 def test_two_ranks_are_rescued_alike(server: ForkServer) -> None:

@@ -8,6 +8,7 @@ A report is made from the files of a run folder. All are optional:
     decisions.json     the auto values, for a run without a summary
     summary.json       {"task": "train", "top1": 0.71, …,                         scalars: the table of results
                         "knn_on": "sample",                                       k-NN was scored on training images
+                        "floor": {"best": 0.35, "logistic": 0.35, …},             what simple methods score
                         "alarms": ["teacher entropy …"],                          problems of the run
                         "auto": [{"name": …, "value": …, "reason": …}],           the auto values
                         "classes": ["cat", …], "confusion": [[9, 1], [0, 10]]}    rows true, columns predicted

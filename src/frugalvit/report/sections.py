@@ -106,11 +106,15 @@ def _comparison(result: dict[str, Any]) -> str:
     metric = str(result.get("metric", "result"))
     differences = result.get("differences", {})
     rows: list[list[Any]] = []
-    for name, values in result.get("settings", {}).items():
+    settings = result.get("settings", {})
+    floors = all("floor" in values for values in settings.values())
+    for name, values in settings.items():
         against = str(Difference.from_json(differences[name])) if name in differences else "-"
         seeds = len(values["values"])
         rows.append([name, str(Spread(values["mean"], values["deviation"], seeds)), seeds, against])
-    return table(["setting", metric, "seeds", "difference from the last, 95 % interval"], rows) if rows else ""
+        rows[-1] += [values["floor"]] if floors else []
+    columns = ["setting", metric, "seeds", "difference from the last, 95 % interval", *(["floor"] if floors else [])]
+    return table(columns, rows) if rows else ""
 
 
 def unfinished(records: list[RunRecord]) -> str:
@@ -164,7 +168,13 @@ def _scores(record: RunRecord) -> list[tuple[str, Any, str]]:
         ("loss", "loss"),
     )
     summary = record.summary
-    return [(label, summary[key], "") for key, label in names if isinstance(summary.get(key), int | float)]
+    floor = (summary.get("floor") or {}).get("best")
+    below = f"simple methods without a network reach {as_text(floor)}" if floor is not None else ""
+    return [
+        (label, summary[key], below if key == "top1" else "")
+        for key, label in names
+        if isinstance(summary.get(key), int | float)
+    ]
 
 
 def curves(records: list[RunRecord]) -> str:

@@ -40,6 +40,7 @@ from frugalvit.experiment.summary import (
     worst_mistakes,
 )
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
+from frugalvit.probing.floor import check_floor, compute_floor, describe_floor
 from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
 from frugalvit.tasks.classification.health import SupervisedHealth, chance_loss
@@ -141,10 +142,16 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             self.final_set = builders.eval_set(unseen, task.backbone, config, self.fabric)
         with collective_timeout(self.fabric, config.peer_timeout):
             self.scores = task.score(self.final_set)
+        top = self.scores.summary()
+        floor = self._floor() if self.run_folder.writer else {"skipped": "rank 0 computes it"}
+        below = self._check_floor(top["top1"], floor)
+        for alarm in below:
+            console.warning(alarm)
         return {
             "run": str(self.run_folder.folder),
             "task": "train",
-            **self.scores.summary(),
+            **top,
+            "floor": floor,
             "scored_on": "test" if unseen is not None else task.eval_split,
             "scored_images": int(self.scores.confusion.sum()),
             "val_top1": finite(outcome["best"]),
@@ -153,9 +160,22 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             "at_chance": self.scores.is_at_chance(),
             "health": self.health.verdict(),
             "rescues": outcome["rescues"],
-            "alarms": _describe_alarms(self.health, outcome["rescues"], self.scores.is_at_chance()),
+            "alarms": [*_describe_alarms(self.health, outcome["rescues"], self.scores.is_at_chance()), *below],
             **run_facts(config, outcome, task.backbone),
         }
+
+    def _floor(self) -> dict[str, Any]:
+        """Score simple methods on the images of the final score; say why if the images are not at hand."""
+        if self.images.streaming is not None:
+            return {"skipped": "the training images are a stream"}
+        # The run has this store: without fabric, because only rank 0 is here.
+        store = builders.get_image_store(self.images, self.task.backbone.img_size, self.config, self.fabric.device)
+        if store.found_late or self.final_set.store.found_late:
+            return {"skipped": "the images are not cached (--cache.where off)"}
+        return compute_floor(store, self.final_set.store, len(self.classes), self.config.seed)
+
+    def _check_floor(self, top1: float, floor: dict[str, Any]) -> list[str]:
+        return check_floor(top1, floor, pretrained=any(self.options.weight_sources().values()))
 
     def save_results(self, summary: dict[str, Any]) -> dict[str, Any]:
         run, task, classes, confusion = self.run_folder, self.task, self.classes, self.scores.confusion
@@ -174,12 +194,16 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return {"model": self.task.result.cpu().eval(), "examples": images}
 
     def result(self, summary: dict[str, Any]) -> CommandResult:
-        names = ["top1", "top5", "mean_per_class", "val_top1", "seconds"]
+        names = ["top1", "floor", "top5", "mean_per_class", "val_top1", "seconds"]
+        floor = summary.get("floor", {"skipped": "the run is from an older version"})
+        shown = summary | {"floor": floor.get("best")}
         title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
-        table = Table(names, [[summary.get(name) for name in names]], title)
+        table = Table(names, [[shown.get(name) for name in names]], title)
         commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
         rescues = [f"{'rescue':<12}{describe_rescue(rescue)}" for rescue in summary["rescues"]]
-        result = run_result(summary, table, commands, [*rescues, *_note_localization(summary)])
+        notes = [f"{'floor':<12}{describe_floor(floor)}"]
+        notes += [f"{'alarm':<12}{alarm}" for alarm in self._check_floor(summary["top1"], floor)]
+        result = run_result(summary, table, commands, [*notes, *rescues, *_note_localization(summary)])
         result.notes += [f"{'failed':<12}{_AT_CHANCE}"] if summary["at_chance"] else []
         return result
 
