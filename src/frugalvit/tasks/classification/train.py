@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +12,11 @@ from torch import nn
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.resolved import ResolvedTrainConfig
+from frugalvit.config.semi_supervised import REST
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import TrainAugment
+from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.image_folder import are_layout_folders
 from frugalvit.data.split import absent_classes, check_trainable, subsample_labels
@@ -24,7 +27,7 @@ from frugalvit.engine.schedule import Constant, Cosine, Ramp, Schedule, warmup_s
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization
-from frugalvit.experiment.defaults import PAIR, Facts, resolve_training
+from frugalvit.experiment.defaults import PAIR, Facts, images_per_epoch, resolve_input, resolve_training
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.summary import (
@@ -40,6 +43,12 @@ from frugalvit.experiment.summary import (
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
+from frugalvit.tasks.classification.semi_supervised import (
+    add_unlabelled,
+    make_semi_task,
+    open_unlabelled,
+    separate_streams,
+)
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult, Table
@@ -59,17 +68,21 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     command = "train"
     data: DatasetSplits
     task: ClassificationTask
-    images: ImageDataset  # to train on
+    images: ImageDataset  # to train on, with labels
+    unlabelled: ImageDataset | None = None  # to train on without labels, of --unlabelled
     evaluated: ImageDataset  # of the evaluations while training
     eval_split: str  # "val", or "test", which never chooses the best weights
     unseen: ImageDataset | None  # test, if there is also val
 
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
-        source = builders.open_source(self.options, fabric)
+        rest = self.options.unlabelled == REST
+        source = builders.open_source(separate_streams(self.options)[0], fabric, loose=rest)
         _refuse_dense_labels(source)
         check_trainable(source)
         self.images, self.evaluated, self.eval_split, self.unseen = _choose_splits(self.options, source)
         builders.check_enough_images(self.options, self.images, PAIR)
+        if self.options.unlabelled is not None:
+            self.unlabelled = open_unlabelled(self.options, source, fabric)
         return replace(source, notes=[*source.notes, *absent_classes(source)])
 
     @property
@@ -79,8 +92,20 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     def facts(self) -> Facts:
         side = builders.median_side(self.images.sample_images())
         return Facts(
-            len(self.images), len(self.classes), side, self.fabric.device.type, eval_images=len(self.evaluated)
+            images=len(self.images),
+            classes=len(self.classes),
+            side=side,
+            device=self.fabric.device.type,
+            eval_images=len(self.evaluated),
+            unlabelled=len(self.unlabelled or ()),
         )
+
+    def resolve_input(self, options: TrainConfig, facts: Facts) -> TrainConfig:
+        options = resolve_input(options, facts, self.auto_values)
+        both = [self.images] if self.unlabelled is None else [self.images, self.unlabelled]
+        streams = [(len(images.streaming.paths), images) for images in both if images.streaming is not None]
+        fewest = min(streams, key=lambda stream: stream[0])[1] if streams else self.images
+        return builders.resolve_readers(options, fewest, self.fabric, self.auto_values)
 
     def build_backbone(self, options: TrainConfig) -> Backbone:
         torch.manual_seed(options.seed)
@@ -93,13 +118,17 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return config
 
     def build_plan(self) -> TrainPlan:
-        return make_plan(self.config, len(self.images), self.fabric.world_size)
+        images, ratio = len(self.images), self.config.semi.ratio
+        if self.unlabelled is not None and ratio != "auto":
+            images = images_per_epoch(images, len(self.unlabelled), ratio)
+        return make_plan(self.config, images, self.fabric.world_size)
 
-    def training_files(self) -> tuple[ImageDataset, Sequence[str], None]:
-        return self.images, self.classes, None
+    def training_files(self) -> tuple[ImageDataset, Sequence[str], str | None]:
+        others = None if self.unlabelled is None else self.unlabelled.fingerprint(times=False)
+        return self.images, self.classes, others
 
     def build_task(self) -> ClassificationTask:
-        return make_task(self.config, self.backbone, self.plan)
+        return make_task(self.config, self.backbone, self.plan, self.unlabelled)
 
     def build_batches(self) -> None:
         config, backbone, task = self.config, self.backbone, self.task
@@ -114,10 +143,16 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             balance=config.balance,
             keep_clean=config.localization.images == "clean" and task.localization is not None,
         )
+        if self.unlabelled is not None:
+            batches = add_unlabelled(batches, self.unlabelled, backbone, self.plan, config, self.fabric)
         self.eval_set = builders.eval_set(self.evaluated, backbone, config, self.fabric)
         task.set_data(batches, self.eval_set, self.eval_split, self.fabric)
-        parts = {"train": batches, self.eval_split: self.eval_set.store}
-        record_data_usage(self.run_folder, self.data.notes, parts)
+        self._record_data({self.eval_split: self.eval_set.store})
+
+    def _record_data(self, stores: dict[str, ImageStore]) -> None:
+        batches: Any = self.task.batches  # --auto-batch may have replaced them
+        parts = {"train": batches} if self.unlabelled is None else batches.parts()
+        record_data_usage(self.run_folder, self.data.notes, parts | stores)
 
     def score(self, outcome: dict[str, Any]) -> dict[str, Any]:
         """Score the best weights on test; without it, on the images of the evaluations."""
@@ -138,20 +173,25 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             "val_top1": finite(outcome["best"]),
             **describe_weights(outcome, task.eval_split),
             **task.localization_summary(),
+            **task.pseudo_label_scores(),
             **run_facts(config, outcome, task.backbone),
         }
 
     def save_results(self, summary: dict[str, Any]) -> dict[str, Any]:
         run, task, classes, confusion = self.run_folder, self.task, self.classes, self.scores.confusion
-        batches: Any = task.batches  # --auto-batch may have replaced them
-        stores = {self.eval_split: self.eval_set.store, summary["scored_on"]: self.final_set.store}
-        record_data_usage(run, self.data.notes, {"train": batches, **stores})
+        batches: Any = task.batches
+        self._record_data({self.eval_split: self.eval_set.store, summary["scored_on"]: self.final_set.store})
         meta = {"classes": list(classes), "data": self.data.name, "recipe": self.config.recipe, "top1": summary["top1"]}
         save_model_folder(task.result, run.path(layout.MODEL), classes=classes, meta=meta)
         mistakes = worst_mistakes(task.result, self.final_set, classes, self.data.location)
         save_pictures(run, mistakes, augmentation_sheet(batches, task.backbone))
         run.table("per_class", per_class_table(confusion, classes))
-        return {"classes": list(classes), "confusion": confusion.tolist()}
+        details = {"classes": list(classes), "confusion": confusion.tolist()}
+        if self.unlabelled is None:
+            return details
+        table = task.pseudo_label_table(classes)
+        run.table("pseudo_labels", table)
+        return details | {"pseudo_labels": {"columns": table.columns, "rows": table.rows}}
 
     def report_inputs(self) -> dict[str, Any]:
         images = self.unseen or self.data.splits.get("val") or self.data.splits["train"]
@@ -192,14 +232,17 @@ def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretraine
     return backbone
 
 
-def make_task(config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan) -> ClassificationTask:
+def make_task(
+    config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan, unlabelled: ImageDataset | None = None
+) -> ClassificationTask:
     """Build the classifier with its losses; Drloc is left out at λ = 0."""
     options = config.localization
     weight: Schedule = Constant(options.weight)
     if options.schedule == "ramp":
         warmup = warmup_steps(20, plan.steps_per_epoch, plan.steps)
         weight = Ramp(options.weight, warmup, _schedule_steps(config, plan))
-    return ClassificationTask(
+    build = ClassificationTask if unlabelled is None else partial(make_semi_task, config, unlabelled)
+    return build(
         backbone,
         _make_localization(config, backbone) if options.weight > 0 else None,
         options,
