@@ -21,6 +21,7 @@ class SemiConfig(Config):
         "auto", "unlabelled images for each labelled image of a batch; auto: the papers' 7, fewer if there are few"
     )
     weight: float = option(1.0, "weight of the pseudo-label loss", ge=0)
+    warmup: Share = option(0.3, "share of the run in which that weight rises from 0: the first pseudo-labels are wrong")
     threshold: float = option(
         0.95, "FlexMatch's highest threshold of the confidence", gt=0, lt=1, needs="method=flexmatch"
     )

@@ -64,7 +64,8 @@ def relative_name(location: str, name: str) -> str:
 def augmentation_sheet(batches: BatchSource, backbone: Backbone, columns: int = 8) -> bytes:
     """Return the first training batch, augmented, as one JPEG."""
     batch = batches.peek(0)
-    views = batch.images if isinstance(batch.images, list) else [batch.images]
+    views = batch.images if isinstance(batch.images, list) else [batch.images, *batch.unlabelled_views()]
+    columns = min(columns, *map(len, views)) if len(views) > 1 else columns  # one row per view
     tiles: list[Tensor] = []
     for view in views[: 4 if len(views) > 1 else 1]:
         mean = torch.tensor(backbone.mean, device=view.device)[:, None, None]

@@ -1,6 +1,6 @@
 """Learn from labelled and unlabelled images together: ``frugalvit train DATA --unlabelled IMAGES``.
 
-    L = L_ce(labelled) + weight · L_u(unlabelled) + λ · L_drloc(all) + region_weight · L_R(unlabelled)
+    L = L_ce(labelled) + ramp · weight · L_u(unlabelled) + λ · L_drloc(all) + region_weight · L_R(unlabelled)
 
 The EMA weights predict a pseudo-label from a weak view of each unlabelled image, and the network learns it on a strong
 view (``objectives/pseudo_labels.py``). ViTs need the EMA for this: their current weights give labels that are too
@@ -30,6 +30,7 @@ from frugalvit.data.rng import device_generator, to_device_packed
 from frugalvit.data.split import subsample_labels
 from frugalvit.data.webdataset.shards import is_shards
 from frugalvit.engine.param_groups import decay_groups, merge_param_groups
+from frugalvit.engine.schedule import Linear, Schedule
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
@@ -124,6 +125,9 @@ class SemiBatch(Batch):
     truth: Tensor
     rows: Tensor
 
+    def unlabelled_views(self) -> list[Tensor]:
+        return [self.weak.flatten(0, 1), self.strong.flatten(0, 1)]
+
 
 class SemiBatches(BatchSource):
     """Labelled and unlabelled batches side by side: each is a function of (seed, step)."""
@@ -199,11 +203,17 @@ class SemiSupervisedTask(ClassificationTask):
     """
 
     def __init__(
-        self, *arguments: Any, semi: SemiConfig, labels: PseudoLabels, regions: RegionMatching | None, **keywords: Any
+        self,
+        *arguments: Any,
+        semi: SemiConfig,
+        ramp: Schedule,
+        labels: PseudoLabels,
+        regions: RegionMatching | None,
+        **keywords: Any,
     ) -> None:
         super().__init__(*arguments, **keywords)
         assert self.average is not None
-        self.semi, self.labels, self.regions = semi, labels, regions
+        self.semi, self.ramp, self.labels, self.regions = semi, ramp, labels, regions
         self.window_counts: Tensor
         self.last_counts: Tensor
         for name in ("window_counts", "last_counts"):
@@ -223,7 +233,8 @@ class SemiSupervisedTask(ClassificationTask):
         images, targets, _, pairs, weight = super().step_inputs(batch, step)
         weak, strong = batch.weak.flatten(0, 1), batch.strong.flatten(0, 1)
         rows = to_device_packed([batch.rows.flatten()], images.device)[0]
-        return images, targets, pairs, weight, weak, strong, batch.truth.flatten(), rows
+        ramp = images.new_full((), self.ramp.at(step), dtype=torch.float32)
+        return images, targets, pairs, weight, ramp, weak, strong, batch.truth.flatten(), rows
 
     def compute_losses(  # type: ignore[override]
         self,
@@ -231,6 +242,7 @@ class SemiSupervisedTask(ClassificationTask):
         targets: Tensor,
         pairs: Pairs,
         weight: Tensor | None,
+        ramp: Tensor,
         weak: Tensor,
         strong: Tensor,
         truth: Tensor,
@@ -251,10 +263,10 @@ class SemiSupervisedTask(ClassificationTask):
             pseudo = pseudo_label_loss(logits[len(images) :], probs, weights, self.semi.temperature)
             fairness = self.labels.fairness_loss(logits[len(images) :], weights)
         losses = {"cross_entropy": cross_entropy, "pseudo_label_loss": pseudo}
-        total = cross_entropy + self.semi.weight * pseudo
+        total = cross_entropy + ramp * self.semi.weight * pseudo
         if fairness is not None:
             losses["fairness_loss"] = fairness
-            total = total + fairness
+            total = total + ramp * fairness
         if isinstance(self.localization, RelativeLocalization) and weight is not None:
             losses["localization"], losses["localization_error"] = loss_at_pairs(
                 self.localization, features.grid, pairs
@@ -334,13 +346,13 @@ class SemiSupervisedTask(ClassificationTask):
 
 
 def make_semi_task(
-    config: ResolvedTrainConfig, images: ImageDataset, backbone: Backbone, *arguments: Any, **keywords: Any
+    config: ResolvedTrainConfig, images: int, steps: int, backbone: Backbone, *arguments: Any, **keywords: Any
 ) -> SemiSupervisedTask:
-    """Build the task of labelled and unlabelled ``images``; further arguments are those of ClassificationTask."""
+    """Build the task for ``images`` unlabelled images; further arguments are those of ClassificationTask."""
     semi, classes, regions = config.semi, backbone.num_classes, None
     momentum = 0.999 if semi.momentum == "auto" else semi.momentum
     if semi.method == "flexmatch":
-        labels: PseudoLabels = FlexMatch(classes, len(images), semi.threshold)
+        labels: PseudoLabels = FlexMatch(classes, images, semi.threshold)
     elif semi.method == "freematch":
         labels = FreeMatch(classes, momentum, semi.fairness)
     else:
@@ -348,7 +360,8 @@ def make_semi_task(
     if semi.region_weight:
         assert semi.prototypes != "auto"
         regions = RegionMatching(backbone.dim, semi.prototypes, min(2048, 4 * backbone.dim))
-    return SemiSupervisedTask(backbone, *arguments, semi=semi, labels=labels, regions=regions, **keywords).train()
+    keywords |= {"semi": semi, "ramp": Linear(0.0, 1.0, round(semi.warmup * steps)), "labels": labels}
+    return SemiSupervisedTask(backbone, *arguments, regions=regions, **keywords).train()
 
 
 def _split(features: Features, first: int) -> tuple[Features, Features]:

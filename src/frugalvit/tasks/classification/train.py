@@ -128,7 +128,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return self.images, self.classes, others
 
     def build_task(self) -> ClassificationTask:
-        return make_task(self.config, self.backbone, self.plan, self.unlabelled)
+        return make_task(self.config, self.backbone, self.plan, len(self.unlabelled or ()))
 
     def build_batches(self) -> None:
         config, backbone, task = self.config, self.backbone, self.task
@@ -233,15 +233,15 @@ def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretraine
 
 
 def make_task(
-    config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan, unlabelled: ImageDataset | None = None
+    config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan, unlabelled: int = 0
 ) -> ClassificationTask:
-    """Build the classifier with its losses; Drloc is left out at λ = 0."""
+    """Build the classifier with its losses; Drloc is left out at λ = 0. ``unlabelled``: number of images."""
     options = config.localization
     weight: Schedule = Constant(options.weight)
     if options.schedule == "ramp":
         warmup = warmup_steps(20, plan.steps_per_epoch, plan.steps)
         weight = Ramp(options.weight, warmup, _schedule_steps(config, plan))
-    build = ClassificationTask if unlabelled is None else partial(make_semi_task, config, unlabelled)
+    build = partial(make_semi_task, config, unlabelled, plan.steps) if unlabelled else ClassificationTask
     return build(
         backbone,
         _make_localization(config, backbone) if options.weight > 0 else None,
