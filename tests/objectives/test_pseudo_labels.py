@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from frugalvit.engine.step import MOVED
 from frugalvit.errors import UserError
 from frugalvit.objectives import FlexMatch, FreeMatch, SoftMatch, pseudo_label_loss
 from frugalvit.objectives.pseudo_labels import PseudoLabels
@@ -110,6 +111,11 @@ def test_evaluation_and_a_copy_change_nothing(method: str) -> None:
     torch.testing.assert_close(labels.state_dict(), before, rtol=0, atol=0)
     other.load_state_dict(before)
     torch.testing.assert_close(other.eval()(probs.float(), index), weights, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_skipped_step_restores_every_buffer(method: str) -> None:
+    assert {name for name, _ in METHODS[method][0]().named_buffers()} <= set(MOVED)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])

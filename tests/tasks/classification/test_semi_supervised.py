@@ -269,6 +269,27 @@ def test_two_ranks_equal_one(server: ForkServer, method: str) -> None:
 # -- options and errors
 
 
+@pytest.mark.parametrize(
+    ("data", "unlabelled", "stream", "expected"),
+    [
+        ("images", "shards", True, (False, True)),
+        ("shards", "images", True, (True, False)),
+        ("shards", "shards", "auto", (False, False)),
+        ("shards", "http://host/{0..3}.tar", "auto", (True, True)),
+        ("images", "http://host/{0..3}.tar", False, (False, False)),
+    ],
+)
+def test_stream_holds_for_both_kinds_of_images(
+    server: ForkServer, data: str, unlabelled: str, stream: bool | str, expected: tuple[bool, bool]
+) -> None:
+    """A resumed run has --stream true, and must read the data as its start did."""
+    paths = [name if "/" in name else str(server.folder / name) for name in (data, unlabelled)]
+    for choice in (stream, *([True] if any(expected) else [])):
+        config = TrainConfig.parse({"data": paths[0], "unlabelled": paths[1], "stream": choice})
+        first, second = semi_supervised.separate_streams(config)
+        assert second is not None and (first.stream, second.stream) == expected
+
+
 def test_auto_values() -> None:
     def resolved(images: int = 40, unlabelled: int = 1400, **values: Any) -> Any:
         return resolve(TrainConfig.parse({"unlabelled": "rest"} | values), images, unlabelled=unlabelled)

@@ -29,6 +29,7 @@ from frugalvit.data.loader import Batch, BatchSource
 from frugalvit.data.rng import device_generator, to_device_packed
 from frugalvit.data.split import subsample_labels
 from frugalvit.data.webdataset.shards import is_shards
+from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.engine.param_groups import decay_groups, merge_param_groups
 from frugalvit.engine.schedule import Linear, Schedule
 from frugalvit.engine.step import TrainPlan
@@ -59,12 +60,14 @@ UNKNOWN = -1
 def separate_streams(config: TrainConfig) -> tuple[TrainConfig, TrainConfig | None]:
     """Return the options that open DATA, and those that open --unlabelled if it names other data.
 
-    --stream true streams those of the two that are shards.
+    --stream says the same about both: if one of them is streamed, so is the other if it is shards.
     """
     if config.unlabelled in (None, REST):
         return config, None
-    shards = [path is not None and is_shards(path) for path in (config.data, config.unlabelled)]
-    streams = shards if config.stream is True and any(shards) else [config.stream] * 2
+    paths = [str(config.data), str(config.unlabelled)]
+    shards = [is_shards(path) for path in paths]
+    wanted = any(should_stream(path, config.stream) for path, shard in zip(paths, shards, strict=True) if shard)
+    streams = [wanted and shard for shard in shards] if any(shards) else [config.stream] * 2
     other = {"data": config.unlabelled, "classes": None, "split": "given", "resume": None, "stream": streams[1]}
     return config.model_copy(update={"stream": streams[0]}), config.model_copy(update=other)
 
