@@ -160,12 +160,6 @@ def test_fairness_loss_and_gradients_equal_the_loops(used: tuple[int, ...]) -> N
     torch.testing.assert_close(gradient, torch.autograd.grad(wanted, logits)[0])
 
 
-def test_only_freematch_has_a_fairness_loss() -> None:
-    logits, weights = torch.randn(3, CLASSES), torch.ones(3)
-    assert FreeMatch(CLASSES, fairness=0).fairness_loss(logits, weights) is None
-    assert SoftMatch(CLASSES).fairness_loss(logits, weights) is None
-
-
 def test_flexmatch_lowers_the_threshold_of_a_hard_class() -> None:
     labels = FlexMatch(2, images=4, threshold=0.9)
     assert labels.thresholds().tolist() == [0, 0], "the warm-up starts at zero"

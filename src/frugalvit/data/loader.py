@@ -57,10 +57,6 @@ class Batch:
     clean: Tensor | None = None
     number: int = 0
 
-    def unlabelled_views(self) -> list[Tensor]:
-        """Return views (B, C, h, w) of unlabelled images, if the batch has some."""
-        return []
-
 
 class BatchSource(ABC):
     """Training batches by step, of stored images (``Batches``) or of a stream (``StreamingBatches``)."""

@@ -64,7 +64,7 @@ def relative_name(location: str, name: str) -> str:
 def augmentation_sheet(batches: BatchSource, backbone: Backbone, columns: int = 8) -> bytes:
     """Return the first training batch, augmented, as one JPEG."""
     batch = batches.peek(0)
-    views = batch.images if isinstance(batch.images, list) else [batch.images, *batch.unlabelled_views()]
+    views = batch.images if isinstance(batch.images, list) else [batch.images]
     columns = min(columns, *map(len, views)) if len(views) > 1 else columns  # one row per view
     tiles: list[Tensor] = []
     for view in views[: 4 if len(views) > 1 else 1]:

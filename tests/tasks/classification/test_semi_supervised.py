@@ -335,9 +335,3 @@ def test_mistakes_end_with_one_line(
     assert cli.main(argv) == 2
     error = capsys.readouterr().err
     assert expected in error and "Traceback" not in error and not (tmp_path / "run").exists(), error
-
-
-def test_labels_alone_stay_supervised(images: Path, tmp_path: Path) -> None:
-    run_tiny("train", data=images, out=tmp_path / "run", labels=4, batch=4, steps=2)
-    assert data_facts(tmp_path / "run")["used"] == {"train": 8, "val": 10}
-    assert "pseudo_label_loss" not in read_metrics(tmp_path / "run")[0]

@@ -77,20 +77,19 @@ def open_unlabelled(config: TrainConfig, source: DatasetSplits, fabric: Fabric |
     other = separate_streams(config)[1]
     if other is None:
         images = _find_rest(config, source)
-        note = f"Learning from {pluralize(len(images), 'unlabelled image')} of {source.location} too."
     else:
         opened = builders.open_source(other, fabric, labels="ignore", keep_all=True)
         if "train" not in opened.splits:
             raise UserError(f"--unlabelled {config.unlabelled} has no training images: use another folder.")
         images = opened.splits["train"]
-        note = f"Learning from {pluralize(len(images), 'unlabelled image')} of {config.unlabelled} too."
         source.notes.extend(opened.notes)
     if images.streaming is not None and config.semi.method == "flexmatch":
         raise UserError(
             "--semi.method flexmatch remembers every unlabelled image, which a stream does not allow. Use freematch or "
             "softmatch, or --stream false."
         )
-    source.notes.append(note)
+    where = source.location if other is None else config.unlabelled
+    source.notes.append(f"Learning from {pluralize(len(images), 'unlabelled image')} of {where} too.")
     return images
 
 
@@ -128,9 +127,6 @@ class SemiBatch(Batch):
     truth: Tensor
     rows: Tensor
 
-    def unlabelled_views(self) -> list[Tensor]:
-        return [self.weak.flatten(0, 1), self.strong.flatten(0, 1)]
-
 
 class SemiBatches(BatchSource):
     """Labelled and unlabelled batches side by side: each is a function of (seed, step)."""
@@ -158,10 +154,16 @@ class SemiBatches(BatchSource):
         return {"train": self.labelled, "unlabelled": self.unlabelled}
 
     def batch_at(self, step: int) -> SemiBatch:
-        return self._join(self.labelled.batch_at(step), self.unlabelled.batch_at(step))
+        batch, other = self.labelled.batch_at(step), self.unlabelled.batch_at(step)
+        truth = torch.full_like(other.index, UNKNOWN).to(batch.images.device) if other.labels is None else other.labels
+        parts = (part.unflatten(0, (-1, self.ratio)) for part in (*other.images, truth, other.index))
+        weak, strong, truth, rows = parts
+        return SemiBatch(**vars(batch), weak=weak, strong=strong, truth=truth, rows=rows)
 
-    def peek(self, step: int) -> SemiBatch:
-        return self._join(self.labelled.peek(step), self.unlabelled.peek(step))
+    def peek(self, step: int) -> Batch:
+        """Return the labelled batch; its images are three views: labelled, weak and strong."""
+        batch = self.labelled.peek(step)
+        return replace(batch, images=[batch.images, *self.unlabelled.peek(step).images])
 
     def with_batch_size(self, batch: int) -> SemiBatches:
         return SemiBatches(self.labelled.with_batch_size(batch), self.unlabelled.with_batch_size(batch * self.ratio))
@@ -169,12 +171,6 @@ class SemiBatches(BatchSource):
     def close(self) -> None:
         self.labelled.close()
         self.unlabelled.close()
-
-    def _join(self, batch: Batch, other: Batch) -> SemiBatch:
-        truth = torch.full_like(other.index, UNKNOWN).to(batch.images.device) if other.labels is None else other.labels
-        views = (part.unflatten(0, (-1, self.ratio)) for part in (*other.images, truth, other.index))
-        weak, strong, truth, rows = views
-        return SemiBatch(**vars(batch), weak=weak, strong=strong, truth=truth, rows=rows)
 
 
 def add_unlabelled(
@@ -249,18 +245,16 @@ class SemiSupervisedTask(ClassificationTask):
         weak: Tensor,
         strong: Tensor,
         truth: Tensor,
-        rows: Tensor,
+        index: Tensor,
     ) -> dict[str, Tensor]:
         """Compute the losses from tensors alone. One pass sees labelled and strong images: BatchNorm mixes them."""
         with torch.no_grad():
-            teacher = self.result(weak)
-            probs = self.result.classify(teacher.pooled).float().softmax(1)
-        everything = torch.cat((images, strong))
-        features = self.backbone(everything)
-        logits = self.backbone.classify(features.pooled).float()
-        labelled, unlabelled = _split(features, len(images))
+            teacher, teacher_logits = self.run_teacher(weak)
+            probs = teacher_logits.softmax(1)
+        features, logits = self.run_student(torch.cat((images, strong)))
+        labelled, unlabelled = (Features(*(part[rows] for part in features)) for rows in _slices(len(images)))
         with torch.autocast(logits.device.type, enabled=False):
-            weights = self.labels(probs, rows)
+            weights = self.labels(probs, index)
             self._count(probs.argmax(1), weights, truth)
             cross_entropy = F.cross_entropy(logits[: len(images)], targets)
             pseudo = pseudo_label_loss(logits[len(images) :], probs, weights, self.semi.temperature)
@@ -283,6 +277,24 @@ class SemiSupervisedTask(ClassificationTask):
         losses |= {"loss": total, "pseudo_labels_used": 100 * weights.mean()}
         return losses if self.objectives is None else self.objectives(losses, [labelled], [images], targets)
 
+    def run_student(self, images: Tensor) -> tuple[Features, Tensor]:
+        """Return features and logits of the current weights."""
+        features = self.backbone(images)
+        return features, self.backbone.classify(features.pooled).float()
+
+    def run_teacher(self, images: Tensor) -> tuple[Features, Tensor]:
+        """Return features and logits of the EMA weights."""
+        features = self.result(images)
+        return features, self.result.classify(features.pooled).float()
+
+    def compile_with(self, graphs: bool) -> None:
+        """Compile the networks. Thresholds and counts stay outside: processes exchange them."""
+        self.run_student = torch.compile(self.run_student, dynamic=False)
+        self.run_teacher = torch.compile(self.run_teacher, dynamic=False)
+        if self.localization is not None:
+            self.localization.compile(dynamic=False)
+        self.use_cuda_graphs = graphs
+
     def _pairs(self, batch: SemiBatch) -> Pairs:  # type: ignore[override]
         """Draw the token pairs of labelled and strong images."""
         if not isinstance(self.localization, RelativeLocalization):
@@ -298,8 +310,8 @@ class SemiSupervisedTask(ClassificationTask):
         """Count the pseudo-labels of this step, for the evaluation and the report."""
         if self.training:
             rows = torch.stack((torch.ones_like(weights), weights, weights * (truth >= 0), weights * (truth == label)))
-            by_class = F.one_hot(label, self.window_counts.shape[1]).to(rows)
-            self.window_counts += sum_over_processes(rows @ by_class)
+            by_class = label[:, None] == torch.arange(self.window_counts.shape[1], device=label.device)
+            self.window_counts += sum_over_processes(rows @ by_class.to(rows))
 
     @property
     def supports_cuda_graphs(self) -> bool:
@@ -337,15 +349,15 @@ class SemiSupervisedTask(ClassificationTask):
 
     def pseudo_label_table(self, classes: Sequence[str]) -> Table:
         """Return how each class was predicted, used and right; None where no truth is known."""
-        drawn, used, known, right = self.last_counts.cpu().unbind()
-        rows: list[list[object]] = []
-        for c, name in enumerate(classes):
-            share = 100 * float(drawn[c] / drawn.sum().clamp(min=1))
-            used_share = round(100 * float(used[c] / drawn[c]), 2) if drawn[c] else None
-            rows.append(
-                [name, round(share, 2), used_share, round(100 * float(right[c] / known[c]), 2) if known[c] else None]
-            )
+        drawn, used, known, right = self.last_counts.tolist()
+        parts = [(n, sum(drawn)) for n in drawn], zip(used, drawn, strict=True), zip(right, known, strict=True)
+        shares = ([round(100 * part / total, 2) if total else None for part, total in pairs] for pairs in parts)
+        rows = [list(row) for row in zip(classes, *shares, strict=True)]
         return Table(["class", "predicted %", "used %", "right %"], rows, "Pseudo-labels before the last evaluation")
+
+
+def _slices(first: int) -> tuple[slice, slice]:
+    return slice(first), slice(first, None)
 
 
 def make_semi_task(
@@ -365,10 +377,3 @@ def make_semi_task(
         regions = RegionMatching(backbone.dim, semi.prototypes, min(2048, 4 * backbone.dim))
     keywords |= {"semi": semi, "ramp": Linear(0.0, 1.0, round(semi.warmup * steps)), "labels": labels}
     return SemiSupervisedTask(backbone, *arguments, regions=regions, **keywords).train()
-
-
-def _split(features: Features, first: int) -> tuple[Features, Features]:
-    """Split the features of a batch after the ``first`` images."""
-    return Features(features.grid[:first], features.pooled[:first]), Features(
-        features.grid[first:], features.pooled[first:]
-    )

@@ -202,7 +202,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
         table = Table(names, [[summary.get(name) for name in names]], title)
         commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
-        return run_result(summary, table, commands, _note_localization(summary))
+        return run_result(summary, table, commands, [*_note_pseudo_labels(summary), *_note_localization(summary)])
 
 
 def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan:
@@ -274,6 +274,15 @@ def _init_as_released(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)
+
+
+def _note_pseudo_labels(summary: dict[str, Any]) -> list[str]:
+    """Return a note on the pseudo-labels of a run with unlabelled images."""
+    used, right = summary.get("pseudo_labels_used"), summary.get("pseudo_labels_right")
+    if used is None:
+        return []
+    known = "" if right is None else f"; {right:.1f} % of these were right (hidden labels)"
+    return [f"pseudo      {used:.1f} % of the pseudo-labels counted{known}"]
 
 
 def _note_localization(summary: dict[str, Any]) -> list[str]:
