@@ -104,6 +104,10 @@ class MixingConfig(Config):
     switch_prob: Share = option(0.5, "probability of cutmix if both are on")
     smoothing: Share | Auto = option("auto", "label smoothing; auto: 0.1, or 0 with --unlabelled")
 
+    def label_smoothing(self) -> float:
+        """Return the label smoothing; "auto" stays in runs without --unlabelled."""
+        return 0.1 if self.smoothing == "auto" else self.smoothing
+
 
 class CacheConfig(Config):
     """Cache of decoded images."""

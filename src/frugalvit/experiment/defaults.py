@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from frugalvit.backbones import Backbone
 from frugalvit.config.data import SMALL_INPUT
-from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.pretrain import Centering, PretrainConfig
 from frugalvit.config.resolved import ResolvedPretrainConfig, ResolvedTrainConfig
 from frugalvit.config.train import LocalizationConfig, RunConfig, TrainConfig
 from frugalvit.config.types import Auto
@@ -260,6 +260,11 @@ def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
     return 0.04, "no warm-up in a short run: a sharp teacher starts faster"
 
 
+def teacher_centering() -> tuple[Centering, str]:
+    """Return how the teacher's outputs are centred: EsViT's way until another is measured to be better."""
+    return "mean", "EsViT's"
+
+
 # -- replace every "auto"
 
 C = TypeVar("C", bound=RunConfig)
@@ -392,6 +397,7 @@ def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) 
     auto.choose("matching.prototypes", matching.prototypes, *prototype_count(facts.images))
     auto.choose("matching.momentum", matching.momentum, *teacher_momentum(steps, side))
     auto.choose("matching.teacher_temp", matching.teacher_temp, *teacher_temperature(epochs, side))
+    auto.choose("matching.centering", matching.centering, *teacher_centering())
     reason = f"milder than the papers' up to {SMALL_INPUT} px" if side <= SMALL_INPUT else "the papers'"
     for name, value in config.crops.views(side)._asdict().items():
         auto.choose(f"crops.{name}", getattr(config.crops, name), value, reason)

@@ -51,7 +51,7 @@ class Mixing:
     def __init__(self, config: MixingConfig, classes: int) -> None:
         self.config, self.classes = config, classes
         self.prob = 1.0 if config.prob == "auto" else config.prob
-        self.smoothing = 0.1 if config.smoothing == "auto" else config.smoothing
+        self.smoothing = config.label_smoothing()
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return self.apply(images, labels, self.draw((images.shape[-2], images.shape[-1]), generator))
