@@ -42,7 +42,8 @@ def open_data(
         labels: "auto" decides if folders are classes, "folders" takes all folders as classes, "ignore" reads no labels.
         classes: use only these classes: names, or a file with one name per line (as ImageNet-100's list).
         root: the folder of named datasets; by default $FRUGALVIT_DATASETS or ~/.cache/frugalvit/datasets.
-        loose: return unlabelled images beside class folders in ``DatasetSplits.loose``; otherwise they are left out.
+        loose: return unlabelled images (beside class folders, in a folder ``unlabelled``, in rows of a table without a
+            label) in ``DatasetSplits.loose``; otherwise they are left out.
     """
     if not isinstance(where, str | os.PathLike) or not str(where):
         got = "an empty string" if isinstance(where, str) else f"a {type(where).__name__}"

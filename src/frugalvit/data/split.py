@@ -79,13 +79,16 @@ def add_missing_splits(
 
 
 def handle_unlabelled(source: DatasetSplits, *, keep: bool) -> DatasetSplits:
-    """Note unlabelled images beside class folders, and drop them unless ``keep``."""
+    """Note unlabelled images beside class folders or in rows of a table, and drop them unless ``keep``."""
     notes = list(source.notes)
     for split, examples in source.loose.items():
-        beside = "beside the class folders" if split in source.splits else "without class folders"
         count = pluralize(len(examples), "unlabelled image")
-        use = "only pretrain and embed use them" if keep else "left out (only pretrain and embed use them)"
-        notes.append(f"{Path(examples.names[0]).parent}: {count} {beside}: {use}.")
+        if source.kind == "table":
+            found = f"{source.location}: {count} in {split} (rows without a label)"
+        else:
+            beside = "beside the class folders" if split in source.splits else "without class folders"
+            found = f"{Path(examples.names[0]).parent}: {count} {beside}"
+        notes.append(f"{found}." if keep else f"{found}: left out (for pretrain, embed and train --unlabelled rest).")
     return replace(source, notes=notes, loose=source.loose if keep else {})
 
 

@@ -243,7 +243,10 @@ def step_if_finite(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """BatchNorm buffers, which every forward pass changes."""
 
-MOVED = (*STATISTICS, "center")
+THRESHOLDS = ("confident_class", "confidence_mean", "confidence_variance", "mean_probs", "label_histogram")
+"""Buffers of pseudo-labels (``objectives/pseudo_labels.py``)."""
+
+MOVED = (*STATISTICS, *THRESHOLDS, "window_counts", "center")
 """All buffers that a step changes."""
 
 

@@ -238,6 +238,12 @@ def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
     )
 
 
+def pseudo_labels(record: RunRecord) -> str:
+    """Show how often each class was a pseudo-label, how often it was used, and how often it was right."""
+    stored = record.summary.get("pseudo_labels")
+    return table(stored["columns"], stored["rows"]) if stored else ""
+
+
 def mistakes(record: RunRecord) -> str:
     """Show pictures with their classes and files."""
     entries = [{**entry, "score": f"{100 * entry['probability']:.0f}\u00a0%"} for entry in record.mistakes]

@@ -155,12 +155,6 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions) -
     folder = Path(where).parent
     rows = _drop_repeated(rows, where, notes)
     labelled = options.labels != "ignore" and any(row.label for row in rows)
-    unlabelled = [str(row.line) for row in rows if not row.label]
-    if labelled and unlabelled:
-        raise UserError(
-            f"{where}: no label in line {truncate_list(unlabelled)} ({len(unlabelled):,} of {len(rows):,} rows). Label "
-            "or delete these rows. To pre-train without labels, pass --labels ignore."
-        )
     by_split: dict[str, list[Row]] = {}
     for row in rows:
         by_split.setdefault(row.split or "train", []).append(row)
@@ -168,14 +162,19 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions) -
     classes = classes or class_list(row.label for row in rows)
     index = {label: i for i, label in enumerate(classes)}
     splits: dict[str, ImageDataset] = {}
+    loose: dict[str, ImageDataset] = {}  # rows without a label
     for split in ("train", "val", "test"):
         members = by_split.get(split, [])
+        if labelled and (unlabelled := [str(folder / row.path) for row in members if not row.label]):
+            loose[split] = FileExamples(unlabelled, None, str(folder))
+            members = [row for row in members if row.label]
         if labelled and (unknown := class_list(row.label for row in members if row.label not in index)):
             raise unknown_classes(f"{split} in {where}", "train", unknown, split)
         if members:
             numbers = np.array([index[row.label] for row in members if row.label]) if labelled else None
             splits[split] = FileExamples([str(folder / row.path) for row in members], numbers, str(folder))
-    missing = [name for examples in splits.values() for name in examples.names if not is_file(name)]
+    listed = (*splits.values(), *loose.values())
+    missing = [name for examples in listed for name in examples.names if not is_file(name)]
     if len(missing) == len(rows):
         raise UserError(
             f"{where}: none of its {len(rows):,} files exists. Paths must be relative to the table's folder, with '/' "
@@ -183,7 +182,7 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions) -
         )
     if missing:
         notes.append(f"{where}: {len(missing):,} of its {len(rows):,} files are missing: {truncate_list(missing)}.")
-    return DatasetSplits(name, where, "table", tuple(classes) if labelled else None, splits, notes)
+    return DatasetSplits(name, where, "table", tuple(classes) if labelled else None, splits, notes, loose)
 
 
 def class_list(labels: Iterable[str | None]) -> list[str]:

@@ -28,6 +28,7 @@ from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.objectives.drloc import Pairs, draw_batch_pairs, loss_at_pairs
 from frugalvit.tasks.classification.metrics import ClassificationScores
 from frugalvit.utils import console
+from frugalvit.utils.tables import Table
 
 
 class ClassificationTask(Task):
@@ -223,6 +224,14 @@ class ClassificationTask(Task):
         constant = head.constant_baseline_error(*self.backbone.grid_size(self.backbone.img_size))
         errors = {"localization_error": self.last_error, "constant_answer_error": constant}
         return errors | {"localization_variant": self.settings.variant}
+
+    def pseudo_label_scores(self) -> dict[str, float]:
+        """Return the quality of pseudo-labels; {} without unlabelled images."""
+        return {}
+
+    def pseudo_label_table(self, classes: Sequence[str]) -> Table:
+        """Return the pseudo-labels of each class; only for a run with unlabelled images."""
+        raise NotImplementedError
 
     def scores(self, dataset: Any) -> ClassificationScores:
         """Score the exported weights on a dataset, over all ranks."""

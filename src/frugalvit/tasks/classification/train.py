@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ from torch import nn
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.resolved import ResolvedTrainConfig
+from frugalvit.config.semi_supervised import REST
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import TrainAugment
+from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.image_folder import are_layout_folders
 from frugalvit.data.split import absent_classes, check_trainable, subsample_labels
@@ -26,7 +29,7 @@ from frugalvit.engine.schedule import Constant, Cosine, Ramp, Schedule, warmup_s
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization
-from frugalvit.experiment.defaults import PAIR, Facts, resolve_training
+from frugalvit.experiment.defaults import PAIR, Facts, images_per_epoch, resolve_input, resolve_training
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.summary import (
@@ -44,6 +47,12 @@ from frugalvit.probing.floor import check_floor, compute_floor, describe_floor
 from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
 from frugalvit.tasks.classification.health import SupervisedHealth, chance_loss
+from frugalvit.tasks.classification.semi_supervised import (
+    add_unlabelled,
+    make_semi_task,
+    open_unlabelled,
+    separate_streams,
+)
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult, Table
@@ -71,17 +80,21 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     command = "train"
     data: DatasetSplits
     task: ClassificationTask
-    images: ImageDataset  # to train on
+    images: ImageDataset  # to train on, with labels
+    unlabelled: ImageDataset | None = None  # to train on without labels, of --unlabelled
     evaluated: ImageDataset  # of the evaluations while training
     eval_split: str  # "val", or "test", which never chooses the best weights
     unseen: ImageDataset | None  # test, if there is also val
 
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
-        source = builders.open_source(self.options, fabric)
+        rest = self.options.unlabelled == REST
+        source = builders.open_source(separate_streams(self.options)[0], fabric, loose=rest)
         _refuse_dense_labels(source)
         check_trainable(source)
         self.images, self.evaluated, self.eval_split, self.unseen = _choose_splits(self.options, source)
         builders.check_enough_images(self.options, self.images, PAIR)
+        if self.options.unlabelled is not None:
+            self.unlabelled = open_unlabelled(self.options, source, fabric)
         return replace(source, notes=[*source.notes, *absent_classes(source)])
 
     @property
@@ -91,8 +104,20 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     def facts(self) -> Facts:
         side = builders.median_side(self.images.sample_images())
         return Facts(
-            len(self.images), len(self.classes), side, self.fabric.device.type, eval_images=len(self.evaluated)
+            images=len(self.images),
+            classes=len(self.classes),
+            side=side,
+            device=self.fabric.device.type,
+            eval_images=len(self.evaluated),
+            unlabelled=len(self.unlabelled or ()),
         )
+
+    def resolve_input(self, options: TrainConfig, facts: Facts) -> TrainConfig:
+        options = resolve_input(options, facts, self.auto_values)
+        both = [self.images] if self.unlabelled is None else [self.images, self.unlabelled]
+        streams = [(len(images.streaming.paths), images) for images in both if images.streaming is not None]
+        fewest = min(streams, key=lambda stream: stream[0])[1] if streams else self.images
+        return builders.resolve_readers(options, fewest, self.fabric, self.auto_values)
 
     def build_backbone(self, options: TrainConfig) -> Backbone:
         torch.manual_seed(options.seed)
@@ -105,13 +130,17 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return config
 
     def build_plan(self) -> TrainPlan:
-        return make_plan(self.config, len(self.images), self.fabric.world_size)
+        images, ratio = len(self.images), self.config.semi.ratio
+        if self.unlabelled is not None and ratio != "auto":
+            images = images_per_epoch(images, len(self.unlabelled), ratio)
+        return make_plan(self.config, images, self.fabric.world_size)
 
-    def training_files(self) -> tuple[ImageDataset, Sequence[str], None]:
-        return self.images, self.classes, None
+    def training_files(self) -> tuple[ImageDataset, Sequence[str], str | None]:
+        others = None if self.unlabelled is None else self.unlabelled.fingerprint(times=False)
+        return self.images, self.classes, others
 
     def build_task(self) -> ClassificationTask:
-        return make_task(self.config, self.backbone, self.plan)
+        return make_task(self.config, self.backbone, self.plan, len(self.unlabelled or ()))
 
     def build_batches(self) -> None:
         config, backbone, task = self.config, self.backbone, self.task
@@ -126,11 +155,17 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             balance=config.balance,
             keep_clean=config.localization.images == "clean" and task.localization is not None,
         )
+        if self.unlabelled is not None:
+            batches = add_unlabelled(batches, self.unlabelled, backbone, self.plan, config, self.fabric)
         self.eval_set = builders.eval_set(self.evaluated, backbone, config, self.fabric)
         task.set_data(batches, self.eval_set, self.eval_split, self.fabric)
         self.health = task.health = make_health(config, self.plan, self.images, self.evaluated, len(self.classes))
-        parts = {"train": batches, self.eval_split: self.eval_set.store}
-        record_data_usage(self.run_folder, self.data.notes, parts)
+        self._record_data({self.eval_split: self.eval_set.store})
+
+    def _record_data(self, stores: dict[str, ImageStore]) -> None:
+        batches: Any = self.task.batches  # --auto-batch may have replaced them
+        parts = {"train": batches} if self.unlabelled is None else batches.parts()
+        record_data_usage(self.run_folder, self.data.notes, parts | stores)
 
     def score(self, outcome: dict[str, Any]) -> dict[str, Any]:
         """Score the best weights on test; without it, on the images of the evaluations."""
@@ -161,6 +196,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             "health": self.health.verdict(),
             "rescues": outcome["rescues"],
             "alarms": [*_describe_alarms(self.health, outcome["rescues"], self.scores.is_at_chance()), *below],
+            **task.pseudo_label_scores(),
             **run_facts(config, outcome, task.backbone),
         }
 
@@ -179,15 +215,19 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
 
     def save_results(self, summary: dict[str, Any]) -> dict[str, Any]:
         run, task, classes, confusion = self.run_folder, self.task, self.classes, self.scores.confusion
-        batches: Any = task.batches  # --auto-batch may have replaced them
-        stores = {self.eval_split: self.eval_set.store, summary["scored_on"]: self.final_set.store}
-        record_data_usage(run, self.data.notes, {"train": batches, **stores})
+        batches: Any = task.batches
+        self._record_data({self.eval_split: self.eval_set.store, summary["scored_on"]: self.final_set.store})
         meta = {"classes": list(classes), "data": self.data.name, "recipe": self.config.recipe, "top1": summary["top1"]}
         save_model_folder(task.result, run.path(layout.MODEL), classes=classes, meta=meta)
         mistakes = worst_mistakes(task.result, self.final_set, classes, self.data.location)
         save_pictures(run, mistakes, augmentation_sheet(batches, task.backbone))
         run.table("per_class", per_class_table(confusion, classes))
-        return {"classes": list(classes), "confusion": confusion.tolist()}
+        details = {"classes": list(classes), "confusion": confusion.tolist()}
+        if self.unlabelled is None:
+            return details
+        table = task.pseudo_label_table(classes)
+        run.table("pseudo_labels", table)
+        return details | {"pseudo_labels": {"columns": table.columns, "rows": table.rows}}
 
     def report_inputs(self) -> dict[str, Any]:
         images = self.unseen or self.data.splits.get("val") or self.data.splits["train"]
@@ -203,7 +243,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         rescues = [f"{'rescue':<12}{describe_rescue(rescue)}" for rescue in summary["rescues"]]
         notes = [f"{'floor':<12}{describe_floor(floor)}"]
         notes += [f"{'alarm':<12}{alarm}" for alarm in self._check_floor(summary["top1"], floor)]
-        result = run_result(summary, table, commands, [*notes, *rescues, *_note_localization(summary)])
+        notes += [*rescues, *_note_pseudo_labels(summary), *_note_localization(summary)]
+        result = run_result(summary, table, commands, notes)
         result.notes += [f"{'failed':<12}{_AT_CHANCE}"] if summary["at_chance"] else []
         return result
 
@@ -213,7 +254,7 @@ def make_health(
 ) -> SupervisedHealth:
     """Build the health checks; the labels of a stream are unknown, so its classes count as equally frequent."""
     counts = np.ones(classes) if images.labels is None else np.bincount(images.labels, minlength=classes)
-    chance, deviation = chance_loss(counts, config.mixing.smoothing, balance=config.balance)
+    chance, deviation = chance_loss(counts, config.mixing.label_smoothing(), balance=config.balance)
     return SupervisedHealth(
         chance,
         deviation / math.sqrt(plan.images_per_step * plan.log_every),
@@ -260,14 +301,17 @@ def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretraine
     return backbone
 
 
-def make_task(config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan) -> ClassificationTask:
-    """Build the classifier with its losses; Drloc is left out at λ = 0."""
+def make_task(
+    config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan, unlabelled: int = 0
+) -> ClassificationTask:
+    """Build the classifier with its losses; Drloc is left out at λ = 0. ``unlabelled``: number of images."""
     options = config.localization
     weight: Schedule = Constant(options.weight)
     if options.schedule == "ramp":
         warmup = warmup_steps(20, plan.steps_per_epoch, plan.steps)
         weight = Ramp(options.weight, warmup, _schedule_steps(config, plan))
-    return ClassificationTask(
+    build = partial(make_semi_task, config, unlabelled, plan.steps) if unlabelled else ClassificationTask
+    return build(
         backbone,
         _make_localization(config, backbone) if options.weight > 0 else None,
         options,
@@ -299,6 +343,15 @@ def _init_as_released(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)
+
+
+def _note_pseudo_labels(summary: dict[str, Any]) -> list[str]:
+    """Return a note on the pseudo-labels of a run with unlabelled images."""
+    used, right = summary.get("pseudo_labels_used"), summary.get("pseudo_labels_right")
+    if used is None:
+        return []
+    known = "" if right is None else f"; {right:.1f} % of these were right (hidden labels)"
+    return [f"pseudo      {used:.1f} % of the pseudo-labels counted{known}"]
 
 
 def _note_localization(summary: dict[str, Any]) -> list[str]:
