@@ -169,6 +169,10 @@ def read_architecture(config: dict[str, Any], folder: Path) -> tuple[str, dict[s
         keywords.setdefault("num_classes", config.get("num_classes", pretrained.get("num_classes", 0)))
     if not re.fullmatch(r"[\w.-]+", name):
         raise UserError(f"{folder / 'config.json'} has an impossible architecture: {name!r}.")
+    if "pretrained" in keywords:
+        raise UserError(
+            f"{folder / 'config.json'} has the keyword 'pretrained', which would download weights: remove it."
+        )
     return name, keywords
 
 

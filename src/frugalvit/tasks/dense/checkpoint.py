@@ -50,7 +50,7 @@ def load_trained(
         img_size=tuple(size) if isinstance(size, list) else size,
         num_classes=spec["num_classes"],
         in_chans=spec["in_chans"],
-        **spec["keywords"] | {"mean": facts["mean"], "std": facts["std"]},
+        **spec["keywords"] | {"mean": facts["mean"], "std": facts["std"], "pretrained": False},
     )
     task = build(backbone, facts)
     path = Path(where) / WEIGHTS
