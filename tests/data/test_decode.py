@@ -161,7 +161,7 @@ def test_unreadable_files_have_a_name_and_a_reason(kind: str, as_file: bool, tmp
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(UnreadableImage, match="missing"):
         decode(tmp_path / "no.jpg")
-    with pytest.raises(UnreadableImage, match="not a regular file"):
+    with pytest.raises(UnreadableImage, match="cannot read"):
         decode(tmp_path)
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe.jpg")

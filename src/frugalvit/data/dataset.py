@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -16,7 +15,7 @@ from PIL import Image
 
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.decode import Header, decode, read_header
-from frugalvit.utils.files import utf8_safe
+from frugalvit.utils.files import open_regular, read_bytes, utf8_safe
 from frugalvit.utils.text import pluralize
 
 
@@ -139,7 +138,7 @@ class FileExamples(ImageDataset):
     def raw(self, index: int) -> bytes:
         path = self.names[index]
         try:
-            return Path(path).read_bytes()
+            return read_bytes(path)
         except FileNotFoundError:
             raise UnreadableImage(path, "the file is missing") from None
         except (OSError, ValueError) as error:
@@ -168,9 +167,8 @@ class FileExamples(ImageDataset):
             except (OSError, ValueError):
                 yield "missing"
                 continue
-            is_sampled = index in sampled and stat.S_ISREG(status.st_mode)
             modified = [status.st_mtime_ns] if times else []
-            yield status.st_size, *modified, *([_hash_start(path)] if is_sampled else [])
+            yield status.st_size, *modified, *([_hash_start(path)] if index in sampled else [])
 
 
 _SAMPLED_FILES, _SAMPLED_BYTES = 16, 4096  # a fingerprint hashes the first bytes of a few files
@@ -178,7 +176,7 @@ _SAMPLED_FILES, _SAMPLED_BYTES = 16, 4096  # a fingerprint hashes the first byte
 
 def _hash_start(path: str) -> str:
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.blake2b(file.read(_SAMPLED_BYTES), digest_size=8).hexdigest()
     except OSError:
         return "unreadable"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import stat
 import warnings
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +20,7 @@ from PIL import Image
 
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.errors import UserError
+from frugalvit.utils.files import open_regular
 
 MAX_MEGAPIXELS = 200.0
 
@@ -165,9 +165,7 @@ def _open(content: bytes | str | Path, name: str | None) -> tuple[Image.Image, I
 
 def _open_file(path: Path, label: str) -> IO[bytes]:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise UnreadableImage(label, "not a regular file")
-        return path.open("rb")
+        return open_regular(path)
     except FileNotFoundError:
         raise UnreadableImage(label, "the file is missing") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in a path

@@ -24,6 +24,7 @@ from frugalvit.data.webdataset.index import INDEX, PackedIndex, PackedShard, rea
 from frugalvit.data.webdataset.remote import fetch, is_pipe, is_remote, without_query
 from frugalvit.data.webdataset.tar import BadShard, list_members
 from frugalvit.errors import UserError
+from frugalvit.utils.files import open_regular
 from frugalvit.utils.text import truncate_list
 
 _MAX_IMAGE, _MAX_LABEL = 1 << 30, 1 << 20
@@ -67,7 +68,7 @@ class ShardExamples(ImageDataset):
     def raw(self, index: int) -> bytes:
         shard, offset, size = (int(value) for value in self.offsets[index])
         try:
-            with Path(self.shards[shard]).open("rb") as file:
+            with open_regular(self.shards[shard]) as file:
                 file.seek(offset)
                 content = file.read(size)
         except OSError as error:
@@ -215,7 +216,7 @@ def index_shards(names: list[str], where: str, notes: list[str]) -> Iterator[tup
 
 def read_shard(name: str) -> Iterator[Sample]:
     """Yield the examples of one shard in order; members without an image are skipped."""
-    with Path(name).open("rb") as file:
+    with open_regular(name) as file:
         named = ((member.name, member) for member in list_members(name) if is_wanted(member))
         for key, image, member in group_members(named):
             label = None

@@ -13,6 +13,7 @@ from frugalvit.data.split import hold_out
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import SkippedFile
 from frugalvit.utils import console
+from frugalvit.utils.files import open_regular
 from frugalvit.utils.system import cores
 from frugalvit.utils.text import pluralize, truncate_list
 
@@ -59,7 +60,7 @@ def read_image_size(path: Path) -> tuple[int, int] | UnreadableImage:
     The header is enough, unless EXIF rotates the image: versions of Pillow disagree about the size of a rotated TIFF.
     """
     try:
-        with Image.open(path, formats=known_formats()) as image:
+        with open_regular(path) as file, Image.open(file, formats=known_formats()) as image:
             if image.getexif().get(_ORIENTATION, 1) == 1:
                 return image.height, image.width
     except UNREADABLE:

@@ -28,9 +28,11 @@ from frugalvit.data.formats.image_folder import SPLIT_NAMES
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import SkippedFile
 from frugalvit.tasks.dense.dataset import find_image_folder, make_splits, read_image_sizes
+from frugalvit.utils.files import read_bytes
 from frugalvit.utils.text import pluralize
 
 _MIN_BOX_SIDE = 1e-3  # pixels
+_MAX_JSON = 8 * 2**30  # bytes; Objects365 has 5 GB
 _ENOUGH_MASKS = 10
 """``--masks auto`` learns masks if this many training objects have one, or half of them.
 
@@ -228,7 +230,7 @@ _SCHEMA = pydantic.TypeAdapter(_CocoFile)
 def read_coco_file(path: Path) -> dict[str, Any]:
     """Read and check a COCO file; the error names its first wrong entry."""
     try:
-        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        content = read_bytes(path, _MAX_JSON).removeprefix(codecs.BOM_UTF8)
         return dict(_SCHEMA.validate_json(content, strict=True))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
