@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -80,6 +80,10 @@ class ImageDataset:
         """Return the size of ``raw(index)`` in bytes, if possible without reading; -1 if it is missing."""
         raise NotImplementedError
 
+    def sample_bytes(self, index: int) -> bytes:
+        """Return a few bytes of an image, cheap to read; equal images have equal ones. Raises ``UnreadableImage``."""
+        return self.raw(index)
+
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         """Decode an image to uint8 (H, W, 3), RGB, upright. Raises ``UnreadableImage``."""
         return decode(self.raw(index), self.names[index], at_least=at_least)
@@ -136,9 +140,15 @@ class FileExamples(ImageDataset):
         super().__init__(paths, labels, _relative_keys(root, paths))
 
     def raw(self, index: int) -> bytes:
+        return self._open(index, read_bytes)
+
+    def sample_bytes(self, index: int) -> bytes:
+        return self._open(index, _read_end)
+
+    def _open(self, index: int, read: Callable[[str], bytes]) -> bytes:
         path = self.names[index]
         try:
-            return read_bytes(path)
+            return read(path)
         except FileNotFoundError:
             raise UnreadableImage(path, "the file is missing") from None
         except (OSError, ValueError) as error:
@@ -172,6 +182,13 @@ class FileExamples(ImageDataset):
 
 
 _SAMPLED_FILES, _SAMPLED_BYTES = 16, 4096  # a fingerprint hashes the first bytes of a few files
+
+
+def _read_end(path: str) -> bytes:
+    """Read the last bytes of a file: photos of one camera differ there, not at their start."""
+    with open_regular(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _SAMPLED_BYTES))
+        return file.read(_SAMPLED_BYTES)
 
 
 def _hash_start(path: str) -> str:
@@ -213,6 +230,9 @@ class ArrayExamples(ImageDataset):
         buffer = BytesIO()
         Image.fromarray(np.squeeze(np.asarray(self.images[index]))).save(buffer, "PNG", compress_level=1)
         return buffer.getvalue()
+
+    def sample_bytes(self, index: int) -> bytes:
+        return np.asarray(self.images[index]).tobytes()
 
     def as_array(self) -> np.ndarray:
         return self.images
@@ -261,6 +281,10 @@ class JoinedExamples(ImageDataset):
     def stored_size(self, index: int) -> int:
         part, inner = self._part(index)
         return part.stored_size(inner)
+
+    def sample_bytes(self, index: int) -> bytes:
+        part, inner = self._part(index)
+        return part.sample_bytes(inner)
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         part, inner = self._part(index)

@@ -66,10 +66,16 @@ class ShardExamples(ImageDataset):
         self.shards, self.offsets, self.index = shards, offsets, index
 
     def raw(self, index: int) -> bytes:
-        shard, offset, size = (int(value) for value in self.offsets[index])
+        return self._read_end(index, self.stored_size(index))
+
+    def sample_bytes(self, index: int) -> bytes:
+        return self._read_end(index, min(4096, self.stored_size(index)))
+
+    def _read_end(self, index: int, size: int) -> bytes:
+        shard, offset, stored = (int(value) for value in self.offsets[index])
         try:
             with open_regular(self.shards[shard]) as file:
-                file.seek(offset)
+                file.seek(offset + stored - size)
                 content = file.read(size)
         except OSError as error:
             raise UnreadableImage(self.names[index], f"cannot read its shard: {error.strerror or error}") from None
