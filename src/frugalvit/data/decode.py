@@ -288,6 +288,8 @@ def _reason(error: Exception, format_name: str | None) -> str:
     """Turn an error of Pillow's decoder into the reason of an ``UnreadableImage``."""
     text = " ".join(str(error).split())
     kind = format_name or "image"
+    if isinstance(error, MemoryError):
+        return "too little memory to decode it"
     if isinstance(error, Image.DecompressionBombError):
         return "refused as a decompression bomb: it would unpack to far too many pixels or too much text"
     if isinstance(error, EOFError) or any(part in text.lower() for part in _TRUNCATED_TEXTS):

@@ -10,6 +10,7 @@ import numpy as np
 
 from frugalvit.config.data import DataConfig
 from frugalvit.data.bad_images import UnreadableImage
+from frugalvit.data.cache.build import check_decoded
 from frugalvit.data.copies import find_copies
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, JoinedExamples
 from frugalvit.data.decode import Header, describe_darkness
@@ -67,7 +68,7 @@ def inspect(source: DatasetSplits, *, decode: str, duplicates: bool) -> CommandR
         ],
         "decoded": decoded,
         "duplicates": _duplicates(parts) if duplicates else None,
-        "notes": source.notes,
+        "notes": source.notes + [note for examples in source.splits.values() for note in check_decoded(examples)],
     }
     data["seconds"] = round(time.monotonic() - started, 2)
     return CommandResult(data, _tables(data), _notes(data))

@@ -14,6 +14,8 @@ from frugalvit.errors import UserError
 
 Read = TypeVar("Read", dict[str, Any], list[Any])
 _PART = ".*.part"
+REPLACED = "old"
+"""The name of a replaced folder until the new one is in its path."""
 _MAX_BYTES = 2**31  # of a table, a list or a JSON file
 
 
@@ -180,18 +182,27 @@ class FolderLock:
 def working_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder beside ``target``; the caller moves its content there, the rest is removed.
 
-    A lock keeps other processes out. What a killed process left is removed by the next one.
+    A lock keeps other processes out. What a killed process left is removed by the next one. The caller may move the
+    old ``target`` to ``REPLACED`` beside the new folder: it returns if the new one does not arrive.
     """
     locked = target.with_name(f".{target.name}.partial")
     locked.mkdir(parents=True, exist_ok=True)
     with FolderLock(locked):
-        folder = locked / "new"  # the lock file is not moved with it
-        shutil.rmtree(folder, ignore_errors=True)
+        folder, old = locked / "new", locked / REPLACED  # the lock file is not moved with it
+        _return_folder(old, target)  # of a killed process
+        for left in (folder, old):
+            shutil.rmtree(left, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
             yield folder
         finally:
+            _return_folder(old, target)
             shutil.rmtree(locked, ignore_errors=True)
+
+
+def _return_folder(old: Path, target: Path) -> None:
+    if old.exists() and not target.exists():
+        old.rename(target)
 
 
 def _lock(handle: IO[str], wait: bool) -> None:

@@ -26,7 +26,7 @@ from frugalvit.data.webdataset.index import FORMAT, INDEX, parse_index
 from frugalvit.data.webdataset.shards import open_shards
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.files import read_bytes, utf8_safe, working_folder
+from frugalvit.utils.files import REPLACED, read_bytes, utf8_safe, working_folder
 from frugalvit.utils.system import cores
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
@@ -164,7 +164,7 @@ def move_into(staging: Path, out: Path, *, replace: bool = False) -> None:
     folder = out.resolve()
     if replace:
         check_replaceable(out)
-        shutil.rmtree(folder)
+        folder.rename(staging.with_name(REPLACED))  # removed with the working folder
     elif folder.exists():
         folder.rmdir()  # an error if another process has written to it
     staging.rename(folder)

@@ -7,7 +7,7 @@
 | crowds | not trained on; scored as COCO scores them |
 | boxes without area inside their image | left out, with a note |
 | boxes over the border | clipped |
-| objects without a mask | their boxes are trained on and scored |
+| objects without a mask, or whose mask covers no pixel | their boxes are trained on and scored |
 | unreadable images | left out with their objects, with a warning |
 """
 
@@ -33,6 +33,7 @@ from frugalvit.utils.text import pluralize
 
 _MIN_BOX_SIDE = 1e-3  # pixels
 _MAX_JSON = 8 * 2**30  # bytes; Objects365 has 5 GB
+_TINY_AREA = 16.0  # pixels; a smaller polygon may cover no pixel centre
 _ENOUGH_MASKS = 10
 """``--masks auto`` learns masks if this many training objects have one, or half of them.
 
@@ -326,10 +327,12 @@ def _clean_annotation(entry: dict[str, Any], image: CocoImage, title: str) -> di
         _check_run_lengths(segmentation, image, title)
     if len(box) not in (0, 4):
         raise UserError(f"{title} has the bbox {box}. Write [left, top, width, height].")
-    if segmentation and not (box and area > 0):
+    if segmentation and not (box and area >= _TINY_AREA):
         mask = rle({"segmentation": segmentation}, image.height, image.width)
+        covered = float(run_length.area(mask))
         box = box or run_length.toBbox(mask).tolist()
-        area = area if area > 0 else run_length.area(mask)  # COCO's area is the mask's
+        area = area if area > 0 else covered  # COCO's area is the mask's
+        segmentation = segmentation if covered else []
     left, top, width, height = (float(value) for value in box or (0, 0, 0, 0))
     right, bottom = min(left + width, image.width), min(top + height, image.height)
     left, top = max(left, 0.0), max(top, 0.0)
