@@ -28,6 +28,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
     write_config(folder / "train.yaml", TRAIN, **NO_DROP_PATH)
     localization = {"weight": 0.1, "hidden": 8, "pairs": 4}
     write_config(folder / "pretrain.yaml", PRETRAIN, localization=localization, **NO_DROP_PATH)
+    sinkhorn = PRETRAIN["matching"] | {"centering": "sinkhorn", "koleo": 0.1, "chunked": True}  # type: ignore[operator]
+    write_config(folder / "sinkhorn.yaml", PRETRAIN, **NO_DROP_PATH | {"matching": sinkhorn})
     return ForkServer(folder)
 
 
@@ -57,14 +59,14 @@ def assert_same_run(one: Path, other: Path) -> None:
     torch.testing.assert_close(moments[0], moments[1], rtol=2e-3, atol=5e-5)
 
 
-@pytest.mark.parametrize("verb", ["train", "pretrain"])
-def test_two_ranks_equal_one(server: ForkServer, verb: str) -> None:
-    words = [verb, "images", "--config", f"{verb}.yaml", "--json"]
-    status, output = server.run(*words, "--out", f"{verb}_1")
+@pytest.mark.parametrize(("verb", "name"), [("train", "train"), ("pretrain", "pretrain"), ("pretrain", "sinkhorn")])
+def test_two_ranks_equal_one(server: ForkServer, verb: str, name: str) -> None:
+    words = [verb, "images", "--config", f"{name}.yaml", "--json"]
+    status, output = server.run(*words, "--out", f"{name}_1")
     assert status == 0, output
-    output = finish(start(server, torchrun_variables(2), *words, "--out", f"{verb}_2"))
+    output = finish(start(server, torchrun_variables(2), *words, "--out", f"{name}_2"))
     assert sum(line.startswith("{") for text in output for line in text.splitlines()) == 1, "one answer, not two"
-    assert_same_run(server.folder / f"{verb}_1", server.folder / f"{verb}_2")
+    assert_same_run(server.folder / f"{name}_1", server.folder / f"{name}_2")
 
 
 def test_under_slurm(server: ForkServer) -> None:

@@ -10,6 +10,8 @@ from frugalvit.config.train import DrlocConfig, RunConfig
 from frugalvit.config.types import OBJECTIVES, Auto, Count, Labelling, Objectives, Positive, Rate, Share
 from frugalvit.errors import UserError
 
+Centering = Literal["mean", "sinkhorn"]
+
 
 class MatchingConfig(Config):
     """Heads, centers and temperatures of view and region matching (EsViT §2.2, DINO)."""
@@ -33,7 +35,15 @@ class MatchingConfig(Config):
     teacher_temp_start: float = option(0.04, "temperature of the teacher at the start", gt=0)
     teacher_temp_warmup: float = option(30.0, "epochs of the teacher's warm-up, at most a third of the run", ge=0)
     momentum: Share | Auto = option("auto", "EMA rate of the teacher, rising to 1")
+    centering: Centering | Auto = option(
+        "auto",
+        "center of the teacher's outputs; mean: a moving average (EsViT); sinkhorn: every batch uses all prototypes "
+        "equally (SwAV, DINOv2)",
+    )
     center_momentum: float = option(0.9, "EMA rate of the centers", ge=0, le=1)
+    koleo: float = option(
+        0.0, "weight of KoLeo, which moves each image away from its nearest neighbour (DINOv2: 0.1); 0: off", ge=0
+    )
     chunked: bool | Auto = option("auto", "compute the logits in chunks to save memory; auto: for many prototypes")
 
     def weights(self) -> tuple[float, float]:
@@ -87,6 +97,9 @@ class PretrainConfig(RunConfig):
             for name, value in config.localization:
                 if value != getattr(default, name):
                     raise UserError(f"localization.{name} has no effect: set localization.weight too.")
+        matching = config.matching
+        if matching.centering == "sinkhorn" and matching.center_momentum != MatchingConfig().center_momentum:
+            raise UserError("matching.center_momentum has no effect with matching.centering sinkhorn: drop one.")
         return config
 
     @classmethod

@@ -9,7 +9,7 @@ compile, workers, cache), in options that say how to read data, and in the optio
 
 from frugalvit.config.base import option
 from frugalvit.config.dense import DecoderConfig, DetectConfig, DetectorConfig, SegmentConfig, TransferConfig
-from frugalvit.config.pretrain import MatchingConfig, PretrainConfig
+from frugalvit.config.pretrain import Centering, MatchingConfig, PretrainConfig
 from frugalvit.config.train import DrlocConfig, LocalizationConfig, RunConfig, TrainConfig
 
 
@@ -50,6 +50,7 @@ class ResolvedMatchingConfig(MatchingConfig):
     prototypes: int = option()
     hidden: int = option()
     teacher_temp: float = option()
+    centering: Centering = option()
     momentum: float = option()
 
 

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from frugalvit.backbones import Backbone
 from frugalvit.config.data import SMALL_INPUT
-from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.pretrain import Centering, PretrainConfig
 from frugalvit.config.resolved import ResolvedPretrainConfig, ResolvedTrainConfig
-from frugalvit.config.train import RunConfig, TrainConfig
+from frugalvit.config.train import LocalizationConfig, RunConfig, TrainConfig
 from frugalvit.config.types import Auto
 from frugalvit.data.augmentation.transforms import as_pair, default_crop
 from frugalvit.data.image_size import input_size, largest_input
@@ -29,7 +29,8 @@ from frugalvit.utils.text import pluralize
 SMALL_NETWORK = 2_000_000  # parameters; smaller networks learn faster than those of the papers
 LARGE_NETWORK = 10_000_000  # parameters; larger Swins gain from the classification form of Drloc
 LONG_RUN = 180  # epochs; strong augmentation lowered accuracy after 100 and 167 epochs, not after 200 and 320
-FEW_STEPS = 5_000  # RandAugment lowered accuracy in runs of 1,500 and 3,100 steps
+LONG_RUN_HYBRID = 60  # epochs; mixing raised the accuracy of such networks after 70 and 87 epochs
+FEW_STEPS = 5_000  # RandAugment lowered accuracy in runs of 1,500, 3,100 and 4,000 steps
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,14 @@ class Facts:
         return replace(self, family=backbone.family, parameters=count, dim=backbone.dim)
 
 
-def default_backbone(device: str) -> tuple[str, str]:
+def classifier_backbone(device: str) -> tuple[str, str]:
+    """Return the network that learned most from labels at equal time (docs/FIRST_RUN.md)."""
+    if device == "cpu":
+        return "hybrid_nano", "no GPU here: a small network with convolutions, which two cores can train"
+    return "hybrid_small", "best of 11 at equal time: 71.6 % on 408 unseen flowers, the papers' Swin-T 62.3 %"
+
+
+def papers_backbone(device: str) -> tuple[str, str]:
     """Return the papers' Swin on a GPU, the smallest one on a CPU."""
     if device == "cpu":
         return "swin_nano", "no GPU here: a small model that two cores can train"
@@ -61,15 +69,18 @@ def default_backbone(device: str) -> tuple[str, str]:
 # -- supervised training
 
 
-def supervised_lr(batch: int, parameters: int = 0, *, finetune: bool = False) -> tuple[float, str]:
+def supervised_lr(batch: int, parameters: int = 0, *, family: str = "", finetune: bool = False) -> tuple[float, str]:
     """Return the paper's 1e-3 at batch 1,024, scaled with the square root of the batch (AdamW).
 
     The paper's networks have 20 million parameters or more. ``swin_nano`` on 510 images, from scratch, learned most
-    with four to eight times that rate (docs/RESULTS.md). Fine-tuning takes half.
+    with four to eight times that rate (docs/RESULTS.md). A hybrid takes twice the paper's: 69.4 and 82.5 % on flowers
+    and PACS, with four times 68.9 and 79.2 % (docs/FIRST_RUN.md). Fine-tuning takes half.
     """
     small = 0 < parameters < SMALL_NETWORK
-    anchor = (5e-4 if finetune else 1e-3) * (4 if small else 1)
-    source = "four times the paper's, for a small network" if small else "the paper's"
+    factor, source = (4, "four times the paper's, for a small network") if small else (1, "the paper's")
+    if family == "hybrid" and not small:
+        factor, source = 2, "twice the paper's, for a hybrid"
+    anchor = (5e-4 if finetune else 1e-3) * factor
     lr = float(f"{anchor * math.sqrt(batch / 1024):.2g}")
     return lr, f"{anchor:g} at batch 1,024 ({source}), scaled with the square root to batch {batch}"
 
@@ -105,18 +116,20 @@ def ema_rate(steps: int) -> tuple[float, str]:
     return rate, f"averages about the last twentieth of {steps} steps"
 
 
-def mixing_probability(epochs: float, changed: Sequence[str] = ()) -> tuple[float, str]:
+def mixing_probability(epochs: float, changed: Sequence[str] = (), family: str = "") -> tuple[float, str]:
     """Return the share of steps whose images are mixed (mixup, cutmix); the papers mix every step.
 
     changed: options of mixup and cutmix that the user set: then some steps are always mixed
 
     Swin-T, 2,040 images: after 100 epochs 41.2 with every step mixed, 49.3 with every other, 55.7 with none; after 320
-    there is no difference. ``swin_mini`` on CIFAR-100: after 60 epochs 52.4, 58.9, 63.4 (docs/RESULTS.md).
+    there is no difference. ``swin_mini`` on CIFAR-100: after 60 epochs 52.4, 58.9, 63.4 (docs/RESULTS.md). Networks
+    that begin with convolutions gain earlier: Visformer-S +4.9 after 87 epochs, +1.7 after 70 (docs/FIRST_RUN.md).
     """
-    if epochs < LONG_RUN and changed:
+    long_run = LONG_RUN_HYBRID if family == "hybrid" else LONG_RUN
+    if epochs < long_run and changed:
         return 0.5, f"mixup and cutmix on every other step, because {changed[0]} is set"
-    if epochs < LONG_RUN:
-        return 0.0, f"mixup and cutmix slow down runs below {LONG_RUN} epochs"
+    if epochs < long_run:
+        return 0.0, f"mixup and cutmix slow down runs below {long_run} epochs"
     return 0.5, f"mixup and cutmix on every other step: {epochs:.0f} epochs show each image often enough"
 
 
@@ -133,21 +146,33 @@ def augment_operations(epochs: float, steps: int, parameters: int, *, from_scrat
     return 2, "RandAugment as in the papers"
 
 
-def localization_weight(family: str) -> tuple[float, str]:
-    """Return the paper's λ for a family of networks, or the lower of its two common values."""
-    if family in LOCALIZATION_WEIGHTS:
-        return LOCALIZATION_WEIGHTS[family], f"the paper's λ for {family}"
-    return 0.1, f"the paper has no λ for {family or 'this family'}: the lower of its two common values"
+def localization_weight(facts: Facts, changed: Sequence[str] = (), *, from_scratch: bool) -> tuple[float, str]:
+    """Return the paper's λ where Drloc was measured to help, else 0.
+
+    changed: options of Drloc that the user set: then the loss is on
+
+    A large Swin from random weights gains 6.1 ± 0.6 points. Other networks change by -0.4 ± 2.0, a Swin after
+    pre-training by -2.7 to 0.0 (docs/RESULTS.md), a hybrid by -0.5 and -0.8 (docs/FIRST_RUN.md).
+    """
+    if not changed and not (from_scratch and is_large_swin(facts)):
+        return 0.0, "Drloc helped only a large Swin from random weights; --localization.weight 0.1 turns it on"
+    if facts.family in LOCALIZATION_WEIGHTS:
+        return LOCALIZATION_WEIGHTS[facts.family], f"the paper's λ for {facts.family}"
+    return 0.1, f"the paper has no λ for {facts.family or 'this family'}: the lower of its two common values"
 
 
-def localization_variant(family: str, parameters: int, *, from_scratch: bool) -> tuple[str, str]:
+def is_large_swin(facts: Facts) -> bool:
+    return facts.family == "swin" and facts.parameters >= LARGE_NETWORK
+
+
+def localization_variant(facts: Facts, *, from_scratch: bool) -> tuple[str, str]:
     """Return the form of Drloc's loss: "ce" (Eq. 5) for a large Swin from scratch, else the paper's "l1" (Eq. 2).
 
     Swin-T from scratch hardly learns Eq. 2, which gives 0.9 points. It learns Eq. 5 completely and gains 6.6. After
     pre-training, and on a small network, Eq. 5 loses points (docs/RESULTS.md).
     """
-    if from_scratch and family == "swin" and parameters >= LARGE_NETWORK:
-        size = f"a Swin of {parameters / 1e6:.0f} M parameters from random weights"
+    if from_scratch and is_large_swin(facts):
+        size = f"a Swin of {facts.parameters / 1e6:.0f} M parameters from random weights"
         return "ce", f"{size} learns Drloc's task as a classification (Eq. 5)"
     return "l1", "the paper's choice (Eq. 2)"
 
@@ -217,6 +242,11 @@ def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
     return 0.04, "no warm-up in a short run: a sharp teacher starts faster"
 
 
+def teacher_centering() -> tuple[Centering, str]:
+    """Return how the teacher's outputs are centred: EsViT's way until another is measured to be better."""
+    return "mean", "EsViT's"
+
+
 # -- replace every "auto"
 
 C = TypeVar("C", bound=RunConfig)
@@ -261,7 +291,8 @@ def record_recipe(config: RunConfig, auto: AutoValues) -> None:
 
 def resolve_input(config: C, facts: Facts, auto: AutoValues) -> C:
     """Resolve backbone and input size."""
-    auto.choose("backbone", config.backbone, *default_backbone(facts.device))
+    rule = classifier_backbone if isinstance(config, TrainConfig) else papers_backbone
+    auto.choose("backbone", config.backbone, *rule(facts.device))
     _choose_size(config, facts, auto)
     return auto.apply(config, type(config))
 
@@ -278,20 +309,22 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     side, from_scratch = _choose_size(config, facts, auto), not (config.init or config.pretrained)
     batch = resolve_batch_size(config, facts.images, supervised_batch(facts), auto, group=PAIR)
     length = _resolve_length(config, auto, *supervised_epochs(facts, batch))
-    lr = supervised_lr(batch, facts.parameters, finetune=config.recipe == "finetune")
+    lr = supervised_lr(batch, facts.parameters, family=facts.family, finetune=config.recipe == "finetune")
     auto.choose("lr", config.lr, *lr)
     drloc = config.localization
-    weight = auto.choose("localization.weight", drloc.weight, *localization_weight(facts.family))
+    changed = _changed_options(config, _LOCALIZATION)
+    choice = localization_weight(facts, changed, from_scratch=from_scratch)
+    weight = auto.choose("localization.weight", drloc.weight, *choice)
     if weight:
         allowed = from_scratch and drloc.form == "paper" and drloc.grid_size is not None
-        choice = localization_variant(facts.family, facts.parameters, from_scratch=allowed)
+        choice = localization_variant(facts, from_scratch=allowed)
         variant = auto.choose("localization.variant", drloc.variant, *choice)
         grid = (None, "the grid of every block (Eq. 7)") if variant == "dense" else (7, "the paper's")
         auto.choose("localization.grid_size", drloc.grid_size, *grid)
     steps, per_epoch = total_steps(config.steps, length, facts.images, batch), steps_per_epoch(facts.images, batch)
     epochs = steps / per_epoch
     if config.mixing.mixup or config.mixing.cutmix:
-        probability = mixing_probability(epochs, _changed_options(config, _MIXING))
+        probability = mixing_probability(epochs, _changed_options(config, _MIXING), facts.family)
         auto.choose("mixing.prob", config.mixing.prob, *probability)
     operations = augment_operations(epochs, steps, facts.parameters, from_scratch=from_scratch)
     if changed := _changed_options(config, _RANDAUGMENT):
@@ -319,6 +352,7 @@ def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) 
     auto.choose("matching.prototypes", matching.prototypes, *prototype_count(facts.images))
     auto.choose("matching.momentum", matching.momentum, *teacher_momentum(steps, side))
     auto.choose("matching.teacher_temp", matching.teacher_temp, *teacher_temperature(epochs, side))
+    auto.choose("matching.centering", matching.centering, *teacher_centering())
     reason = f"milder than the papers' up to {SMALL_INPUT} px" if side <= SMALL_INPUT else "the papers'"
     for name, value in config.crops.views(side)._asdict().items():
         auto.choose(f"crops.{name}", getattr(config.crops, name), value, reason)
@@ -377,6 +411,7 @@ def describe_interval(every: int, steps: int, per_epoch: int) -> str:
     return f"{pluralize(-(-steps // every), 'evaluation')} in {pluralize(steps, 'step')}, {per_epoch:,} per epoch"
 
 
+_LOCALIZATION = tuple(f"localization.{name}" for name in LocalizationConfig.model_fields if name != "weight")
 _MIXING = ("mixing.mixup", "mixing.cutmix", "mixing.switch_prob")
 _RANDAUGMENT = ("augment.magnitude", "augment.magnitude_std", "augment.operation_prob")
 

@@ -10,8 +10,8 @@ from frugalvit.experiment.defaults import (
     SMALL_NETWORK,
     AutoValues,
     Facts,
-    default_backbone,
     describe_interval,
+    papers_backbone,
     resolve_batch_size,
 )
 
@@ -22,7 +22,7 @@ _STEPS_ON_CPU = 200
 
 def resolve_dense_input(config: D, facts: Facts, auto: AutoValues) -> D:
     """Resolve backbone and input size: the short side (detection), or the side of a crop (segmentation)."""
-    auto.choose("backbone", config.backbone, *default_backbone(facts.device))
+    auto.choose("backbone", config.backbone, *papers_backbone(facts.device))
     on_cpu = facts.device == "cpu"
     if isinstance(config, DetectConfig):
         limit, wanted, rule = (128 if on_cpu else 800), 5 / 3 * facts.side, "the papers enlarge 480 px to 800"

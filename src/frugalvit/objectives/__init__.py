@@ -1,6 +1,6 @@
 """Losses on features, in plain torch: any training loop can use them without the rest of frugalvit."""
 
-from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk
+from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk, sinkhorn_center
 from frugalvit.objectives.drloc import (
     LOCALIZATION_WEIGHTS,
     DenseLocalization,
@@ -12,6 +12,7 @@ from frugalvit.objectives.esvit import (
     ProjectionHead,
     RegionMatching,
     ViewMatching,
+    koleo_loss,
     match_regions,
     region_loss,
     update_average,
@@ -42,6 +43,8 @@ __all__ = [
     "match_regions",
     "assigned_cross_entropy",
     "should_chunk",
+    "sinkhorn_center",
+    "koleo_loss",
     "Objective",
     "ObjectiveContext",
     "register_objective",

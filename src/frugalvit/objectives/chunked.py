@@ -22,11 +22,23 @@ bf16 probabilities written and read twice: 14 bytes, 16 GB, 4 ms at 4 TB/s. Two 
 gathering the teachers' rows K-wide saves 4 M P K FLOPs but reads up to two more K-wide rows per student row and ties
 the chunks to images; recomputing the softmax in the backward pass, as flash attention does, has hardly any traffic but
 needs 14 P K FLOPs per row. benchmarks/losses.py measures the actual times.
+
+Sinkhorn-Knopp (SwAV, DINOv2) scales exp(W' z / τt) in turns: every prototype gets the same total, then every row gets
+the sum 1. It ends with the rows, so its result is a softmax whose logits are shifted by one vector v (K),
+
+    v <- log Σ_n exp(W' z_n / τt),   then   v <- v + log Σ_n q_n   with  q_n = softmax(W' z_n / τt - v),
+
+and c = τt v is a center like any other: the loss and the softmax kernel stay the same. Each turn computes the logits
+again, chunk by chunk, and keeps only v: 6 M P K FLOPs more for three turns. No sum over all rows is below 1 / (M K), so
+that fp32 is enough.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
@@ -77,6 +89,69 @@ def assigned_cross_entropy(
     return _apply(
         student, student_weight, teacher, teacher_weight, assignment, center, student_temp, teacher_temp, rows
     )
+
+
+def sinkhorn_center(
+    teacher: Tensor,
+    teacher_weight: Tensor,
+    teacher_temp: float | Tensor,
+    *,
+    iterations: int = 3,
+    all_processes: bool = True,
+    rows: int | None = None,
+) -> Tensor:
+    """Return the center (K) with which the teacher rows, of all processes or this one, use all prototypes equally.
+
+    softmax((W' z - center) / τt) is Sinkhorn-Knopp's result after ``iterations`` turns.
+
+    teacher:        (…, P) bottleneck vectors of the rows of this process
+    teacher_weight: (K, P) prototypes
+    rows:           rows per chunk; None chooses it from K
+
+    Products have the precision of :func:`assigned_cross_entropy`, everything else fp32.
+    """
+    check_temperature("teacher_temp", teacher_temp)
+    return _balance(teacher, teacher_weight, teacher_temp, iterations, all_processes, rows)
+
+
+@torch.no_grad()
+def _balance_rows(
+    teacher: Tensor,
+    teacher_weight: Tensor,
+    teacher_temp: float | Tensor,
+    iterations: int,
+    all_processes: bool,
+    rows: int | None,
+) -> Tensor:
+    low = _product_dtype(teacher)
+    with torch.autocast(teacher.device.type, enabled=False):
+        query, keys = teacher.flatten(0, -2) / teacher_temp, teacher_weight.to(low)
+        shift: Tensor | None = None
+        for _ in range(iterations):
+            total = query.new_full((len(keys),), -math.inf)  # log Σ_n over the chunks
+            for chunk in query.split(rows or _rows_per_chunk(keys)):
+                logits = _product(chunk.to(low), keys.T, query.dtype)
+                if shift is None:
+                    part = logits.logsumexp(0)
+                else:
+                    part = shift + _choose_softmax(query)(logits, shift, query.dtype)[1].sum(0).log()
+                total = torch.logaddexp(total, part)
+            shift = _logsumexp_over_processes(total) if all_processes else total
+        assert shift is not None
+        return shift * teacher_temp
+
+
+_balance: Any = torch.compiler.disable(_balance_rows)
+
+
+def _logsumexp_over_processes(values: Tensor) -> Tensor:
+    if not (dist.is_available() and dist.is_initialized()):
+        return values
+    peak = values.clone()
+    dist.all_reduce(peak, dist.ReduceOp.MAX)
+    total = (values - peak).exp()
+    dist.all_reduce(total)
+    return peak + total.log()
 
 
 class _AssignedCrossEntropy(torch.autograd.Function):
@@ -157,9 +232,9 @@ def _softmax_moments(
     Also adds pᵀ @ factor to ``total``. query (N, P), keys and values (K, P) in the products' precision, shift (K),
     factor (N, P), total (K, P).
     """
-    per_chunk = rows or max(1, _CHUNK_ELEMENTS.get(query.device.type, 2**23) // len(keys))
+    per_chunk = rows or _rows_per_chunk(keys)
     low, precise = keys.dtype, query.dtype
-    probabilities_of = fused_softmax if query.is_cuda and precise == torch.float32 and TRITON_AVAILABLE else _softmax
+    probabilities_of = _choose_softmax(query)
     normalizers, means = [], []
     for start in range(0, len(query), per_chunk):
         chunk = slice(start, start + per_chunk)
@@ -172,6 +247,15 @@ def _softmax_moments(
         if total is not None:
             _add_product(total, probabilities.T, factor[chunk].to(low))
     return torch.cat(normalizers), torch.cat(means) if values is not None else None
+
+
+def _rows_per_chunk(keys: Tensor) -> int:
+    return max(1, _CHUNK_ELEMENTS.get(keys.device.type, 2**23) // len(keys))
+
+
+def _choose_softmax(query: Tensor) -> Callable[[Tensor, Tensor | None, torch.dtype], tuple[Tensor, Tensor]]:
+    """Return the softmax kernel for fp32 on a GPU, else plain torch."""
+    return fused_softmax if query.is_cuda and query.dtype == torch.float32 and TRITON_AVAILABLE else _softmax
 
 
 def _softmax(logits: Tensor, shift: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

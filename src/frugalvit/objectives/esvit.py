@@ -13,6 +13,7 @@ student, t a crop of the teacher.
 
 The center (a running mean of the teacher's logits) and the small temperature τt prevent collapse. Views and regions
 have separate heads and centers. Regions are matched on backbone features, before the head and without gradient.
+``centering="sinkhorn"`` takes a center from the step's own teacher rows instead (SwAV, DINOv2; see chunked.py).
 
 The print of Eq. 1 has p_s and p_t exchanged. Algorithm 1 matches by plain dot products; Eq. 2, the released code and
 this module use the cosine. Since -p_t · log p_s = lse(s) - p_t · s, a student row needs one logsumexp for all its
@@ -34,7 +35,7 @@ from torch import Tensor, nn
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.objectives.checks import check_center, check_crops, check_momentum, check_temperature
-from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk
+from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk, sinkhorn_center
 
 # Limit of rows × prototypes for health metrics: a sample is enough and cheap.
 _HEALTH_ELEMENTS = 2**26
@@ -186,6 +187,8 @@ class Matching(nn.Module, ABC):
 
     student, teacher: :class:`ProjectionHead`; ``update_teacher`` updates the EMA
     center:           (1, K), starts at zero; in training it is updated after every loss, over all processes
+    centering:        ``"mean"`` uses this center; ``"sinkhorn"`` one that makes the teacher rows of a call (in training
+                      of all processes) use all prototypes equally. Both update ``center``: ``health`` uses it
     chunked:          never store all logits (see chunked.py); ``"auto"`` chooses by the number of logits
 
     For gradient accumulation pass ``hold_center=True`` to every call and call ``move_center`` once per step. Released
@@ -207,11 +210,14 @@ class Matching(nn.Module, ABC):
         *,
         student_temp: float = 0.1,
         center_momentum: float = 0.9,
+        centering: Literal["mean", "sinkhorn"] = "mean",
         chunked: bool | Literal["auto"] = "auto",
     ) -> None:
         super().__init__()
         check_temperature("student_temp", student_temp)
         check_momentum("center_momentum", center_momentum)
+        if centering not in ("mean", "sinkhorn"):
+            raise UserError(f"centering={centering!r}: use 'mean' or 'sinkhorn'.")
         if chunked not in (True, False, "auto"):
             raise UserError(f"chunked={chunked!r}: use True, False or 'auto'.")
         self.student = ProjectionHead(dim, prototypes, hidden, bottleneck, layers, norm_last)
@@ -219,6 +225,7 @@ class Matching(nn.Module, ABC):
         self.dim = dim
         self.student_temp = student_temp
         self.center_momentum = center_momentum
+        self.centering = centering
         self.chunked = chunked
         self.center: Tensor
         self.register_buffer("center", torch.zeros(1, prototypes))
@@ -239,6 +246,9 @@ class Matching(nn.Module, ABC):
         with torch.no_grad():
             teacher, teacher_sizes = self._bottlenecks(self.teacher, teacher_features)
             teacher_weight = self.teacher.weight()
+        center = self.center
+        if self.centering == "sinkhorn":
+            center = sinkhorn_center(teacher, teacher_weight, teacher_temp, all_processes=self.training)
         rows = student.shape[:2].numel() + teacher.shape[:2].numel()
         if should_chunk(rows, self.student.prototypes) if self.chunked == "auto" else self.chunked:
             loss = assigned_cross_entropy(
@@ -247,7 +257,7 @@ class Matching(nn.Module, ABC):
                 teacher,
                 teacher_weight,
                 self.assignment(student_features, teacher_features),
-                center=self.center,
+                center=center,
                 student_temp=self.student_temp,
                 teacher_temp=teacher_temp,
             )
@@ -255,7 +265,8 @@ class Matching(nn.Module, ABC):
             student_logits = F.linear(student, self.student.weight()).split(student_sizes, dim=1)
             with torch.no_grad():
                 teacher_logits = F.linear(teacher, teacher_weight).split(teacher_sizes, dim=1)
-            loss = self._plain_loss(student_logits, teacher_logits, student_features, teacher_features, teacher_temp)
+            crops = student_features, teacher_features
+            loss = self._plain_loss(student_logits, teacher_logits, *crops, center, teacher_temp)
         if self.training:
             self.accumulate_center(teacher)
             if not hold_center:
@@ -310,6 +321,9 @@ class Matching(nn.Module, ABC):
         teacher_temp: float | Tensor = 0.04,
     ) -> dict[str, Tensor]:
         """Return the health metrics of a sample of the batch, as scalars on the device.
+
+        The teacher's distributions are those of the moving center. Sinkhorn's use all prototypes even if the network
+        tells no images apart, so their numbers would show nothing; with them ``agreement`` would be higher.
 
         teacher_entropy   mean entropy of the teacher's distributions in nats; ln K means uniform
         teacher_kl        its distance to uniform, ln K - teacher_entropy; near 0 means uniform collapse
@@ -371,6 +385,7 @@ class Matching(nn.Module, ABC):
         teacher_logits: Sequence[Tensor],
         student_features: Sequence[Features],
         teacher_features: Sequence[Features],
+        center: Tensor,
         teacher_temp: float | Tensor,
     ) -> Tensor:
         """Return the loss of the logits of every crop, (B, T, K)."""
@@ -379,6 +394,31 @@ class Matching(nn.Module, ABC):
         """Project all crops at once: (B, ΣT, P), and T of every crop."""
         parts = [self._rows(crop) for crop in crops]
         return head.project(torch.cat(parts, dim=1)), [part.shape[1] for part in parts]
+
+
+def koleo_loss(features: Tensor, *, all_processes: bool = True) -> Tensor:
+    """Return KoLeo: -mean log of the distance from each image to its nearest neighbour, (B, D) -> scalar.
+
+    Sablayrolles et al. (2019), DINOv2 §4. Features are L2-normalized, in fp32. Neighbours come from all processes, so
+    that their number does not change the loss; DINOv2 takes those of one process. The gradient counts once for every
+    process, because data-parallel training averages over them.
+    """
+    world = dist.get_world_size() if all_processes and dist.is_available() and dist.is_initialized() else 1
+    if len(features) * world < 2:
+        raise UserError("KoLeo needs a nearest neighbour: use a batch of at least two images (--batch, --accumulate).")
+    with torch.autocast(features.device.type, enabled=False):
+        unit = F.normalize(features.to(torch.promote_types(features.dtype, torch.float32)), dim=1)
+        if world > 1:
+            parts = [torch.empty_like(unit) for _ in range(world)]
+            dist.all_gather(parts, unit.detach())
+            parts[dist.get_rank()] = unit
+            unit = torch.cat(parts)
+        with torch.no_grad():
+            nearest = (unit @ unit.mT).fill_diagonal_(-2).argmax(1)
+        # Unlike a gather, the gradients of an embedding are added in a fixed order.
+        distance = (unit - F.embedding(nearest, unit)).norm(dim=1)
+        loss = -(distance + 1e-8).log().mean()
+        return loss.detach() + world * (loss - loss.detach())
 
 
 def _entropy(probabilities: Tensor) -> Tensor:
@@ -440,12 +480,13 @@ class ViewMatching(Matching):
         teacher_logits: Sequence[Tensor],
         student_features: Sequence[Features],
         teacher_features: Sequence[Features],
+        center: Tensor,
         teacher_temp: float | Tensor,
     ) -> Tensor:
         return view_loss(
             [logits[:, 0] for logits in student_logits],
             [logits[:, 0] for logits in teacher_logits],
-            center=self.center,
+            center=center,
             student_temp=self.student_temp,
             teacher_temp=teacher_temp,
         )
@@ -517,6 +558,7 @@ class RegionMatching(Matching):
         teacher_logits: Sequence[Tensor],
         student_features: Sequence[Features],
         teacher_features: Sequence[Features],
+        center: Tensor,
         teacher_temp: float | Tensor,
     ) -> Tensor:
         return region_loss(
@@ -524,7 +566,7 @@ class RegionMatching(Matching):
             teacher_logits,
             [crop.grid for crop in student_features],
             [crop.grid for crop in teacher_features],
-            center=self.center,
+            center=center,
             student_temp=self.student_temp,
             teacher_temp=teacher_temp,
         )

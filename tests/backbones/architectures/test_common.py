@@ -18,6 +18,7 @@ from frugalvit.errors import UserError
 TINY = {
     "swin_nano": {"patch_size": 4, "embed_dim": 8, "depths": (1, 1, 2), "num_heads": (1, 2, 2)},
     "cvt_13": {"embed_dim": (8, 12, 16), "depths": (1, 1, 2), "num_heads": (1, 1, 2), "head_dim": 8},
+    "hybrid_nano": {"embed_dim": (8, 12, 16), "depths": (1, 1, 2), "head_dim": 8},
     "t2t_vit_14": {"embed_dim": 24, "depth": 2, "num_heads": 2, "token_dim": 8},
     "cvt_tiny_w7": {"embed_dim": 4, "depths": (1, 1, 1, 2)},
     "vil_tiny_w7": {"embed_dim": 8, "depths": (2, 1, 1, 1), "num_heads": (1, 2, 2, 4)},
@@ -26,11 +27,12 @@ TINY = {
 MICRO = {
     "swin_nano": {"embed_dim": 8, "depths": (1, 2), "num_heads": (1, 2)},
     "cvt_13": {"embed_dim": (8, 8), "depths": (1, 1), "num_heads": (1, 2), "head_dim": 8},
+    "hybrid_nano": {"embed_dim": (8, 8), "depths": (1, 1), "conv_stages": 1, "head_dim": 8},
     "t2t_vit_14": {"embed_dim": 8, "depth": 1, "num_heads": 2, "token_dim": 8},
     "cvt_tiny_w7": {"embed_dim": (8, 8), "depths": (1, 1), "num_heads": (1, 2)},
     "vil_tiny_w7": {"embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2), "sparse_stages": 1},
 }
-STRIDE = {"swin_nano": 16, "cvt_13": 16, "t2t_vit_14": 16, "cvt_tiny_w7": 32, "vil_tiny_w7": 32}
+STRIDE = {"swin_nano": 16, "cvt_13": 16, "hybrid_nano": 16, "t2t_vit_14": 16, "cvt_tiny_w7": 32, "vil_tiny_w7": 32}
 every_model = pytest.mark.parametrize("name", TINY)
 
 
@@ -47,6 +49,9 @@ def images(*shape: int, seed: int = 1) -> torch.Tensor:
     ("name", "keywords", "millions"),
     [
         ("cvt_13", {}, 19.94),
+        ("hybrid_small", {"num_classes": 0}, 11.79),
+        ("hybrid_tiny", {"num_classes": 0}, 7.06),
+        ("hybrid_nano", {"num_classes": 0}, 0.59),
         ("t2t_vit_14", {}, 21.55),
         ("cvt_tiny_w7", {"num_classes": 0, "relative_bias": False}, 29.30),
         ("vil_tiny_w7", {"num_classes": 0}, 27.57),
@@ -106,6 +111,9 @@ def test_images_of_a_batch_are_independent(height, width, name):
 @every_model
 def test_every_weight_has_a_gradient(name):
     model = tiny(name).train()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):  # a hybrid's blocks start as the identity: their last scale is 0
+            nn.init.ones_(module.weight)
     grid, pooled = model.forward_grid(images(2, 3, 96, 96))
     weights = images(*grid.shape, seed=2)
     ((grid * weights).sum() + model.get_classifier()(pooled).square().sum()).backward()
@@ -246,7 +254,7 @@ def test_groups_for_layer_wise_learning_rates(name):
 @every_model
 def test_impossible_shapes_raise_user_error(name):
     wrong = {"num_heads": 5} if name == "t2t_vit_14" else {"depths": (1, 1)}
-    with pytest.raises(UserError, match="num_heads"):
+    with pytest.raises(UserError, match="depths" if name == "hybrid_nano" else "num_heads"):
         tiny(name, **wrong)
 
 

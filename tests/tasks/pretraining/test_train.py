@@ -27,7 +27,17 @@ from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.collapse import Health
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.tasks.pretraining.train import _check_crops, make_plan, pretrain
-from helpers.tiny_runs import PRETRAIN, TRAIN, load_state, read_metrics, resolve, write_images
+from helpers.tiny_runs import (
+    PRETRAIN,
+    TRAIN,
+    differences,
+    interrupted_at,
+    load_state,
+    read_metrics,
+    resolve,
+    run_tiny,
+    write_images,
+)
 
 
 def config(photos: Path, out: Path, **values: object) -> PretrainConfig:
@@ -147,8 +157,9 @@ def test_teacher_keeps_its_batch_norm_statistics() -> None:
         {"crops": {"local_crops": 0}, "optimizer": {"clip_per": "global"}},
         {"crops": {"local_crops": 3, "local_size": 8}, "crops_at_once": 1, "matching": {"chunked": True}},
         {"accumulate": 2, "batch": 8},
+        {"accumulate": 2, "batch": 8, "matching": {"centering": "sinkhorn", "koleo": 0.1, "chunked": True}},
     ],
-    ids=["views", "regions", "drloc", "global-only", "few-at-once", "accumulated"],
+    ids=["views", "regions", "drloc", "global-only", "few-at-once", "accumulated", "sinkhorn"],
 )
 def test_every_combination_runs(photos: Path, tmp_path: Path, values: dict[str, object]) -> None:
     result = pretrain(config(photos, tmp_path / "run", steps=3, **values))
@@ -185,6 +196,40 @@ def test_crops_in_parts_give_the_same_run(photos: Path, tmp_path: Path) -> None:
     assert first == pytest.approx(second, rel=1e-4)
 
 
+SINKHORN = {"centering": "sinkhorn", "koleo": 0.1}
+
+
+def test_sinkhorn_and_koleo_resume_to_the_bit(photos: Path, tmp_path: Path) -> None:
+    matching = PRETRAIN["matching"] | SINKHORN | {"regions_from": 0.0}  # type: ignore[operator]
+    values = {"data": photos, "matching": matching}
+    run_tiny("pretrain", out=tmp_path / "complete", **values)
+    with interrupted_at(7):
+        run_tiny("pretrain", out=tmp_path / "cut", **values)
+    run_tiny("pretrain", resume=tmp_path / "cut")
+    assert differences(tmp_path / "complete", tmp_path / "cut") == []
+    lines = [line for line in read_metrics(tmp_path / "cut") if line["split"] == "train"]
+    assert len(lines) == 10
+    for line in lines:
+        total = 0.5 * (line["view_loss"] + line["region_loss"]) + 0.1 * line["koleo"]
+        assert line["loss"] == pytest.approx(total, rel=1e-5) and 1 <= line["region_prototypes_used"] <= 16
+
+
+@pytest.mark.parametrize("option", SINKHORN)
+def test_each_option_changes_the_run(option: str, photos: Path, tmp_path: Path) -> None:
+    losses = []
+    for matching in ({}, {option: SINKHORN[option]}):
+        pretrain(config(photos, tmp_path / str(len(losses)), steps=2, log_every=1, matching=matching))
+        losses.append([line["loss"] for line in read_metrics(tmp_path / str(len(losses))) if line["split"] == "train"])
+    assert all(one != other for one, other in zip(*losses, strict=True))
+
+
+def test_options_without_effect_are_refused(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"matching\.center_momentum"):
+        config(photos, tmp_path / "run", matching={"centering": "sinkhorn", "center_momentum": 0.5})
+    with pytest.raises(UserError, match="--batch"):  # no neighbour in a part of one image
+        pretrain(config(photos, tmp_path / "run", steps=1, batch=4, accumulate=4, matching={"koleo": 0.1}))
+
+
 def test_accumulation_updates_the_center_once(photos: Path, tmp_path: Path) -> None:
     """Two parts of four images give nearly the center of one part of eight; their crops differ."""
     levels = {"regions_from": 0.0, "center_momentum": 0.5}
@@ -200,6 +245,7 @@ def test_accumulation_updates_the_center_once(photos: Path, tmp_path: Path) -> N
 COLLAPSES = {
     # No sharpening: the outputs of the teacher are flat, and the student learns that.
     "uniform collapse": {"teacher_temp": 5.0, "teacher_temp_start": 5.0},
+    "uniform collapse with Sinkhorn": {"teacher_temp": 5.0, "teacher_temp_start": 5.0, "centering": "sinkhorn"},
     # No centering and a very sharp teacher: one prototype gets all images.
     "one-prototype collapse": {"teacher_temp": 0.005, "teacher_temp_start": 0.005, "center_momentum": 1.0},
 }
@@ -211,7 +257,7 @@ def test_a_forced_collapse_is_named(name: str, seed: int, photos: Path, tmp_path
     forced = COLLAPSES[name] | {"regions_from": 0.0, "region_weight": 0.0, "hold_last": 0.0}
     run = config(photos, tmp_path / "run", steps=60, log_every=2, lr=3e-3, matching=forced, seed=seed)
     result = pretrain(run.with_options({"health.stop_on_collapse": True}, PretrainConfig))
-    assert name in result.data["health"], result.data
+    assert name.removesuffix(" with Sinkhorn") in result.data["health"], result.data
     assert result.data["steps"] < 60 and (tmp_path / "run" / "model" / "config.json").exists()
 
 

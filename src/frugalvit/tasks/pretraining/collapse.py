@@ -24,7 +24,7 @@ from frugalvit.experiment.builders import EvalSet
 from frugalvit.probing.knn import knn_accuracy
 from frugalvit.utils.tables import Table
 
-_PARTS = ("view_loss", "region_loss", "localization")
+_PARTS = ("view_loss", "region_loss", "localization", "koleo")
 """The parts of the total loss; not every step has all of them."""
 
 _FEW_PROTOTYPES = 10
@@ -180,7 +180,8 @@ class Health:
             name,
             f"teacher entropy {entropy:.3f}, and all {level.items} together use {used:.1f} of {self.prototypes:,} "
             "prototypes",
-            "Raise matching.teacher_temp, lower matching.center_momentum, or lower --lr",
+            "Raise matching.teacher_temp, lower matching.center_momentum, lower --lr, or try matching.centering "
+            "sinkhorn",
         )
 
     def _diverged(self, metrics: Mapping[str, float]) -> Alarm | None:

@@ -1,6 +1,7 @@
 """PretrainingTask: label-free pre-training with EsViT. L = ½ L_V + ½ L_R (Algorithm 1; §2.2 prints the plain sum).
 
-The student sees every crop, the teacher only the global crops. Drloc on the student's global grids can be a third loss.
+The student sees every crop, the teacher only the global crops. Drloc and KoLeo on the student's global crops can be
+further losses.
 """
 
 import math
@@ -24,7 +25,7 @@ from frugalvit.engine.schedule import Schedule
 from frugalvit.engine.task import Task
 from frugalvit.experiment.extra_objectives import ExtraObjectives
 from frugalvit.features import Features
-from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching
+from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching, koleo_loss
 from frugalvit.objectives.drloc import Pairs, draw_batch_pairs, loss_at_pairs
 from frugalvit.tasks.pretraining.collapse import Health
 from frugalvit.utils import console
@@ -48,6 +49,7 @@ class PretrainingTask(Task):
         regions: RegionMatching | None,
         localization: RelativeLocalization | None = None,
         weights: tuple[float, float, float] = (0.5, 0.5, 0.0),
+        koleo_weight: float = 0.0,
         teacher_temp: Schedule,
         momentum: Schedule,
         regions_from: int = 0,
@@ -63,7 +65,7 @@ class PretrainingTask(Task):
         self.teacher.load_state_dict(student.state_dict())
         self.teacher_update = EMA(self.teacher, student, buffers=False)
         self.views, self.regions, self.localization = views, regions, localization
-        self.weights, self.objectives = weights, objectives
+        self.weights, self.koleo_weight, self.objectives = weights, koleo_weight, objectives
         self.teacher_temp, self.momentum = teacher_temp, momentum
         self.regions_from, self.hold_last = regions_from, hold_last
         self.weight_decay, self.crops_at_once, self.health_every = weight_decay, crops_at_once, health_every
@@ -130,6 +132,10 @@ class PretrainingTask(Task):
             grids = torch.cat([crop.grid for crop in student[:count]])
             losses["localization"], losses["localization_error"] = loss_at_pairs(self.localization, grids, pairs)
             total = total + localization_weight * losses["localization"]
+        if self.koleo_weight:  # never between two views of one image
+            parts = [koleo_loss(crop.pooled, all_processes=self.training) for crop in student[:count]]
+            losses["koleo"] = torch.stack(parts).sum()
+            total = total + self.koleo_weight * losses["koleo"]
         if with_health:
             losses |= self._health_metrics(student, teacher, temperature, with_regions)
         losses = {"loss": total, **losses}

@@ -218,9 +218,11 @@ def make_task(
         "norm_last": matching.norm_last,
         "student_temp": matching.student_temp,
         "center_momentum": matching.center_momentum,
+        "centering": matching.centering,
         "chunked": matching.chunked,
     }
     weight, (view_weight, region_weight) = config.localization.weight, matching.weights()
+    further = {"localization": weight > 0, "koleo": matching.koleo > 0}
     warm = warmup_steps(matching.teacher_temp_warmup, plan.steps_per_epoch, plan.steps, share=1 / 3)
     grid = student.grid_size(student.img_size)  # of the global crops, the largest
     return kind(
@@ -230,6 +232,7 @@ def make_task(
         regions=RegionMatching(student.dim, **heads) if region_weight > 0 else None,
         localization=make_localization(config.localization, student.dim, grid) if weight > 0 else None,
         weights=(view_weight, region_weight, weight),
+        koleo_weight=matching.koleo,
         teacher_temp=Linear(matching.teacher_temp_start, matching.teacher_temp, warm),
         momentum=Cosine(matching.momentum, 1.0, plan.steps),
         regions_from=round(matching.regions_from * plan.steps_per_epoch),
@@ -237,7 +240,7 @@ def make_task(
         weight_decay=config.optimizer.weight_decay,
         crops_at_once=config.crops_at_once,
         health_every=plan.log_every,
-        objectives=make_objectives(config.objectives, student.dim, ["localization"] if weight > 0 else []),
+        objectives=make_objectives(config.objectives, student.dim, [name for name, on in further.items() if on]),
     )
 
 
