@@ -42,6 +42,9 @@ def command(config: DataConfig) -> CommandResult:
         config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.labels,
         classes=config.classes, root=config.root, loose=True,
     )  # fmt: skip
+    if source.kind == "shards":
+        stored = open_data(config.data, split="given").splits  # a made split has no decoded images
+        source.notes += [note for examples in stored.values() for note in check_decoded(examples)]
     return inspect(source, decode=config.decode, duplicates=config.duplicates)
 
 
@@ -68,7 +71,7 @@ def inspect(source: DatasetSplits, *, decode: str, duplicates: bool) -> CommandR
         ],
         "decoded": decoded,
         "duplicates": _duplicates(parts) if duplicates else None,
-        "notes": source.notes + [note for examples in source.splits.values() for note in check_decoded(examples)],
+        "notes": source.notes,
     }
     data["seconds"] = round(time.monotonic() - started, 2)
     return CommandResult(data, _tables(data), _notes(data))
