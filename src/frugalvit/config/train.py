@@ -90,6 +90,9 @@ class RunConfig(Config):
     compile: bool | Literal["auto", "graphs"] = option(
         "auto", "torch.compile; graphs: replay as CUDA graphs (one GPU); auto: for long runs on a GPU"
     )
+    deterministic: bool = option(
+        False, "the same bits in every run on the same GPU for every network, not only for Swins; slower attention"
+    )
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")
     split: Splitting = option(
@@ -338,6 +341,7 @@ class TrainConfig(RunConfig):
     evaluate_every: Count | Auto = option(
         "auto", "steps between evaluations; auto: an epoch, or more if evaluation would take over a quarter of the time"
     )
+    rescue: bool = option(True, "go back to good weights with a lower rate if the network collapses; twice at most")
     objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)
     localization: LocalizationConfig = option(default_factory=LocalizationConfig)
     augment: AugmentConfig = option(default_factory=AugmentConfig)

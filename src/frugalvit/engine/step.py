@@ -45,6 +45,7 @@ class TrainPlan:
     save_every: int = 0
     save_minutes: float = 10.0
     max_nonfinite_steps: int = 5  # in a row
+    rescues: int = 0  # times that a collapsed run may go back to its last good weights
     rank_timeout: float = 300.0  # seconds
 
     @classmethod

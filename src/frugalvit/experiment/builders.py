@@ -31,7 +31,7 @@ from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, open_stream, should_stream
 from frugalvit.data.webdataset.streaming_loader import StreamingBatches
 from frugalvit.engine import distributed
-from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device
+from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device, use_deterministic_algorithms
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment.defaults import PAIR, AutoValue, AutoValues
@@ -82,6 +82,8 @@ def make_fabric(config: RunConfig) -> Fabric:
     distributed.launch(fabric, devices)
     if device == "cuda":
         configure_cuda()
+    if config.deterministic:
+        use_deterministic_algorithms()
     return fabric
 
 

@@ -19,6 +19,7 @@ from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch, BatchShard, BatchSource, eval_batches
 from frugalvit.data.rng import device_generator
 from frugalvit.engine.ema import EMA
+from frugalvit.engine.health import effective_rank
 from frugalvit.engine.param_groups import decay_groups, layer_groups, merge_param_groups, no_weight_decay_names
 from frugalvit.engine.schedule import Schedule
 from frugalvit.engine.task import Task
@@ -33,6 +34,7 @@ class ClassificationTask(Task):
     """A classifier and its losses. ``average`` holds the EMA of the weights if ``ema`` is above 0."""
 
     best_metric = "top1"
+    unprinted = ("effective_rank",)  # for the health checks; low for few classes, however good the network
 
     def __init__(
         self,
@@ -196,7 +198,8 @@ class ClassificationTask(Task):
     def evaluate(self, step: int) -> dict[str, float]:
         scores = self.scores(self.evaluated)
         self.nonfinite_outputs, self.cached_scores = scores.has_nonfinite(), (self.evaluated, scores)
-        return scores.summary()
+        rank = {} if scores.features is None else {"effective_rank": effective_rank(scores.features)}
+        return scores.summary() | rank
 
     def score(self, dataset: Any) -> ClassificationScores:
         """Return the scores of the current weights on a dataset, from the cache if they were just computed."""
@@ -204,7 +207,9 @@ class ClassificationTask(Task):
         return cached[1] if cached is not None and cached[0] is dataset else self.scores(dataset)
 
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
-        """Remember the error of the localization task; never end the run."""
+        """Remember the error of the localization task and watch the health; never end the run."""
+        if self.health is not None:
+            self.health.warn(step, metrics)
         error = metrics.get("localization_error", math.nan)
         self.last_error = error if math.isfinite(error) else self.last_error
         return False
@@ -236,5 +241,6 @@ class ClassificationTask(Task):
                 with torch.autocast(pooled.device.type, enabled=False):
                     logits = self.result.classify(pooled.float())
                 scores.add(logits, labels)
+                scores.features = pooled.float() if scores.features is None else scores.features
         self.train(was_training)
         return scores.reduced(self.fabric)

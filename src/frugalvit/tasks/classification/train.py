@@ -1,9 +1,11 @@
 """``frugalvit train``: from images with labels to a classifier, a report and a model folder."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import nn
@@ -18,7 +20,7 @@ from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.image_folder import are_layout_folders
 from frugalvit.data.split import absent_classes, check_trainable, subsample_labels
 from frugalvit.engine.distributed import collective_timeout
-from frugalvit.engine.loop import TrainPlan
+from frugalvit.engine.loop import TrainPlan, describe_rescue
 from frugalvit.engine.param_groups import freeze_first
 from frugalvit.engine.schedule import Constant, Cosine, Ramp, Schedule, warmup_steps
 from frugalvit.errors import UserError
@@ -40,10 +42,19 @@ from frugalvit.experiment.summary import (
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
+from frugalvit.tasks.classification.health import SupervisedHealth, chance_loss
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize
+
+SHORTEST_RESCUED = 100
+"""The shortest run, in steps, that can be rescued: ten lines of metrics are too few to tell a collapse."""
+
+_AT_CHANCE = (
+    "the run ended at chance: it predicts no better than without looking at the images. Lower --lr, lengthen "
+    "--optimizer.warmup, train longer (--epochs), or start from trained weights (--pretrained, --init)"
+)
 
 HARDLY = 0.8  # of the error of a constant answer; above it Drloc's task counts as hardly learned
 
@@ -116,6 +127,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         )
         self.eval_set = builders.eval_set(self.evaluated, backbone, config, self.fabric)
         task.set_data(batches, self.eval_set, self.eval_split, self.fabric)
+        self.health = task.health = make_health(config, self.plan, self.images, self.evaluated, len(self.classes))
         parts = {"train": batches, self.eval_split: self.eval_set.store}
         record_data_usage(self.run_folder, self.data.notes, parts)
 
@@ -138,6 +150,10 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             "val_top1": finite(outcome["best"]),
             **describe_weights(outcome, task.eval_split),
             **task.localization_summary(),
+            "at_chance": self.scores.is_at_chance(),
+            "health": self.health.verdict(),
+            "rescues": outcome["rescues"],
+            "alarms": _describe_alarms(self.health, outcome["rescues"], self.scores.is_at_chance()),
             **run_facts(config, outcome, task.backbone),
         }
 
@@ -162,7 +178,34 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
         table = Table(names, [[summary.get(name) for name in names]], title)
         commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
-        return run_result(summary, table, commands, _note_localization(summary))
+        rescues = [f"{'rescue':<12}{describe_rescue(rescue)}" for rescue in summary["rescues"]]
+        result = run_result(summary, table, commands, [*rescues, *_note_localization(summary)])
+        result.notes += [f"{'failed':<12}{_AT_CHANCE}"] if summary["at_chance"] else []
+        return result
+
+
+def make_health(
+    config: ResolvedTrainConfig, plan: TrainPlan, images: ImageDataset, evaluated: ImageDataset, classes: int
+) -> SupervisedHealth:
+    """Build the health checks; the labels of a stream are unknown, so its classes count as equally frequent."""
+    counts = np.ones(classes) if images.labels is None else np.bincount(images.labels, minlength=classes)
+    chance, deviation = chance_loss(counts, config.mixing.smoothing, balance=config.balance)
+    return SupervisedHealth(
+        chance,
+        deviation / math.sqrt(plan.images_per_step * plan.log_every),
+        classes if evaluated.labels is None else len(np.unique(evaluated.labels)),
+        len(evaluated),
+        plan.steps,
+        warmup_steps(config.optimizer.warmup, plan.steps_per_epoch, plan.steps),
+        plan.log_every,
+        config.lr,
+    )
+
+
+def _describe_alarms(health: SupervisedHealth, rescues: list[dict[str, Any]], at_chance: bool) -> list[str]:
+    """Return the alarms, the rescues, and whether the run failed, for the report."""
+    lines = [*map(str, health.all_alarms()), *(f"rescue {describe_rescue(rescue)}" for rescue in rescues)]
+    return [*lines, _AT_CHANCE] if at_chance else lines
 
 
 def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan:
@@ -174,7 +217,8 @@ def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan
     lr = Cosine(
         config.lr, lowest, _schedule_steps(config, plan), warmup, warmup_from=first, from_zero=optimizer.whole_cosine
     )
-    return replace(plan, lr=lr, evaluate_every=config.evaluate_every)
+    rescues = 2 if config.rescue and plan.steps >= SHORTEST_RESCUED else 0
+    return replace(plan, lr=lr, evaluate_every=config.evaluate_every, rescues=rescues)
 
 
 def _schedule_steps(config: TrainConfig, plan: TrainPlan) -> int:
