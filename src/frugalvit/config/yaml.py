@@ -7,13 +7,13 @@ import yaml
 
 from frugalvit.config.base import merge, set_dotted
 from frugalvit.errors import UserError
-from frugalvit.utils.files import read_error_message
+from frugalvit.utils.files import read_error_message, read_text
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read nested options from a YAML file; names may be written as flags (``localization.lr-scale``)."""
     try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        values = yaml.safe_load(read_text(path))
         if values is None:
             return {}
         if not isinstance(values, dict):

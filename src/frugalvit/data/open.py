@@ -14,7 +14,7 @@ from frugalvit.data.formats.registry import find_format
 from frugalvit.data.paths import local
 from frugalvit.data.split import add_missing_splits, handle_unlabelled
 from frugalvit.errors import UserError, did_you_mean
-from frugalvit.utils.files import utf8_safe
+from frugalvit.utils.files import read_text, utf8_safe
 from frugalvit.utils.text import pluralize, truncate_list
 
 
@@ -126,9 +126,10 @@ def read_class_names(classes: str | Path | Sequence[str] | None) -> list[str] | 
         return None
     if isinstance(classes, str | Path):
         try:
-            lines = local(classes).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError):
-            raise UserError(f"Cannot read {classes} as a list of class names, one per line.") from None
+            lines = read_text(local(classes), "utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise UserError(f"Cannot read {classes} as a list of class names, one per line ({reason}).") from None
         classes = [line.strip() for line in lines if line.strip()]
     if not classes:
         raise UserError("The list of classes is empty.")

@@ -17,6 +17,7 @@ from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, unknown_classes
 from frugalvit.data.paths import is_file, is_folder
 from frugalvit.errors import UserError
+from frugalvit.utils.files import read_text
 from frugalvit.utils.text import pluralize, truncate_list
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
@@ -24,7 +25,6 @@ PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "i
 LABEL_COLUMNS = ("label", "class", "target", "category", "class_name", "label_name", "y")
 SPLIT_COLUMNS = ("split", "subset", "fold", "set")
 WANTED_COLUMN = f"called {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}"
-_MAX_BYTES = 2**31
 
 
 class Row(NamedTuple):
@@ -71,9 +71,7 @@ def read_rows(where: str) -> list[Row]:
     """Read the rows of a table. Errors name the line."""
     path = Path(where)
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UserError(f"{where} is larger than 2 GB, too large for a table of paths.")
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, "utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{where} is not UTF-8 text. Save it as UTF-8 (in a spreadsheet: 'CSV UTF-8').") from None
     except OSError as error:
