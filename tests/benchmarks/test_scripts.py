@@ -51,6 +51,14 @@ def test_input_pipeline(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert result["frugalvit"] > 0 and result["dataloader"] > 0
 
 
+def test_selecting(squares: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = f"swin_nano {squares} --labels 2 --seeds 2 --img-size 32"
+    result = run_script("selecting.py", arguments, monkeypatch, capsys)
+    assert result["images"] == 36 and all(len(values) == 2 for values in result["scores"]["2"].values())
+    assert {"random", "embed --select", "TypiClust", "ProbCover"} < set(result["scores"]["2"])
+    assert min(result["scores"]["2"]["embed --select"]) == 100, "three colours"
+
+
 def test_a_wheel_has_no_benchmarks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkout, "BENCHMARKS", tmp_path)
     with pytest.raises(UserError, match="benchmarks/"):

@@ -47,6 +47,9 @@ def test_labelled_images(tmp_path: Path) -> None:
         assert proposal["seconds"] > 0 and proposal["why"]
     assert [p["command"].split()[1] for p in proposals] == ["train", "pretrain", "train", "train", "compare"]
     assert proposals[0]["seconds"] >= proposals[0]["steps"] * proposals[0]["seconds_per_step"]
+    floor = data["floor"]
+    assert floor["train_images"] == data["splits"]["train"] and 0 < floor["majority"] <= floor["best"] <= 100
+    assert any("The floor on val (" in note for note in data["notes"])
     assert {"backbone", "batch", "lr"} <= {decision["name"] for decision in proposals[0]["decisions"]}
     json.dumps(data)
 

@@ -29,3 +29,19 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.data["exit"] == 1 and len(result.data["problems"]) == 2
     assert any("nowhere-at-all is missing" in note for note in result.notes)
     assert any('pip install "frugalvit[tracking]"' in note for note in result.notes)
+
+
+def test_files_that_vanish_while_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path))
+    (tmp_path / "images").mkdir()
+    for name in ("stays", "goes"):
+        (tmp_path / "images" / name).write_bytes(b"12345")
+    lstat = Path.lstat
+
+    def vanish(self: Path):
+        if self.name == "goes":
+            raise FileNotFoundError(self)
+        return lstat(self)
+
+    monkeypatch.setattr(Path, "lstat", vanish)
+    assert doctor._caches()[0] == {"folder": str(tmp_path / "images"), "files": 1, "bytes": 5}

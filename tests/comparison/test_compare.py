@@ -66,8 +66,26 @@ def test_four_outputs_and_finished_runs_are_kept(photos: Path, tmp_path: Path, m
     assert len(rows) == 4 and {row["seed"] for row in rows} == {"0", "1"}
     assert result.data["differences"]["with"]["count"] == 2 and "\\pm" in (tmp_path / "c/comparison.tex").read_text()
     assert json.loads((tmp_path / "c/comparison.json").read_text())["metric"] == "top1"
+    assert result.tables[0].columns[-1] == "floor" and {row[-1] for row in result.tables[0].rows} == {"100.00"}
+    assert result.data["settings"]["with"]["floor"] == 100 and len(result.notes) == 1
     with pytest.raises(UserError, match="steps"):
         compare(config(photos, tmp_path / "c", steps=5))
+
+
+def test_settings_below_their_floor_are_named(tmp_path: Path) -> None:
+    """Settings may differ in their images, and so in their floors. An older run without a floor hides the column."""
+
+    def summary(top1: float, best: float) -> dict[str, Any]:
+        numbers = {"seed": 0, "seconds": 1.0, "seconds_per_step": 0.1, "run": str(tmp_path / "run")}
+        return numbers | {"top1": top1, "floor": {"best": best}}
+
+    scores = {"few": [summary(30, 20), summary(32, 24)], "many": [summary(50, 60), summary(70, 62)]}
+    result = module.write_comparison(tmp_path, scores, "top1", report=False)
+    assert [row[-1] for row in result.tables[0].rows] == ["22.00", "61.00"]
+    assert result.notes[1].startswith("below the floor: many;")
+    del scores["few"][0]["floor"]
+    result = module.write_comparison(tmp_path, scores, "top1", report=False)
+    assert "floor" not in result.tables[0].columns and len(result.notes) == 1
 
 
 def test_out_with_another_comparison_is_refused(photos: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps, features
+from PIL import Image, ImageFile, ImageOps, features
 
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.decode import decode, read_header
@@ -161,7 +161,7 @@ def test_unreadable_files_have_a_name_and_a_reason(kind: str, as_file: bool, tmp
 def test_files_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(UnreadableImage, match="missing"):
         decode(tmp_path / "no.jpg")
-    with pytest.raises(UnreadableImage, match="not a regular file"):
+    with pytest.raises(UnreadableImage, match="cannot read"):
         decode(tmp_path)
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe.jpg")
@@ -199,3 +199,14 @@ def test_8_bit_values_in_32_bits() -> None:
     np.testing.assert_array_equal(decode(wide)[:, :, 1], GREY)
     deep = encode(Image.fromarray(GREY.astype(np.int32) * 257), "TIFF")
     np.testing.assert_array_equal(decode(deep)[:, :, 1], GREY)
+
+
+def test_too_little_memory_is_not_called_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: Image.Image) -> None:
+        raise MemoryError
+
+    buffer = BytesIO()
+    Image.new("RGB", (8, 8)).save(buffer, "BMP")
+    monkeypatch.setattr(ImageFile.ImageFile, "load", load)
+    with pytest.raises(UnreadableImage, match="too little memory"):
+        decode(buffer.getvalue(), "a.bmp")

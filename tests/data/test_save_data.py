@@ -154,3 +154,26 @@ def test_replace_refuses_other_folders(beside: str, tmp_path: Path) -> None:
 def test_open_data_refuses_other_types(thing: Any) -> None:
     with pytest.raises(fv.UserError, match=r"fv\.save_data"):
         fv.open_data(thing)
+
+
+def test_replace_never_loses_the_old_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error or a kill between the two renames leaves the old dataset, in its path after the next call."""
+    out, rename = tmp_path / "out", Path.rename
+    fv.save_data(out, (GREY, None))
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name == "new" and target == out:
+            raise OSError("no rename")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="no rename"):
+        fv.save_data(out, (GREY[:2], None), replace=True)
+    monkeypatch.undo()
+    assert len(fv.open_data(out)) == len(GREY)
+    left = tmp_path / ".out.partial"  # as a kill would leave it
+    left.mkdir()
+    rename(out, left / "old")
+    with pytest.raises(fv.UserError, match="No image of train"):
+        fv.save_data(out, ([b"no image"], None))
+    assert not left.exists() and len(fv.open_data(out)) == len(GREY)

@@ -1,18 +1,25 @@
 """Validation splits are deterministic, stratified, and independent of order and path."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
-from frugalvit.data.dataset import ArrayExamples, DatasetSplits, ImageDataset, join
-from frugalvit.data.split import add_missing_splits, check_trainable, hold_out, split_examples
+from frugalvit.data import open_data
+from frugalvit.data.copies import find_copies
+from frugalvit.data.dataset import ArrayExamples, DatasetSplits, FileExamples, ImageDataset, join
+from frugalvit.data.save_data import save_data
+from frugalvit.data.split import add_missing_splits, check_trainable, hold_out
 from frugalvit.errors import UserError
 
 
 def make(labels: list[int] | None, count: int = 0, name: str = "a") -> ImageDataset:
     count = count or len(labels or [])
     images = np.arange(count, dtype=np.uint8).reshape(-1, 1, 1, 1).repeat(3, 3)
+    images[..., 0] = ord(name[0])  # no copies in other parts
     return ArrayExamples(images, None if labels is None else np.array(labels), name)
 
 
@@ -45,8 +52,59 @@ def test_seeds_differ_and_parts_do_not_overlap() -> None:
     examples = make([0, 1] * 50)
     picks = [tuple(np.flatnonzero(hold_out(examples.keys, examples.labels, 0.2, seed))) for seed in range(3)]
     assert len(set(picks)) == 3
-    train, val = split_examples(examples, 0.2, 0)
+    train, val = add_missing_splits(source(train=examples), val_fraction=0.2).splits.values()
     assert not set(train.names) & set(val.names) and len(train) == 80 and len(val) == 20
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12)), min_size=1, max_size=60),
+    st.floats(0.05, 0.9),
+    st.randoms(use_true_random=False),
+)
+def test_copies_stay_on_one_side(images: list[tuple[int, int]], fraction: float, shuffler) -> None:
+    """Copies count as one image, whatever their labels and order; no class loses all its training images."""
+    labels, copies = np.array(images).T
+    keys = [f"{i}.jpg" for i in range(len(images))]
+    held = hold_out(keys, labels, fraction, 0, copies)
+    assert not set(copies[held]) & set(copies[~held])
+    assert set(labels) == set(labels[~held])
+    order = np.array(shuffler.sample(range(len(images)), len(images)))
+    again = hold_out([keys[i] for i in order], labels[order], fraction, 0, copies[order])
+    np.testing.assert_array_equal(again, held[order])
+    if len(set(copies)) == len(copies):
+        np.testing.assert_array_equal(held, hold_out(keys, labels, fraction, 0))
+    elif len(set(labels)) == 1 and len(set(copies)) > 1:
+        count = len(set(copies))
+        assert len(set(copies[held])) == min(max(round(fraction * count), 1), count - 1)
+
+
+@pytest.mark.parametrize("kind", ["files", "shards", "arrays"])
+def test_made_splits_keep_copies_together(kind: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    pixels = np.concatenate([random.integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)] * 2)
+    labels = np.tile([0, 1], 12)
+    data: DatasetSplits = source(train=ArrayExamples(pixels, labels, "a"))
+    if kind == "files":
+        for number, (image, label) in enumerate(zip(pixels, labels, strict=True)):
+            (tmp_path / str(label)).mkdir(exist_ok=True)
+            Image.fromarray(image).save(tmp_path / str(label) / f"{number}.bmp")
+        data = open_data(tmp_path, split="given")
+    elif kind == "shards":
+        save_data(tmp_path / "packed", (list(pixels), labels.tolist()))
+        data = open_data(tmp_path / "packed", split="given")
+    made = add_missing_splits(data, val_fraction=0.5)
+    contents = {split: {part.read(i).tobytes() for i in range(len(part))} for split, part in made.splits.items()}
+    assert len(made.splits["val"]) == 12 and len(contents["val"]) == 6 and not contents["val"] & contents["train"]
+    assert "12 exact copies kept on the side of the original" in made.notes[-1]
+
+
+def test_only_equal_files_are_read_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = {"a": b"1" * 9000, "b": b"1" * 9000, "c": b"2" + b"1" * 8999, "d": b"1" * 8999 + b"2", "e": b"1" * 99}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    examples, opened = FileExamples([str(tmp_path / name) for name in (*contents, "missing")], None), []
+    monkeypatch.setattr(examples, "raw", lambda i: opened.append(i) or FileExamples.raw(examples, i))
+    assert find_copies(examples).tolist() == [0, 0, 2, 3, 4, 5] and sorted(opened) == [0, 1, 2]
 
 
 def test_new_images_move_few_old_ones() -> None:

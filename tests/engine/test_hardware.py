@@ -1,7 +1,9 @@
 """Settings of PyTorch for the processor."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -66,3 +68,17 @@ def test_settings_do_not_depend_on_load(monkeypatch: pytest.MonkeyPatch) -> None
         hardware._onednn_is_slow.cache_clear()
         decided.add(hardware._onednn_is_slow())
     assert len(decided) == 1
+
+
+def test_deterministic_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexed sums and everything else raise no error, and nothing is filled with NaN."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
+    try:
+        hardware.use_deterministic_algorithms()
+        assert torch.are_deterministic_algorithms_enabled() and torch.is_deterministic_algorithms_warn_only_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] and not memory.fill_uninitialized_memory
+    finally:
+        torch.use_deterministic_algorithms(False)
+        memory.fill_uninitialized_memory = filled

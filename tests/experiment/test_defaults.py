@@ -1,6 +1,7 @@
 """The defaults of the learning rate, batch, length and the like: each number by hand from the rule beside it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,10 +55,6 @@ def test_supervised_batch_and_epochs(images: int, device: str, batch: int, epoch
         (defaults.teacher_temperature, (49.9, 224), 0.04),
         (defaults.teacher_temperature, (300, 33), 0.07),
         (defaults.teacher_temperature, (300, 32), 0.04),
-        *(
-            (defaults.localization_weight, (family,), weight)
-            for family, weight in (("swin", 0.5), ("t2t", 0.1), ("cvt", 0.1), ("vit", 0.01), ("resnet", 0.1), ("", 0.1))
-        ),
         *((defaults.pretraining_lr, (batch,), lr) for batch, lr in ((8, 0.00013), (64, 0.00013), (256, 5e-4))),
         *((defaults.prototype_count, (n,), count) for n, count in ((100, 256), (50_000, 4096), (1_281_167, 65536))),
         (defaults.pretraining_batch, (Facts(100, 2, 64, "cpu"),), 8),
@@ -72,6 +69,26 @@ def test_supervised_batch_and_epochs(images: int, device: str, batch: int, epoch
 )
 def test_values(rule: Callable[..., tuple[float | str, str]], arguments: tuple[Any, ...], value: float | str) -> None:
     assert rule(*arguments)[0] == value
+
+
+LAMBDAS = {"swin": 0.5, "t2t": 0.1, "cvt": 0.1, "vit": 0.01, "resnet": 0.1, "hybrid": 0.1, "": 0.1}
+
+
+@pytest.mark.parametrize(("family", "weight"), LAMBDAS.items())
+def test_localization_is_on_where_it_helps_or_was_asked_for(family: str, weight: float) -> None:
+    """Only a large Swin from random weights gained; an option of the loss turns it on for every network."""
+    facts = Facts(2_040, 102, 224, "cuda", family, 27_500_000)
+    expected = weight if family == "swin" else 0.0
+    assert defaults.localization_weight(facts, from_scratch=True)[0] == expected
+    assert defaults.localization_weight(facts, from_scratch=False)[0] == 0.0
+    assert defaults.localization_weight(replace(facts, parameters=NANO), from_scratch=True)[0] == 0.0
+    assert defaults.localization_weight(facts, ["localization.pairs"], from_scratch=False)[0] == weight
+
+
+def test_hybrids_have_their_own_rate_and_mix_earlier() -> None:
+    assert defaults.supervised_lr(64, 12_000_000, family="hybrid")[0] == 2 * defaults.supervised_lr(64, 12_000_000)[0]
+    assert [defaults.mixing_probability(70, (), family)[0] for family in ("swin", "hybrid")] == [0.0, 0.5]
+    assert defaults.mixing_probability(12, (), "hybrid")[0] == 0.0
 
 
 @pytest.mark.parametrize(

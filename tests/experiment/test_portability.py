@@ -15,11 +15,11 @@ from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import EvalTransform, MultiCrop, TrainAugment
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.engine.hardware import numbered_device, pick_device, precision_name
+from frugalvit.engine.health import effective_rank, feature_deviation
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.runs.run_folder import new_run_folder
 from frugalvit.tasks.classification.metrics import ClassificationScores
-from frugalvit.tasks.pretraining.collapse import effective_rank, feature_deviation
 from helpers.fake_mps import MPS, AppleGpu
 from helpers.fork_server import ForkServer
 from helpers.tiny_runs import TRAIN, differences, write_config, write_images

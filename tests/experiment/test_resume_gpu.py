@@ -1,11 +1,14 @@
 """Exact resume on a GPU, with kernels, torch.compile and CUDA graphs."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers.tiny_runs import PRETRAIN, differences, interrupted_at, run_tiny
+from helpers.tiny_runs import PRETRAIN, TRAIN, differences, interrupted_at, run_tiny, write_config
 
 # Heads as wide as the window kernel wants them, and enough prototypes for the chunked loss and its softmax kernel.
 SHAPE = {"backbone_args": {"embed_dim": 32, "depths": [2, 2], "num_heads": [1, 2]}, "img_size": 32}
@@ -23,6 +26,19 @@ def test_cut_off_and_resumed(verb: str, compiled: bool | str, photos: Path, tmp_
         run_tiny(verb, out=tmp_path / "cut", **values)
     run_tiny(verb, resume=tmp_path / "cut", device="cuda")
     assert differences(tmp_path / "complete", tmp_path / "cut") == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True, "graphs"])
+def test_same_seed_twice(compiled: bool | str, photos: Path, tmp_path: Path) -> None:
+    """Two processes that share no compiler cache: a kernel that is chosen by timing may differ."""
+    values = TRAIN | SHAPE | {"compile": compiled, "data": str(photos), "device": "cuda"}
+    config = write_config(tmp_path / "train.yaml", values)
+    for number in "12":
+        caches = {name: str(tmp_path / number / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+        words = ["-m", "frugalvit.cli", "train", "--config", str(config), "--out", str(tmp_path / f"run_{number}")]
+        subprocess.run([sys.executable, *words], check=True, env=os.environ | caches)
+    assert differences(tmp_path / "run_1", tmp_path / "run_2") == []
 
 
 @pytest.mark.gpu

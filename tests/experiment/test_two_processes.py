@@ -16,6 +16,22 @@ from helpers.fork_server import ForkServer
 from helpers.processes import finish, free_port, start, torchrun_variables
 from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_config, write_images
 
+COLLAPSE = """
+import torch
+from frugalvit.tasks.classification.task import ClassificationTask
+
+after_step = ClassificationTask.after_step
+
+def collapse(self, step, skipped=None):
+    after_step(self, step, skipped)
+    if step == 60:
+        with torch.no_grad():
+            for parameter in self.backbone.parameters():
+                parameter.zero_()
+
+ClassificationTask.after_step = collapse
+"""
+
 # Each rank draws stochastic depth for its own images: equal in distribution, not in numbers.
 NO_DROP_PATH: dict[str, Any] = {"drop_path": 0.0}
 
@@ -50,8 +66,9 @@ def assert_same_run(one: Path, other: Path) -> None:
     within = ("prototypes_used", "dominant", "match_entropy")
     for a, b in zip(first, second, strict=True):
         names = [name for name in a if not name.removeprefix("region_").startswith(within)]
-        assert [a[name] for name in names if name != "split"] == pytest.approx(
-            [b[name] for name in names if name != "split"], rel=2e-4, abs=2e-5
+        texts = ("split", "reason")
+        assert [a[name] for name in names if name not in texts] == pytest.approx(
+            [b[name] for name in names if name not in texts], rel=2e-4, abs=2e-5
         )
     states = [torch.load(run / "checkpoints" / "last.pt", weights_only=True) for run in (one, other)]
     moments = [state["optimizer"]["state"] for state in states]
@@ -67,6 +84,20 @@ def test_two_ranks_equal_one(server: ForkServer, verb: str, name: str) -> None:
     output = finish(start(server, torchrun_variables(2), *words, "--out", f"{name}_2"))
     assert sum(line.startswith("{") for text in output for line in text.splitlines()) == 1, "one answer, not two"
     assert_same_run(server.folder / f"{name}_1", server.folder / f"{name}_2")
+    summaries = [json.loads((server.folder / f"{name}_{n}" / "summary.json").read_text()) for n in (1, 2)]
+    assert summaries[0].get("floor") == summaries[1].get("floor")
+
+
+def test_two_ranks_are_rescued_alike(server: ForkServer) -> None:
+    """A plug-in makes all weights zero after step 60; both ranks go back to the same weights at the same step."""
+    (server.folder / "collapse.py").write_text(COLLAPSE, encoding="utf-8")
+    more = ["--steps", "110", "--lr", "0.003", "--localization.weight", "0", "--evaluate-every", "60"]
+    words = ["train", "images", "--config", "train.yaml", "--plugin", "collapse.py", *more]
+    status, output = server.run(*words, "--out", "rescued_1")
+    assert status == 0 and output.count("rescue at step") == 1, output
+    finish(start(server, torchrun_variables(2), *words, "--out", "rescued_2"))
+    assert_same_run(server.folder / "rescued_1", server.folder / "rescued_2")
+    assert [line["step"] for line in read_metrics(server.folder / "rescued_2") if line["split"] == "rescue"]
 
 
 def test_under_slurm(server: ForkServer) -> None:

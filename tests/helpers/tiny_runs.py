@@ -110,7 +110,7 @@ def differences(first: Path, second: Path) -> list[str]:
             result.append(f"{name} exists in one only")
         elif paths[0].exists() and name != "previous.pt":  # an interrupted run may have saved at other steps before
             one, other = (torch.load(path, weights_only=True) for path in paths)
-            result += [f"{name}: {where}" for where in _unequal(one, other)]
+            result += [f"{name}: {where}" for where in unequal_parts(one, other)]
     if (first / "model" / "model.safetensors").read_bytes() != (second / "model" / "model.safetensors").read_bytes():
         result.append("model.safetensors")
     one, other = (json.loads((run / "summary.json").read_text(encoding="utf-8")) for run in (first, second))
@@ -118,16 +118,17 @@ def differences(first: Path, second: Path) -> list[str]:
     return result
 
 
-def _unequal(one: Any, other: Any, where: str = "") -> list[str]:
+def unequal_parts(one: Any, other: Any, where: str = "") -> list[str]:
+    """List the parts of two states that differ, to the bit."""
     if isinstance(one, torch.Tensor):
         same = isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
         return [] if same else [where]
     if isinstance(one, dict):
         keys = [key for key in one | other if key not in _TIMES]
-        return [path for key in keys for path in _unequal(one.get(key), other.get(key), f"{where}/{key}")]
+        return [path for key in keys for path in unequal_parts(one.get(key), other.get(key), f"{where}/{key}")]
     if isinstance(one, list | tuple):
         pairs = enumerate(zip(one, other, strict=True))
-        return [path for number, (a, b) in pairs for path in _unequal(a, b, f"{where}/{number}")]
+        return [path for number, (a, b) in pairs for path in unequal_parts(a, b, f"{where}/{number}")]
     return [] if one == other else [where]
 
 

@@ -12,13 +12,13 @@ def test_comparison_shows_means_and_differences(tmp_path):
             write_run(tmp_path / "compare" / setting / f"seed_{seed}", seed=seed, weight=weight)
     difference = {"mean": 1.5, "low": 0.25, "high": 2.75, "p_value": 0.031, "count": 2}
     settings = {
-        "with": {"mean": 71.5, "deviation": 0.5, "values": [71, 72]},
-        "without": {"mean": 70, "deviation": 0, "values": [70, 70]},
+        "with": {"mean": 71.5, "deviation": 0.5, "values": [71, 72], "floor": 35.25},
+        "without": {"mean": 70, "deviation": 0, "values": [70, 70], "floor": 35.25},
     }
     result = {"metric": "top1", "settings": settings, "differences": {"with": difference}}
     (tmp_path / "compare" / "comparison.json").write_text(json.dumps(result))
     text = page.write_report([tmp_path / "compare"], tmp_path / "r.html").read_text()
-    assert "71.50 ± 0.50" in text and "+1.50 [+0.25, +2.75], p = 0.031" in text
+    assert "71.50 ± 0.50" in text and "+1.50 [+0.25, +2.75], p = 0.031" in text and "35.25" in text
     assert all(f"{setting}/seed_{seed}" in text for setting in ("with", "without") for seed in (0, 1))
 
 

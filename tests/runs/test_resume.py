@@ -1,5 +1,6 @@
 """A run that is killed and resumed ends with the same bits as one that was not."""
 
+import json
 import random
 import shutil
 import signal
@@ -309,6 +310,29 @@ def test_changed_data_is_warned(bench: Bench) -> None:
     extra.write_bytes((images / "train" / "cat" / "0.png").read_bytes())
     output = bench.finish("train", out)
     assert "have changed since" in output and "24 images then, 25 now" in output
+
+
+def test_changed_validation_images_are_warned(bench: Bench) -> None:
+    out = bench.folder / "fewer"
+    images = write_images(bench.folder / "fewer_images")
+    words = ["train", "fewer_images", "--config", "train.yaml", "--out", str(out)]
+    assert bench.server.run(*words, kill_at=30, inside=out)[0] == -signal.SIGKILL
+    before = json.loads((out / "data.json").read_text())["evaluation"]["val"]["files"]
+    (images / "val" / "cat" / "0.png").unlink()
+    output = bench.finish("train", out)
+    assert f"val of fewer_images has changed since {out} started ({before} files then, {before - 1} now)" in output
+    assert "the images or annotations of" not in output  # those of train have not
+
+
+def test_threads_of_the_start_are_restored(bench: Bench) -> None:
+    """Another number of CPU threads gives other last bits: a resumed run computes with the number of its start."""
+    out = bench.folder / "threads"
+    words = ["train", "images", "--config", "train.yaml", "--out", str(out)]
+    assert bench.server.run(*words, kill_at=35, inside=out)[0] == -signal.SIGKILL
+    facts = json.loads((out / "data.json").read_text())
+    assert facts["threads"] == torch.get_num_threads()
+    (out / "data.json").write_text(json.dumps(facts | {"threads": facts["threads"] + 1}))
+    assert f"using {facts['threads'] + 1} CPU threads, as at the start" in bench.finish("train", out)
 
 
 def test_other_classes_are_refused(bench: Bench) -> None:

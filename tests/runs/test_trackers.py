@@ -16,11 +16,12 @@ import pytest
 import torch
 from PIL import Image
 
+from frugalvit.engine.health import Alarm
 from frugalvit.errors import UserError
 from frugalvit.experiment.summary import per_class_table, save_pictures
 from frugalvit.runs import trackers as tracking
 from frugalvit.runs.run_folder import RunFolder
-from frugalvit.tasks.pretraining.collapse import Alarm, health_table
+from frugalvit.tasks.pretraining.collapse import health_table
 from frugalvit.utils.tables import Table
 from helpers.tiny_runs import run_tiny
 

@@ -10,13 +10,16 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
 from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
-from frugalvit.backbones.registry import get_architecture, get_family
+from frugalvit.backbones.registry import architecture_keywords, get_architecture, get_family
 from frugalvit.backbones.small_images import adapt, format_keywords, note_small_grid, set_stem_stride
 from frugalvit.backbones.timm_features import Size, build_on_meta
 from frugalvit.errors import UserError, to_count
 
 # Tried with every network, and dropped if it lacks the keyword. With them one object takes every image size.
 _FLEXIBLE = {"dynamic_img_size": True, "strict_img_size": False}
+
+# Keywords that every network is tried with; the network itself refuses those it does not have.
+_COMMON = {"num_classes", "in_chans", "img_size", "drop_path_rate", *_FLEXIBLE}
 
 
 def create_backbone(
@@ -116,9 +119,17 @@ def build_meta(name: str, img_size: int | Sequence[int], num_classes: int, in_ch
 def build_timm(
     name: str, architecture: str, keywords: dict[str, Any], img_size: Size, pretrained: bool = False
 ) -> nn.Module:
-    """Call timm.create_model with the size options that the network accepts. Errors become UserError."""
+    """Call timm.create_model with the size options that the network accepts. Errors become UserError.
+
+    A model folder may come from a stranger: only keywords that shape the network reach timm, none that loads.
+    """
     keywords = dict(keywords)
     stem_stride = keywords.pop("stem_stride", None)
+    allowed = _COMMON | architecture_keywords(architecture)
+    if "architecture" in keywords and "architecture" in allowed:  # the network inside frugalvit_small_stem
+        allowed |= architecture_keywords(get_architecture(keywords["architecture"]))
+    if refused := sorted(set(keywords) - allowed):
+        raise UserError(_unknown_keyword(name, refused[0]))
     square = img_size[0] == img_size[1]  # some networks take only one number
     optional: dict[str, Any] = {"img_size": img_size[0] if square else img_size, **_FLEXIBLE}
     optional = {key: value for key, value in optional.items() if key not in keywords}

@@ -5,11 +5,13 @@ import below and its name in :data:`MODEL_NAMES`.
 """
 
 import fnmatch
-from dataclasses import dataclass
+import inspect
+import sys
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import timm
-from timm.models import is_model, register_model
+from timm.models import build_model_with_cfg, get_deprecated_models, is_model, model_entrypoint, register_model
 from torch import nn
 
 from frugalvit.backbones.architectures import cvt, cvt_windowed, hybrid, swin, t2t, vil  # noqa: F401  registers them with timm
@@ -106,7 +108,24 @@ def get_architecture(name: str) -> str:
 
 def is_model_name(name: str) -> bool:
     """Whether a network has this name, here or in timm."""
-    return name in MODEL_NAMES or (is_model(name.split(".")[0]) and "/" not in name)
+    return name in MODEL_NAMES or (is_model(name.split(".")[0]) and not set(name) & set("/\\:"))
+
+
+def architecture_keywords(architecture: str) -> set[str]:
+    """Return the keywords that shape a network: those of its function, and of the classes in its file.
+
+    The keywords with which timm loads weights, opens files or reaches a hub are not among them.
+    """
+    name = architecture.partition(".")[0]
+    function = model_entrypoint((get_deprecated_models().get(name) or name).partition(".")[0])
+    classes = {part for part in vars(sys.modules[function.__module__]).values() if isinstance(part, type)}
+    shapes = [part for part in classes if issubclass(part, nn.Module) or is_dataclass(part)]
+    loaders = (timm.create_model, build_model_with_cfg)
+    allowed, refused = (
+        {name for part in parts for name in inspect.signature(part).parameters}
+        for parts in ([function, *shapes], loaders)
+    )
+    return allowed - refused
 
 
 def suggest_names(name: str) -> str:
@@ -127,6 +146,6 @@ def frugalvit_small_stem(
     pretrained: bool = False, architecture: str = "resnet50", stem_stride: int = 1, **keywords: Any
 ) -> nn.Module:
     """A timm network with a smaller stem stride. Exported folders use this name, so that timm can build it."""
-    model = timm.create_model(architecture, pretrained=pretrained, **keywords)
+    model = timm.create_model(get_architecture(architecture), pretrained=pretrained, **keywords)
     set_stem_stride(model, stem_stride)
     return model

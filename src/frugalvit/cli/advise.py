@@ -19,6 +19,7 @@ from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
+from frugalvit.data.cache.build import build_store
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.inspect import inspect
 from frugalvit.data.loader import Batches
@@ -27,6 +28,7 @@ from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.defaults import AutoValues, Facts, resolve_input, resolve_pretraining, resolve_training
+from frugalvit.probing.floor import PIXELS, compute_floor, describe_floor
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.dense.annotation_kind import AnnotationInfo, find_annotation_kind
 from frugalvit.tasks.pretraining import train as pretrain
@@ -38,6 +40,7 @@ from frugalvit.utils.text import pluralize
 # A network with published weights that fits the machine: the papers' Swin, or on a CPU timm's smallest ViT.
 PUBLISHED = {"cpu": "vit_tiny_patch16_224", "gpu": "swin_tiny_patch4_window7_224"}
 FEW_PER_CLASS = 50  # with fewer images per class, pre-training comes before training from scratch
+FLOOR_IMAGES = 2000  # of each split at most; decoding more takes too long for advice
 FEW_IMAGES = 200  # with fewer training images a single score says little
 
 REASONS = {
@@ -88,6 +91,12 @@ def advise(config: AdviseConfig) -> CommandResult:
         propose = _propose_for_labels if source.classes else _propose_without_labels
         proposals = propose(config, source, facts)
     notes = _warnings(inspected, facts)
+    floor = _floor(source) if annotations is None and source.classes else None
+    if floor is not None:
+        notes.append(
+            f"The floor on {floor['scored_on']} ({pluralize(floor['scored_images'], 'image')}) is about "
+            f"{describe_floor(floor)}. A trained network must be above it."
+        )
     splits = {name: len(part) for name, part in source.splits.items()}
     data = {
         "data": source.location,
@@ -97,10 +106,26 @@ def advise(config: AdviseConfig) -> CommandResult:
         "splits": splits if annotations is None else annotations.splits,
         "side": facts.side,
         "device": device,
+        "floor": floor,
         "proposals": [vars(p) | {"decisions": [vars(d) for d in p.decisions]} for p in proposals],
         "notes": notes,
     }
     return CommandResult(data, _tables(data, proposals), [*notes, *_explanations(proposals)])
+
+
+def _floor(source: DatasetSplits) -> dict[str, Any] | None:
+    """Return the floor on validation images, else test images, from at most ``FLOOR_IMAGES`` of each split."""
+    name = next((name for name in ("val", "test") if name in source.splits), None)
+    if name is None:
+        return None
+    stores = []
+    with console.quiet():
+        for part in (source.splits["train"], source.splits[name]):
+            index = np.linspace(0, len(part) - 1, min(len(part), FLOOR_IMAGES)).astype(np.int64)
+            stores.append(build_store(part.subset(index), PIXELS, where="ram", max_bad=1.0))
+    floor = compute_floor(stores[0], stores[1], len(source.classes or ()), seed=0)
+    facts = {"train_images": len(source.splits["train"]), "scored_on": name, "scored_images": stores[1].readable}
+    return floor | facts
 
 
 # -- proposals

@@ -39,7 +39,7 @@ class Command:
 # ruff: noqa: E501
 COMMANDS = [
     Command("demo", "compare:DemoConfig", "cli.demo:demo", "train a small model with and without Drloc, in minutes"),
-    Command("data", "data:DataConfig", "data.inspect:command", "show what a dataset holds"),
+    Command("data", "data:DataConfig", "cli.data_command:show_data", "show what a dataset holds; find wrong labels"),
     Command("data pack", "data:PackConfig", "data.webdataset.pack:command", "write a dataset as WebDataset shards"),
     Command("train", "train:TrainConfig", "tasks.classification.train:train", "train a classifier from scratch or fine-tune one, with Drloc", distributed=True),
     Command("pretrain", "pretrain:PretrainConfig", "tasks.pretraining.train:pretrain", "learn features without labels, by views and regions (EsViT)", distributed=True),

@@ -1,8 +1,11 @@
 """``frugalvit doctor``: check packages, devices, extras and caches."""
 
+import os
 import platform
+import stat
 from collections import defaultdict
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -105,9 +108,19 @@ def _caches() -> list[dict[str, Any]]:
         folders.append(datasets_root())
     caches = []
     for folder in console.progress(folders, label="measuring the cache"):
-        sizes = [path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-        caches.append({"folder": str(folder), "files": len(sizes), "bytes": sum(sizes)})
+        sizes = [_file_size(Path(where) / name) for where, _, names in os.walk(folder) for name in names]
+        found = [size for size in sizes if size is not None]
+        caches.append({"folder": str(folder), "files": len(found), "bytes": sum(found)})
     return caches
+
+
+def _file_size(path: Path) -> int | None:
+    """Return the bytes of a regular file; None if it is a link, or if another process has removed it."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _tables(data: dict[str, Any]) -> list[Table]:

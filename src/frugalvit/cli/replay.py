@@ -35,7 +35,7 @@ def replay(config: ReplayConfig) -> CommandResult:
         raise UserError(f"{path} is not the dump of a failed step. Pass a file of RUN/fault/.")
     if dump["kind"] not in REPLAYABLE_TASKS:
         raise UserError(
-            f"{path}: replay supports runs of 'frugalvit train' and 'frugalvit pretrain' only. "
+            f"{path}: replay supports runs of 'frugalvit train' (without --unlabelled) and 'frugalvit pretrain' only. "
             "Read the batch and the state with torch.load."
         )
     task, stored = _rebuild(find_run(path.parent.parent), dump)

@@ -194,6 +194,10 @@ def write_comparison(folder: Path, scores: Scores, metric: str, report: bool = T
     pace = {name: spread([s["seconds_per_step"] or math.nan for s in group]).mean for name, group in scores.items()}
     columns = ["setting", metric, "seeds", f"against {baseline}", "seconds a step", "overhead"]
     rows = _rows(values, spreads, differences, pace)
+    floors = _mean_floors(scores) if metric == "top1" else {}
+    if floors:
+        columns.append("floor")
+        rows = [[*row, f"{floor:.2f}"] for row, floor in zip(rows, floors.values(), strict=True)]
     facts = ["seed", metric, "seconds", "seconds_per_step", "run"]
     every_run = [[name, *(summary[fact] for fact in facts)] for name, group in scores.items() for summary in group]
     texts = (as_markdown(columns, rows), as_csv(["setting", *facts], every_run), as_latex(columns, rows))
@@ -205,6 +209,7 @@ def write_comparison(folder: Path, scores: Scores, metric: str, report: bool = T
         "metric": metric,
         "settings": {
             name: {"mean": spreads[name].mean, "deviation": spreads[name].deviation, "values": values[name]}
+            | ({"floor": floors[name]} if floors else {})
             for name in scores
         },
         "differences": {
@@ -220,7 +225,18 @@ def write_comparison(folder: Path, scores: Scores, metric: str, report: bool = T
 
         write_report([folder], folder / layout.REPORT)
         files.append(layout.REPORT)
-    return CommandResult(data, [Table(columns, rows)], [f"{folder}: {', '.join(files)}"])
+    notes = [f"{folder}: {', '.join(files)}"]
+    if below := [name for name in floors if spreads[name].mean < floors[name]]:
+        notes.append(f"below the floor: {', '.join(below)}; simple methods without a network score higher")
+    return CommandResult(data, [Table(columns, rows)], notes)
+
+
+def _mean_floors(scores: Scores) -> dict[str, float]:
+    """Return what simple methods reach on the images of each setting; empty if some run has no floor."""
+    floors = {name: [summary.get("floor", {}).get("best") for summary in group] for name, group in scores.items()}
+    if any(best is None for group in floors.values() for best in group):
+        return {}
+    return {name: spread(group).mean for name, group in floors.items()}
 
 
 def _draw_chart(folder: Path, scores: Scores, values: dict[str, list[float]], metric: str) -> None:

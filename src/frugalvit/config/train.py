@@ -11,6 +11,7 @@ import pydantic
 from frugalvit.config.base import Config, flatten, merge, option, set_dotted, with_file
 from frugalvit.config.data import AugmentConfig, CacheConfig, MixingConfig
 from frugalvit.config.recipes import recipe_values
+from frugalvit.config.semi_supervised import SemiConfig
 from frugalvit.config.types import (
     DATA,
     LABEL_PART,
@@ -89,6 +90,9 @@ class RunConfig(Config):
     precision: Precision = option("auto", PRECISION)
     compile: bool | Literal["auto", "graphs"] = option(
         "auto", "torch.compile; graphs: replay as CUDA graphs (one GPU); auto: for long runs on a GPU"
+    )
+    deterministic: bool = option(
+        False, "the same bits in every run on the same GPU for every network, not only for Swins; slower attention"
     )
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")
@@ -243,7 +247,7 @@ FREE_ON_RESUME = (
 """Options that do not affect the scores: they may change when a run or a comparison is resumed."""
 
 
-_PATH_OPTIONS = ("data", "init", "continue_from", "recipe", "classes", "root")
+_PATH_OPTIONS = ("data", "unlabelled", "init", "continue_from", "recipe", "classes", "root")
 
 
 def same_value(name: str, one: Any, other: Any) -> bool:
@@ -329,6 +333,11 @@ class TrainConfig(RunConfig):
     """Supervised training: cross-entropy + λ · Drloc."""
 
     labels: LabelPart = option(1.0, LABEL_PART)
+    unlabelled: str | None = option(
+        None,
+        "images without labels to learn from too: a folder, table or shards; rest: those of DATA (a folder "
+        "'unlabelled', rows without a label, and what --labels leaves out)",
+    )
     balance: bool = option(False, "draw classes equally often")
     pretrained: bool = option(False, "start from timm's published weights (needs a network connection)")
     freeze: int = option(0, "freeze the embedding and the first N blocks", ge=0)
@@ -338,13 +347,31 @@ class TrainConfig(RunConfig):
     evaluate_every: Count | Auto = option(
         "auto", "steps between evaluations; auto: an epoch, or more if evaluation would take over a quarter of the time"
     )
+    rescue: bool = option(True, "go back to good weights with a lower rate if the network collapses; twice at most")
     objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)
     localization: LocalizationConfig = option(default_factory=LocalizationConfig)
     augment: AugmentConfig = option(default_factory=AugmentConfig)
     mixing: MixingConfig = option(default_factory=MixingConfig)
+    semi: SemiConfig = option(default_factory=SemiConfig)
 
     def weight_sources(self) -> dict[str, object]:
         return super().weight_sources() | {"--pretrained": self.pretrained}
+
+    @pydantic.model_validator(mode="after")
+    def _check_unlabelled(self) -> Self:
+        """Reject options that have no effect without --unlabelled, and those that do not work with it."""
+        if self.unlabelled is None:
+            default = SemiConfig()
+            for name, value in self.semi:
+                if value != getattr(default, name):
+                    raise ValueError(f"--semi.{name.replace('_', '-')} has no effect without --unlabelled")
+            return self
+        if self.ema == 0:
+            raise ValueError("--ema 0 does not work with --unlabelled: the EMA weights make the pseudo-labels")
+        if self.localization.images == "clean" or self.localization.variant == "dense":
+            option = "images clean" if self.localization.images == "clean" else "variant dense"
+            raise ValueError(f"--localization.{option} does not work with --unlabelled; leave it out")
+        return self
 
 
 class PredictConfig(Config):

@@ -7,7 +7,7 @@ import yaml
 
 from frugalvit.config.base import flatten, merge, set_dotted
 from frugalvit.errors import UserError
-from frugalvit.utils.files import read_error_message
+from frugalvit.utils.files import read_error_message, read_text
 
 _MAX_BRACKETS = 2000
 
@@ -15,7 +15,7 @@ _MAX_BRACKETS = 2000
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read nested options from a YAML file; names may be written as flags (``localization.lr-scale``)."""
     try:
-        values = _UniqueKeyLoader(_check_brackets(Path(path).read_text(encoding="utf-8"))).get_single_data()
+        values = _UniqueKeyLoader(_check_brackets(read_text(path))).get_single_data()
         if values is None:
             return {}
         if not isinstance(values, dict):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +16,7 @@ from PIL import Image
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.decode import Header, decode, read_header, resize_to
 from frugalvit.data.preprocessing import CenterCrop
-from frugalvit.utils.files import utf8_safe
+from frugalvit.utils.files import open_regular, read_bytes, utf8_safe
 from frugalvit.utils.text import pluralize
 
 
@@ -81,6 +80,10 @@ class ImageDataset:
     def stored_size(self, index: int) -> int:
         """Return the size of ``raw(index)`` in bytes, if possible without reading; -1 if it is missing."""
         raise NotImplementedError
+
+    def sample_bytes(self, index: int) -> bytes:
+        """Return a few bytes of an image, cheap to read; equal images have equal ones. Raises ``UnreadableImage``."""
+        return self.raw(index)
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         """Decode an image to uint8 (H, W, 3), RGB, upright. Raises ``UnreadableImage``."""
@@ -148,9 +151,15 @@ class FileExamples(ImageDataset):
         super().__init__(paths, labels, _relative_keys(root, paths))
 
     def raw(self, index: int) -> bytes:
+        return self._open(index, read_bytes)
+
+    def sample_bytes(self, index: int) -> bytes:
+        return self._open(index, _read_end)
+
+    def _open(self, index: int, read: Callable[[str], bytes]) -> bytes:
         path = self.names[index]
         try:
-            return Path(path).read_bytes()
+            return read(path)
         except FileNotFoundError:
             raise UnreadableImage(path, "the file is missing") from None
         except (OSError, ValueError) as error:
@@ -179,18 +188,24 @@ class FileExamples(ImageDataset):
             except (OSError, ValueError):
                 yield "missing"
                 continue
-            is_sampled = index in sampled and stat.S_ISREG(status.st_mode)
             # A replaced file may have the old time of modification, but never the old time of its last change.
             modified = [status.st_mtime_ns, status.st_ctime_ns] if times else []
-            yield status.st_size, *modified, *([_hash_start(path)] if is_sampled else [])
+            yield status.st_size, *modified, *([_hash_start(path)] if index in sampled else [])
 
 
 _SAMPLED_FILES, _SAMPLED_BYTES = 16, 4096  # a fingerprint hashes the first bytes of a few files
 
 
+def _read_end(path: str) -> bytes:
+    """Read the last bytes of a file: photos of one camera differ there, not at their start."""
+    with open_regular(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _SAMPLED_BYTES))
+        return file.read(_SAMPLED_BYTES)
+
+
 def _hash_start(path: str) -> str:
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.blake2b(file.read(_SAMPLED_BYTES), digest_size=8).hexdigest()
     except OSError:
         return "unreadable"
@@ -227,6 +242,9 @@ class ArrayExamples(ImageDataset):
         buffer = BytesIO()
         Image.fromarray(np.squeeze(np.asarray(self.images[index]))).save(buffer, "PNG", compress_level=1)
         return buffer.getvalue()
+
+    def sample_bytes(self, index: int) -> bytes:
+        return np.asarray(self.images[index]).tobytes()
 
     def as_array(self) -> np.ndarray:
         return self.images
@@ -275,6 +293,10 @@ class JoinedExamples(ImageDataset):
     def stored_size(self, index: int) -> int:
         part, inner = self._part(index)
         return part.stored_size(inner)
+
+    def sample_bytes(self, index: int) -> bytes:
+        part, inner = self._part(index)
+        return part.sample_bytes(inner)
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         part, inner = self._part(index)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import stat
 import threading
 import warnings
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +23,7 @@ from PIL import Image
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.preprocessing import exif_orientation, upright_rgb
 from frugalvit.errors import UserError
+from frugalvit.utils.files import open_regular
 
 MAX_MEGAPIXELS = 200.0
 LARGE_MEGAPIXELS = 25.0
@@ -170,9 +170,7 @@ def _open(content: bytes | str | Path, name: str | None) -> tuple[Image.Image, I
 
 def _open_file(path: Path, label: str) -> IO[bytes]:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise UnreadableImage(label, "not a regular file")
-        return path.open("rb")
+        return open_regular(path)
     except FileNotFoundError:
         raise UnreadableImage(label, "the file is missing") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in a path
@@ -228,6 +226,8 @@ def _reason(error: Exception, format_name: str | None) -> str:
     """Turn an error of Pillow's decoder into the reason of an ``UnreadableImage``."""
     text = " ".join(str(error).split())
     kind = format_name or "image"
+    if isinstance(error, MemoryError):
+        return "too little memory to decode it"
     if isinstance(error, Image.DecompressionBombError):
         return "refused as a decompression bomb: it would unpack to far too many pixels or too much text"
     if isinstance(error, EOFError) or any(part in text.lower() for part in _TRUNCATED_TEXTS):

@@ -1,6 +1,5 @@
 """``frugalvit data DATA``: report images, classes, sizes, duplicates and unreadable files."""
 
-import hashlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -11,7 +10,9 @@ import numpy as np
 
 from frugalvit.config.data import DataConfig
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.cache.build import check_decoded
+from frugalvit.data.copies import find_copies
+from frugalvit.data.dataset import DatasetSplits, ImageDataset, JoinedExamples
 from frugalvit.data.decode import Header, describe_darkness
 from frugalvit.data.open import open_data
 from frugalvit.data.split import absent_classes_note
@@ -41,6 +42,9 @@ def command(config: DataConfig) -> CommandResult:
         config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.labels,
         classes=config.classes, root=config.root, loose=True,
     )  # fmt: skip
+    if source.kind == "shards":
+        stored = open_data(config.data, split="given").splits  # a made split has no decoded images
+        source.notes += [note for examples in stored.values() for note in check_decoded(examples)]
     return inspect(source, decode=config.decode, duplicates=config.duplicates)
 
 
@@ -152,26 +156,11 @@ def _image_facts(scans: dict[str, SplitScan]) -> dict[str, Any]:
 
 
 def _duplicates(parts: dict[str, ImageDataset]) -> dict[str, Any]:
-    """Find groups of files with the same content. Only files of the same size are read and hashed."""
-    by_size: dict[int, list[tuple[str, int]]] = defaultdict(list)
-    for split, examples in parts.items():
-        for index in range(len(examples)):
-            size = examples.stored_size(index)
-            if size > 0:
-                by_size[size].append((split, index))
-    suspects = [image for images in by_size.values() if len(images) > 1 for image in images]
-
-    def digest(number: int) -> str | None:
-        split, index = suspects[number]
-        try:
-            return hashlib.blake2b(parts[split].raw(index), digest_size=16).hexdigest()
-        except UnreadableImage:
-            return None
-
-    groups: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    for number, content in enumerate(_parallel(digest, len(suspects), "comparing")):
-        if content is not None:
-            groups[content].append(suspects[number])
+    """Find groups of images with the same content."""
+    images = [(split, index) for split, examples in parts.items() for index in range(len(examples))]
+    groups: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    for image, first in zip(images, find_copies(JoinedExamples(list(parts.values()))).tolist(), strict=True):
+        groups[first].append(image)
     same = [images for images in groups.values() if len(images) > 1]
     splits = [{name.removesuffix(_LOOSE) for name, _ in images} for images in same]
     classes = [{int(labels[i]) for name, i in images if (labels := parts[name].labels) is not None} for images in same]

@@ -15,7 +15,7 @@ from frugalvit.data.formats.registry import find_format
 from frugalvit.data.paths import local
 from frugalvit.data.split import add_missing_splits, handle_unlabelled
 from frugalvit.errors import UserError, did_you_mean
-from frugalvit.utils.files import utf8_safe
+from frugalvit.utils.files import read_text, utf8_safe
 from frugalvit.utils.text import pluralize, truncate_list
 
 
@@ -43,7 +43,8 @@ def open_data(
         labels: "auto" decides if folders are classes, "folders" takes all folders as classes, "ignore" reads no labels.
         classes: use only these classes: names, or a file with one name per line (as ImageNet-100's list).
         root: the folder of named datasets; by default $FRUGALVIT_DATASETS or ~/.cache/frugalvit/datasets.
-        loose: return unlabelled images beside class folders in ``DatasetSplits.loose``; otherwise they are left out.
+        loose: return unlabelled images (beside class folders, in a folder ``unlabelled``, in rows of a table without a
+            label) in ``DatasetSplits.loose``; otherwise they are left out.
     """
     if not isinstance(where, str | os.PathLike) or not str(where):
         got = "an empty string" if isinstance(where, str) else f"a {type(where).__name__}"
@@ -148,9 +149,10 @@ def read_class_names(classes: str | Path | Sequence[str] | None) -> list[str] | 
         return None
     if isinstance(classes, str | Path):
         try:
-            lines = local(classes).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError):
-            raise UserError(f"Cannot read {classes} as a list of class names, one per line.") from None
+            lines = read_text(local(classes), "utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "not UTF-8 text"
+            raise UserError(f"Cannot read {classes} as a list of class names, one per line ({reason}).") from None
         classes = [line.strip() for line in lines if line.strip()]
     if not classes:
         raise UserError("The list of classes is empty.")

@@ -16,7 +16,7 @@ from frugalvit.data.webdataset.index import INDEX
 from frugalvit.data.webdataset.pack import check_free, check_replaceable, move_into, pack
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.files import working_folder
+from frugalvit.utils.files import read_bytes, working_folder
 from frugalvit.utils.text import pluralize
 
 
@@ -126,7 +126,7 @@ def _encode(image: Any, name: str) -> bytes:
         return image
     if isinstance(image, str | os.PathLike):
         try:
-            return Path(image).read_bytes()
+            return read_bytes(os.fspath(image))
         except OSError as error:
             raise UserError(f"Cannot read {image} ({error.strerror}).") from None
     try:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
+from frugalvit.data.copies import find_copies
+from frugalvit.data.dataset import DatasetSplits, join
 from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.errors import UserError
 from frugalvit.utils.text import pluralize, truncate_list
@@ -15,22 +16,34 @@ from frugalvit.utils.text import pluralize, truncate_list
 MODES = ("auto", "given", "train+val", "remake")
 
 
-def hold_out(keys: Sequence[str], labels: np.ndarray | None, fraction: float, seed: int) -> np.ndarray:
+def hold_out(
+    keys: Sequence[str], labels: np.ndarray | None, fraction: float, seed: int, copies: np.ndarray | None = None
+) -> np.ndarray:
     """Choose images to hold out: bool (N,), a rounded ``fraction`` of every class.
 
     A class of several images gives at least one, but not all. A hash of seed and key decides, so neither the order of
     the images nor the path of the dataset matters. New images move few others to another split.
+
+    copies: equal numbers for images with the same content (``find_copies``); they count as one and stay together
     """
     contents = (f"{seed}\0{key}".encode("utf-8", "surrogateescape") for key in keys)
     hashes = [int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") for content in contents]
     ranks = np.array(hashes, dtype=np.uint64)
     groups = np.zeros(len(keys), dtype=np.int64) if labels is None else labels
     held_out = np.zeros(len(keys), dtype=bool)
+    copies = np.arange(len(keys)) if copies is None else copies
+    order = np.lexsort((ranks, copies))
+    counted = np.zeros(len(keys), dtype=bool)
+    counted[order[np.unique(copies[order], return_index=True)[1]]] = True  # the first rank among copies
     for group in np.unique(groups):
-        members = np.flatnonzero(groups == group)
+        members = np.flatnonzero((groups == group) & counted)
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
         if count > 0:
             held_out[members[np.argsort(ranks[members], kind="stable")[:count]]] = True
+    held_out = np.isin(copies, copies[held_out])
+    for group in np.unique(groups[held_out]):  # copies with several labels may take all images of a class
+        if held_out[groups == group].all():
+            held_out &= ~np.isin(copies, copies[groups == group])
     return held_out
 
 
@@ -44,10 +57,10 @@ def subsample_labels(labels: np.ndarray, part: float, seed: int) -> np.ndarray:
     return np.sort(np.concatenate(chosen))
 
 
-def split_examples(examples: ImageDataset, fraction: float, seed: int) -> tuple[ImageDataset, ImageDataset]:
-    """Split a dataset into a training part and a held-out part; both keep their order."""
-    held_out = hold_out(examples.keys, examples.labels, fraction, seed)
-    return examples.subset(~held_out), examples.subset(held_out)
+def describe_copies(copies: np.ndarray) -> str:
+    """Return the end of a note about a made split; empty if no image has a copy."""
+    count = len(copies) - len(np.unique(copies))
+    return f"; {pluralize(count, 'exact copy')} kept on the side of the original" if count else ""
 
 
 def add_missing_splits(
@@ -68,24 +81,29 @@ def add_missing_splits(
         notes.append(f"val is joined with train: {len(splits['train']):,} images.")
     needs_val = mode == "remake" or (mode == "auto" and source.classes is not None)
     if needs_val and "train" in splits and "val" not in splits:
-        train, val = split_examples(splits["train"], val_fraction, seed)
-        if len(val):
-            splits |= {"train": train, "val": val}
+        train = splits["train"]
+        copies = find_copies(train)
+        held_out = hold_out(train.keys, train.labels, val_fraction, seed, copies)
+        if held_out.any():
+            splits |= {"train": train.subset(~held_out), "val": train.subset(held_out)}
             method = "stratified by class" if source.classes is not None else "at random"
-            total = len(train) + len(val)
-            notes.append(f"val is made from train: {len(val):,} of {total:,} images, {method}, seed {seed}.")
+            counts = f"{held_out.sum():,} of {len(train):,} images"
+            notes.append(f"val is made from train: {counts}, {method}, seed {seed}{describe_copies(copies)}.")
     ordered = {split: splits[split] for split in ("train", "val", "test") if split in splits}
     return replace(source, splits=ordered, notes=notes)
 
 
 def handle_unlabelled(source: DatasetSplits, *, keep: bool) -> DatasetSplits:
-    """Note unlabelled images beside class folders, and drop them unless ``keep``."""
+    """Note unlabelled images beside class folders or in rows of a table, and drop them unless ``keep``."""
     notes = list(source.notes)
     for split, examples in source.loose.items():
-        beside = "beside the class folders" if split in source.splits else "without class folders"
         count = pluralize(len(examples), "unlabelled image")
-        use = "only pretrain and embed use them" if keep else "left out (only pretrain and embed use them)"
-        notes.append(f"{Path(examples.names[0]).parent}: {count} {beside}: {use}.")
+        if source.kind == "table":
+            found = f"{source.location}: {count} in {split} (rows without a label)"
+        else:
+            beside = "beside the class folders" if split in source.splits else "without class folders"
+            found = f"{Path(examples.names[0]).parent}: {count} {beside}"
+        notes.append(f"{found}." if keep else f"{found}: left out (for pretrain, embed and train --unlabelled rest).")
     return replace(source, notes=notes, loose=source.loose if keep else {})
 
 

@@ -30,7 +30,7 @@ def select(
     """Choose the images that represent the others best, in addition to the known ones, to be labelled."""
     began, count = time.monotonic(), config.select
     assert count is not None
-    if not _are_files(examples):
+    if not are_files(examples):
         raise UserError(f"--select writes a table of files, but the images of {source.location} are not files.")
     labelled = None if config.known is None else open_data(config.known, split="given", labels="ignore")
     known = None if labelled is None else join(*labelled.splits.values())
@@ -69,7 +69,7 @@ def duplicates(
     assert config.duplicates is not None
     model = open_model(config.model, config)
     features = make_extractor(model, config, config.features, config.blocks)(examples, source.name)
-    files = _are_files(examples)
+    files = are_files(examples)
     candidates = _distinct_files(examples) if files else range(len(examples))
     rows = torch.tensor([row for row, position in enumerate(features.positions) if position in candidates])
     first = rows[group_duplicates(features.features[rows], config.duplicates, device=probe_device(model))]
@@ -127,10 +127,10 @@ def _distinct_files(examples: ImageDataset, excluded: Sequence[str] = ()) -> set
     return {first[file] for file in first.keys() - {Path(name).resolve() for name in excluded}}
 
 
-def _are_files(examples: ImageDataset) -> bool:
+def are_files(examples: ImageDataset) -> bool:
     """True if every image is a file, which a table can name."""
     if isinstance(examples, JoinedExamples):
-        return all(_are_files(part) for part in examples.parts)
+        return all(are_files(part) for part in examples.parts)
     return isinstance(examples, FileExamples)
 
 

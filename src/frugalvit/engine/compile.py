@@ -41,6 +41,10 @@ def compile_task(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric)
 def prepare_compiler(module: nn.Module) -> None:
     """Configure torch's compiler for a step of ``module``."""
     torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
+    # By default Inductor times several kernels for a sum, and padded matrix products, and takes the fastest. They round
+    # differently, so the same command on an equal machine would train another network.
+    if hasattr(inductor, "deterministic"):  # not in every torch release
+        inductor.deterministic = True
     if Version(torch.__version__) >= KEEPS_SHAPES:
         return
     # Inductor fuses sums over rows and columns, and then returns gradients of (1, C, 1, 1) as (C,).

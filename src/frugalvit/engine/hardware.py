@@ -1,6 +1,7 @@
 """Hardware: choose device and precision, configure PyTorch for CPU and GPU."""
 
 import functools
+import os
 import platform
 import threading
 from collections.abc import Iterator
@@ -17,13 +18,24 @@ from frugalvit.utils import console
 
 
 def configure_cuda() -> None:
-    """Allow TF32 and use one CPU thread.
+    """Allow TF32, use one CPU thread, and only those convolutions of cuDNN that add in a fixed order.
 
     The CPU only queues work. Sixteen threads doubled the time to queue a step, and several ranks on one machine made it
     five times as long.
     """
     torch.set_float32_matmul_precision("high")
     torch.set_num_threads(1)
+    torch.backends.cudnn.deterministic = True
+
+
+def use_deterministic_algorithms() -> None:
+    """Compute everything in a fixed order (``--deterministic``); warn about operations that cannot.
+
+    This adds attention's backward pass and indexed sums to what is always deterministic.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at the first matrix product
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # for debugging; slow
 
 
 def configure_cpu() -> None:

@@ -8,6 +8,7 @@ import math
 import signal
 import statistics
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from frugalvit.engine import distributed
 from frugalvit.engine.failure_dump import dump_failed_step, is_out_of_memory, out_of_memory_message
+from frugalvit.engine.schedule import Gentler
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
@@ -23,6 +25,9 @@ from frugalvit.runs.run_folder import RunFolder, Stopwatch
 from frugalvit.utils import console
 from frugalvit.utils.signals import GracefulStop
 from frugalvit.utils.text import short_message
+
+GENTLER = 0.3
+"""The factor of the learning rate at each rescue: low enough to matter, high enough to still learn. Not tuned."""
 
 
 class RunInterrupted(Exception):
@@ -53,6 +58,7 @@ def fit(task: Task, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> dict[str
         "seconds_per_step": statistics.median(trainer.paces) if trainer.paces else None,
         "skipped": int(trainer.guard[1]),
         "broken": task.nonfinite_outputs,
+        "rescues": trainer.rescues,
     }
 
 
@@ -72,6 +78,9 @@ class Trainer(TrainStep):
         self.stop = GracefulStop()
         self.shared_signal = 0  # a stop signal that any rank received
         self.should_end = False  # the task says that more steps cannot help
+        self.rescues: list[dict[str, Any]] = []
+        self.good_step = 0  # of the weights that a rescue goes back to
+        self.initial: dict[str, Any] | None = None  # these weights, until they are in a file
 
     # -- the run
 
@@ -88,6 +97,8 @@ class Trainer(TrainStep):
                 if last or (plan.evaluate_every and self.step % plan.evaluate_every == 0):
                     self.evaluate(last)
                     self.window_began = (time.monotonic(), self.step)
+                if not last and self.needs_rescue():
+                    self.rescue()
                 stop = self.agreed_stop()
                 if last or stop or self.should_end or self.time_to_save():
                     self.save()
@@ -95,6 +106,7 @@ class Trainer(TrainStep):
                     self.fabric.barrier()  # a rank that leaves before rank 0 has saved would end rank 0 too
                     raise RunInterrupted(signal.Signals(stop).name)
         self.run.stop_requested = bool(self.agreed_stop())
+        self.run.remove_good()
         progress.close()
 
     # -- at intervals
@@ -163,9 +175,10 @@ class Trainer(TrainStep):
         epoch = self.step / self.plan.steps_per_epoch
         with self.stop.deferred():
             self.run.log(self.step, split=self.task.eval_split, epoch=round(epoch, 4), **_finite(scores))
-        text = " · ".join(f"{name} {value:.4g}" for name, value in scores.items())
+        text = " · ".join(f"{name} {value:.4g}" for name, value in scores.items() if name not in self.task.unprinted)
         console.info(f"epoch {epoch:.4g} (step {self.step}): {text}")
         self.should_end |= self.task.on_metrics(self.step, scores)
+        self._keep_good()
         score = scores.get(self.task.best_metric)
         # With few validation images scores often tie; the later checkpoint has trained longer.
         if self.task.nonfinite_outputs:
@@ -175,6 +188,53 @@ class Trainer(TrainStep):
             with self.stop.deferred():
                 state = {"step": self.step, "task": self.task.state_dict(), "scores": scores}
                 self.run.save_checkpoint(state, best=True)
+
+    # -- rescue: a collapsed run goes back to earlier weights and takes smaller steps
+
+    def _keep_good(self) -> None:
+        """Save the weights if they are worth going back to; at fixed steps, so that a resumed run does the same."""
+        health, plan = self.task.health, self.plan
+        due = self.step - self.good_step >= max(200, plan.steps // 20)  # at most twenty times a run
+        if plan.rescues and due and health is not None and health.is_good:
+            self.good_step, self.initial = self.step, None
+            with self.stop.deferred():
+                self.run.save_good({"step": self.step, "task": self.task.state_dict()})
+
+    def needs_rescue(self) -> bool:
+        health = self.task.health
+        return health is not None and health.collapsed and len(self.rescues) < self.plan.rescues
+
+    def rescue(self) -> None:
+        """Load the last good weights and restart the optimiser with a lower rate.
+
+        Only the weights are from before: the run keeps its number of steps and the batch of each step. It saves at
+        once, so that a resumed run continues after the rescue.
+        """
+        health = self.task.health
+        assert health is not None
+        state = distributed.run_on_rank_zero(self.fabric, lambda: self.initial or self.run.load_good())
+        if state is None:
+            self.plan = replace(self.plan, rescues=len(self.rescues))
+            return
+        self.task.load_state_dict(state["task"])
+        self.inner.state.clear()
+        self.window = {}
+        values = {"from_step": state["step"], "lr_scale": GENTLER ** (len(self.rescues) + 1)}
+        self.rescues.append({"step": self.step, "reason": health.verdict(), **values})
+        self._apply_rescues()
+        console.warning(f"rescue {describe_rescue(self.rescues[-1])} (--no-rescue turns this off)")
+        epoch = self.step / self.plan.steps_per_epoch
+        with self.stop.deferred():
+            self.run.log(self.step, split="rescue", epoch=round(epoch, 4), reason=health.verdict(), **values)
+        self.task.on_metrics(self.step, values)
+        self.save()
+
+    def _apply_rescues(self) -> None:
+        """Lower the learning rate as the last rescue says."""
+        if self.rescues:
+            last, warmup = self.rescues[-1], max(self.plan.log_every, self.plan.steps // 20)
+            base = self.plan.lr.base if isinstance(self.plan.lr, Gentler) else self.plan.lr
+            self.plan = replace(self.plan, lr=Gentler(base, last["lr_scale"], last["step"], warmup))
 
     # -- state
 
@@ -195,6 +255,9 @@ class Trainer(TrainStep):
 
     def save(self) -> None:
         self.saved_at = time.monotonic()
+        if self.initial is not None and self.step < self.plan.steps:
+            self.run.save_good(self.initial)
+            self.initial = None
         window = self._reduce_window()
         self._restore_window(window)  # as a resumed run does: later means are equal bit for bit
         state = {
@@ -207,6 +270,8 @@ class Trainer(TrainStep):
             "seconds": self.stopwatch.seconds(),
             "window": window,
             "guard": self.guard,
+            "rescues": self.rescues,
+            "good_step": self.good_step,
         }
         with self.stop.deferred():
             self.run.save_checkpoint(state, best=False)
@@ -221,6 +286,9 @@ class Trainer(TrainStep):
             )
         if state is None:
             self.run.truncate_metrics(-1)
+            if self.plan.rescues and self.run.writer:
+                weights = {name: value.to("cpu", copy=True) for name, value in self.task.state_dict().items()}
+                self.initial = {"step": 0, "task": weights}
             return
         try:
             self.task.load_state_dict(state["task"])
@@ -237,6 +305,8 @@ class Trainer(TrainStep):
         self.stopwatch = Stopwatch(state["seconds"])
         self._restore_window(state["window"])
         self.guard.copy_(state["guard"])
+        self.rescues, self.good_step = state.get("rescues", []), state.get("good_step", 0)
+        self._apply_rescues()
         self.run.truncate_metrics(self.step)
         self.fabric.barrier()
         self._replay_metrics()
@@ -286,6 +356,13 @@ class Trainer(TrainStep):
         return dump_failed_step(self.run.folder, self.task, parts, self.fabric.global_rank, facts)
 
 
+def describe_rescue(rescue: dict[str, Any]) -> str:
+    """Return what a rescue did, for the log and the report."""
+    start = f"the weights of step {rescue['from_step']:,}" if rescue["from_step"] else "the initial weights"
+    scale = f"{rescue['lr_scale']:.2g} times the learning rate"
+    return f"at step {rescue['step']:,} ({rescue['reason']}): the run continues from {start} with {scale}"
+
+
 def _finite(values: dict[str, float]) -> dict[str, float | None]:
     """Replace non-finite values by None: JSON cannot hold them."""
     return {name: value if math.isfinite(value) else None for name, value in values.items()}
@@ -305,4 +382,4 @@ def _with_settings(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[
 _SETTINGS = ("betas", "eps", "amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused")
 
 # Keys of a metrics line that on_metrics() does not receive.
-_LABELS = ("step", "split", "epoch", "lr", "skipped", "images_per_second")
+_LABELS = ("step", "split", "epoch", "lr", "skipped", "images_per_second", "reason")

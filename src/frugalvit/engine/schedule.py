@@ -47,6 +47,19 @@ class Cosine:
 
 
 @dataclass(frozen=True)
+class Gentler:
+    """``base`` times ``scale`` after ``start``, reached by a line over ``warmup`` steps: for a rescued run."""
+
+    base: Schedule
+    scale: float
+    start: int
+    warmup: int
+
+    def at(self, step: int) -> float:
+        return self.base.at(step) * self.scale * min(1.0, (step - self.start + 1) / self.warmup)
+
+
+@dataclass(frozen=True)
 class Linear:
     """A line from ``start`` to ``end`` over ``steps`` points, both ends included; constant afterwards."""
 

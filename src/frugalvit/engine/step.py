@@ -45,6 +45,7 @@ class TrainPlan:
     save_every: int = 0
     save_minutes: float = 10.0
     max_nonfinite_steps: int = 5  # in a row
+    rescues: int = 0  # times that a collapsed run may go back to its last good weights
     rank_timeout: float = 300.0  # seconds
 
     @classmethod
@@ -242,7 +243,10 @@ def step_if_finite(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """BatchNorm buffers, which every forward pass changes."""
 
-MOVED = (*STATISTICS, "center")
+THRESHOLDS = ("confident_class", "confidence_mean", "confidence_variance", "mean_probs", "label_histogram")
+"""Buffers of pseudo-labels (``objectives/pseudo_labels.py``)."""
+
+MOVED = (*STATISTICS, *THRESHOLDS, "window_counts", "center")
 """All buffers that a step changes."""
 
 

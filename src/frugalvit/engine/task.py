@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from frugalvit.engine.health import RunHealth
+
 
 class Task(nn.Module, ABC):
     """A module that turns a batch into named losses."""
@@ -12,8 +14,10 @@ class Task(nn.Module, ABC):
     best_metric: str  # its highest value marks the best checkpoint; of equal values, the latest
     eval_split: str  # the split that evaluate() scores; only "val" may choose the best checkpoint
     batches: Any = None  # the BatchSource of batch_at(); dense tasks have a StepLoader instead
+    unprinted: tuple[str, ...] = ()  # scores that are logged, but not printed
     nonfinite_outputs = False  # True if the last evaluate() saw non-finite outputs
     export_last = False  # True if the last weights are exported, even if earlier ones scored better
+    health: RunHealth | None = None  # watches the metrics; a collapsed run may go back to earlier weights
     use_cuda_graphs = False  # True if CUDA graphs replay the gradients; needs step_inputs() and compute_losses()
 
     @property

@@ -1,7 +1,7 @@
 """Build the parts of a run from its configuration: Fabric, folder, data, backbone, batches."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, open_stream, should_stream
 from frugalvit.data.webdataset.streaming_loader import StreamingBatches
 from frugalvit.engine import distributed
-from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device
+from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device, use_deterministic_algorithms
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment.defaults import PAIR, AutoValue, AutoValues
@@ -44,7 +44,7 @@ from frugalvit.runs.run_folder import RunFolder, new_run_folder, read_data_facts
 from frugalvit.runs.trackers import make_trackers
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
-from frugalvit.utils.text import truncate_list
+from frugalvit.utils.text import pluralize, truncate_list
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -83,6 +83,8 @@ def make_fabric(config: RunConfig) -> Fabric:
     distributed.launch(fabric, devices)
     if device == "cuda":
         configure_cuda()
+    if config.deterministic:
+        use_deterministic_algorithms()
     return fabric
 
 
@@ -123,10 +125,12 @@ def write_run_metadata(
     classes: tuple[str, ...],
     backbone: Backbone,
     truth: str | None = None,
+    evaluation: Mapping[str, ImageDataset] | None = None,
 ) -> None:
     """Write config.yaml, data.json and decisions.json. A resumed run reads them and reports what changed.
 
-    truth: fingerprint of the masks or annotations, if they are in files of their own
+    truth:      fingerprint of the masks or annotations, if they are in files of their own
+    evaluation: the files that scores depend on, by split
     """
     if run.writer:
         run.trackers = make_trackers(config.track, run.folder, config.model_dump(mode="json"))
@@ -139,6 +143,11 @@ def write_run_metadata(
     facts["batch"] = int(batch) if str(batch).isdigit() else batch
     facts["content"] = examples.fingerprint(times=False)  # without times: data is often copied before a resume
     facts["processes"] = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
+    facts["threads"] = torch.get_num_threads()
+    facts["evaluation"] = {
+        split: {"files": len(files), "content": files.fingerprint(times=False)}
+        for split, files in (evaluation or {}).items()
+    }
     facts |= examples.run_facts()
     if truth is not None:
         facts["truth"] = truth
@@ -161,8 +170,23 @@ def write_run_metadata(
             f"the images or annotations of {config.data} have changed since {run.folder} started ({before['images']:,} "
             f"images then, {len(examples):,} now): the run continues with them, and its result differs"
         )
+    for split, files in before.get("evaluation", {}).items():
+        now = facts["evaluation"].get(split, {"files": 0})
+        if now != files:
+            console.warning(
+                f"{split} of {config.data} has changed since {run.folder} started ({files['files']:,} files then, "
+                f"{now['files']:,} now): scores before and after cannot be compared, and the best weights may differ"
+            )
     if config.data:
         run.update_data_path(config.data)
+
+
+def restore_threads(run: RunFolder, fabric: Fabric) -> None:
+    """Compute with as many CPU threads as at the start of the run: sums of another number differ in the last bits."""
+    threads = run.read_json(layout.DATA).get("threads")
+    if threads is not None and fabric.device.type == "cpu" and threads != torch.get_num_threads():
+        console.info(f"using {pluralize(threads, 'CPU thread')}, as at the start of the run, to compute the same bits")
+        torch.set_num_threads(threads)
 
 
 def open_source(

@@ -30,6 +30,7 @@ SMALL_NETWORK = 2_000_000  # parameters; smaller networks learn faster than thos
 LARGE_NETWORK = 10_000_000  # parameters; larger Swins gain from the classification form of Drloc
 LONG_RUN = 180  # epochs; strong augmentation lowered accuracy after 100 and 167 epochs, not after 200 and 320
 LONG_RUN_HYBRID = 60  # epochs; mixing raised the accuracy of such networks after 70 and 87 epochs
+UNLABELLED_RATIO = 7  # unlabelled images per labelled one in a batch (FixMatch, FlexMatch, FreeMatch, SoftMatch)
 FEW_STEPS = 5_000  # RandAugment lowered accuracy in runs of 1,500, 3,100 and 4,000 steps
 
 
@@ -45,6 +46,7 @@ class Facts:
     parameters: int = 0  # of the backbone; 0 if unknown
     dim: int = 768  # channels of the backbone's grid
     eval_images: int = 0  # images of an evaluation while training
+    unlabelled: int = 0  # further training images, of --unlabelled
 
     def with_backbone(self, backbone: Backbone) -> Facts:
         """Return a copy with the facts of the backbone."""
@@ -177,6 +179,22 @@ def localization_variant(facts: Facts, *, from_scratch: bool) -> tuple[str, str]
     return "l1", "the paper's choice (Eq. 2)"
 
 
+def unlabelled_ratio(batch: int, unlabelled: int) -> tuple[int, str]:
+    """Return the unlabelled images per labelled image of a batch: the papers' 7, or as many as there are."""
+    return max(1, min(UNLABELLED_RATIO, unlabelled // batch)), f"at most {UNLABELLED_RATIO}, as in FixMatch and after"
+
+
+def images_per_epoch(labelled: int, unlabelled: int, ratio: int) -> int:
+    """Return the labelled images that an epoch draws: enough to draw every image once, unlabelled ones too."""
+    return max(labelled, -(-unlabelled // ratio))
+
+
+def threshold_momentum(steps: int) -> tuple[float, str]:
+    """Return the EMA rate of the pseudo-labels' thresholds: the papers' 0.999, less below 20,000 steps."""
+    rate = round(min(0.999, max(0.9, 1 - 20 / max(steps, 1))), 5)
+    return rate, f"thresholds must move within {steps:,} steps (the papers' 0.999 has a million)"
+
+
 def evaluation_interval(steps: int, per_epoch: int, batch: int, eval_images: int) -> int:
     """Return the steps between evaluations: an epoch or more. At most 50 evaluations, and a quarter of the time.
 
@@ -307,9 +325,16 @@ def _choose_size(config: RunConfig, facts: Facts, auto: AutoValues) -> int:
 def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> ResolvedTrainConfig:
     """Resolve supervised training: batch, length, learning rate, Drloc, augmentation, EMA, evaluation."""
     side, from_scratch = _choose_size(config, facts, auto), not (config.init or config.pretrained)
-    batch = resolve_batch_size(config, facts.images, supervised_batch(facts), auto, group=PAIR)
+    labelled, semi = facts.images, config.semi
+    ratio = UNLABELLED_RATIO if semi.ratio == "auto" else semi.ratio
+    facts = replace(facts, images=images_per_epoch(labelled, facts.unlabelled, ratio))
+    batch = resolve_batch_size(config, labelled, supervised_batch(facts), auto, group=PAIR)
+    if facts.unlabelled:
+        ratio = _resolve_ratio(config, batch, facts.unlabelled, auto)
+        facts = replace(facts, images=images_per_epoch(labelled, facts.unlabelled, ratio))
     length = _resolve_length(config, auto, *supervised_epochs(facts, batch))
-    lr = supervised_lr(batch, facts.parameters, family=facts.family, finetune=config.recipe == "finetune")
+    seen = batch * (1 + ratio) if facts.unlabelled else batch  # images in a step
+    lr = supervised_lr(seen, facts.parameters, family=facts.family, finetune=config.recipe == "finetune")
     auto.choose("lr", config.lr, *lr)
     drloc = config.localization
     changed = _changed_options(config, _LOCALIZATION)
@@ -325,6 +350,8 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     epochs = steps / per_epoch
     if config.mixing.mixup or config.mixing.cutmix:
         probability = mixing_probability(epochs, _changed_options(config, _MIXING), facts.family)
+        if facts.unlabelled:
+            probability = 0.0, "mixup and cutmix are off with --unlabelled, as in FixMatch and after"
         auto.choose("mixing.prob", config.mixing.prob, *probability)
     operations = augment_operations(epochs, steps, facts.parameters, from_scratch=from_scratch)
     if changed := _changed_options(config, _RANDAUGMENT):
@@ -336,9 +363,27 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     auto.choose("ema", config.ema, *ema_rate(steps))
     if weight:
         _resolve_head_width(config, facts, auto)
-    every = evaluation_interval(steps, per_epoch, batch, facts.eval_images)
+    if facts.unlabelled:
+        reason = "pseudo-labels need confident predictions, which smoothing prevents"
+        auto.choose("mixing.smoothing", config.mixing.smoothing, 0.0, reason)
+        if semi.method != "flexmatch":
+            auto.choose("semi.momentum", semi.momentum, *threshold_momentum(steps))
+        if semi.region_weight:
+            auto.choose("semi.prototypes", semi.prototypes, *prototype_count(facts.unlabelled))
+    every = evaluation_interval(steps, per_epoch, seen, facts.eval_images)
     auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
     return auto.apply(config, ResolvedTrainConfig)
+
+
+def _resolve_ratio(config: TrainConfig, batch: int, unlabelled: int, auto: AutoValues) -> int:
+    """Return the unlabelled images per labelled image of a batch."""
+    ratio = auto.choose("semi.ratio", config.semi.ratio, *unlabelled_ratio(batch, unlabelled))
+    if ratio * batch > unlabelled:
+        raise UserError(
+            f"A step needs {ratio * batch} unlabelled images (--semi.ratio {ratio} times --batch {batch}), but there "
+            f"are {unlabelled:,}. Use a smaller --batch, or leave --unlabelled out."
+        )
+    return ratio
 
 
 def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) -> ResolvedPretrainConfig:

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -106,6 +106,10 @@ class Experiment(ABC, Generic[C, R]):
     def training_files(self) -> tuple[ImageDataset, Sequence[str], str | None]:
         """Return training images, class names, and the fingerprint of annotation files or None."""
 
+    def evaluation_files(self) -> Mapping[str, ImageDataset]:
+        """Return the files that scores depend on, by split."""
+        return {split: files for split, files in self.data.splits.items() if split != "train"}
+
     @abstractmethod
     def build_task(self) -> Any:
         """Build the task."""
@@ -203,8 +207,10 @@ class Experiment(ABC, Generic[C, R]):
         self.log_values()
         images, classes, truth = self.training_files()
         builders.write_run_metadata(
-            self.config, self.run_folder, self.auto_values, images, tuple(classes), self.backbone, truth=truth
-        )
+            self.config, self.run_folder, self.auto_values, images, tuple(classes), self.backbone, truth,
+            self.evaluation_files(),
+        )  # fmt: skip
+        builders.restore_threads(self.run_folder, self.fabric)
         console.info(f"run folder: {self.run_folder.folder}")
         builders.check_resumed_batch_size(self.config, self.plan, self.run_folder, self.fabric)
 

@@ -65,6 +65,7 @@ def augmentation_sheet(batches: BatchSource, backbone: Backbone, columns: int = 
     """Return the first training batch, augmented, as one JPEG."""
     batch = batches.peek(0)
     views = batch.images if isinstance(batch.images, list) else [batch.images]
+    columns = min(columns, *map(len, views)) if len(views) > 1 else columns  # one row per view
     tiles: list[Tensor] = []
     for view in views[: 4 if len(views) > 1 else 1]:
         mean = torch.tensor(backbone.mean, device=view.device)[:, None, None]

@@ -19,6 +19,7 @@ from frugalvit.objectives.esvit import (
     update_center,
     view_loss,
 )
+from frugalvit.objectives.pseudo_labels import FlexMatch, FreeMatch, SoftMatch, pseudo_label_loss
 from frugalvit.objectives.registry import (
     Objective,
     ObjectiveContext,
@@ -41,6 +42,10 @@ __all__ = [
     "RegionMatching",
     "region_loss",
     "match_regions",
+    "FlexMatch",
+    "FreeMatch",
+    "SoftMatch",
+    "pseudo_label_loss",
     "assigned_cross_entropy",
     "should_chunk",
     "sinkhorn_center",

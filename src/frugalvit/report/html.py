@@ -8,8 +8,10 @@ A report is made from the files of a run folder. All are optional:
     decisions.json     the auto values, for a run without a summary
     summary.json       {"task": "train", "top1": 0.71, …,                         scalars: the table of results
                         "knn_on": "sample",                                       k-NN was scored on training images
+                        "floor": {"best": 0.35, "logistic": 0.35, …},             what simple methods score
                         "alarms": ["teacher entropy …"],                          problems of the run
                         "auto": [{"name": …, "value": …, "reason": …}],           the auto values
+                        "pseudo_labels": {"columns": […], "rows": [[…], …]},      by class, with --unlabelled
                         "classes": ["cat", …], "confusion": [[9, 1], [0, 10]]}    rows true, columns predicted
     data.json          {"used": {"train": 80}, "notes": ["val is made from train …"],     images per split, notes,
                         "left_out": {"count": 1, "files": [{"name", "split", "reason"}]}} unreadable files
@@ -98,6 +100,13 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
             "Confusion",
             _each(records, sections.confusion),
             "Rows are true classes, columns predicted ones.",
+        ),
+        (
+            "pseudo",
+            "Pseudo-labels",
+            _each(records, sections.pseudo_labels),
+            "Before the exported weights: the share of unlabelled images predicted as each class, how much of it was "
+            "learned from, and how much of that was right (only where the label is known).",
         ),
         ("mistakes", "Worst mistakes", _each(records, sections.mistakes), "Most confident errors first."),
         ("recall", "Precision over recall", _each(records, dense_sections.precision_recall), "Mean over classes."),

@@ -126,7 +126,7 @@ def _read_curves(path: Path) -> dict[tuple[str, str], Curve]:
             continue  # the run was stopped while it wrote the line
         if not isinstance(line, dict) or not isinstance(line.get("split"), str) or as_finite(line.get("epoch")) is None:
             continue
-        for name, value in line.items():
+        for name, value in line.items() if line["split"] != "rescue" else ():
             number = as_finite(value)
             if name not in _NOT_METRICS and number is not None:
                 points.setdefault((line["split"], name), {})[float(line["epoch"])] = number

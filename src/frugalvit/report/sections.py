@@ -106,11 +106,15 @@ def _comparison(result: dict[str, Any]) -> str:
     metric = str(result.get("metric", "result"))
     differences = result.get("differences", {})
     rows: list[list[Any]] = []
-    for name, values in result.get("settings", {}).items():
+    settings = result.get("settings", {})
+    floors = all("floor" in values for values in settings.values())
+    for name, values in settings.items():
         against = str(Difference.from_json(differences[name])) if name in differences else "-"
         seeds = len(values["values"])
         rows.append([name, str(Spread(values["mean"], values["deviation"], seeds)), seeds, against])
-    return table(["setting", metric, "seeds", "difference from the last, 95 % interval"], rows) if rows else ""
+        rows[-1] += [values["floor"]] if floors else []
+    columns = ["setting", metric, "seeds", "difference from the last, 95 % interval", *(["floor"] if floors else [])]
+    return table(columns, rows) if rows else ""
 
 
 def unfinished(records: list[RunRecord]) -> str:
@@ -164,7 +168,13 @@ def _scores(record: RunRecord) -> list[tuple[str, Any, str]]:
         ("loss", "loss"),
     )
     summary = record.summary
-    return [(label, summary[key], "") for key, label in names if isinstance(summary.get(key), int | float)]
+    floor = (summary.get("floor") or {}).get("best")
+    below = f"simple methods without a network reach {as_text(floor)}" if floor is not None else ""
+    return [
+        (label, summary[key], below if key == "top1" else "")
+        for key, label in names
+        if isinstance(summary.get(key), int | float)
+    ]
 
 
 def curves(records: list[RunRecord]) -> str:
@@ -228,14 +238,26 @@ def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
     )
 
 
+def pseudo_labels(record: RunRecord) -> str:
+    """Show how often each class was a pseudo-label, how often it was used, and how often it was right."""
+    stored = record.summary.get("pseudo_labels")
+    return table(stored["columns"], stored["rows"]) if stored else ""
+
+
 def mistakes(record: RunRecord) -> str:
     """Show pictures with their classes and files."""
+    entries = [{**entry, "score": f"{100 * entry['probability']:.0f}\u00a0%"} for entry in record.mistakes]
+    return gallery(entries, "predicted as")
+
+
+def gallery(entries: Iterable[Mapping[str, Any]], relation: str) -> str:
+    """Show pictures, each with "label RELATION predicted score" and its file; the image is a data URI."""
     items = "".join(
         f'<figure><img src="{escape(entry["image"])}" alt=""><figcaption>'
-        f"<b>{escape(entry['label'])}</b> predicted as <b>{escape(entry['predicted'])}</b>"
-        f' <span class="quiet">{100 * entry["probability"]:.0f}\u00a0%</span>'
+        f"<b>{escape(entry['label'])}</b> {relation} <b>{escape(entry['predicted'])}</b>"
+        f' <span class="quiet">{entry["score"]}</span>'
         f'<br><span class="quiet">{escape(entry.get("file", ""))}</span></figcaption></figure>'
-        for entry in record.mistakes
+        for entry in entries
     )
     return f'<div class="gallery">{items}</div>' if items else ""
 

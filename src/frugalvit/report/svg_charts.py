@@ -45,13 +45,14 @@ class Panel:
 _HEADINGS: tuple[tuple[str, str], ...] = (
     ("Loss", "loss cross_entropy"),
     ("k-NN", "knn"),
+    ("Pseudo-labels", "pseudo_labels"),
     ("Accuracy", "top1 top5 accuracy mean_per_class miou _ap auc f1"),
     ("Localization error", "error"),
     ("Health", "entropy norm rank deviation skipped prototypes agreement dominant match images_per memory kl"),
     ("Loss", "localization view region"),
     ("Schedules", "lr decay momentum temp weight lambda ema"),
 )
-_ORDER = ("Loss", "Accuracy", "k-NN", "Localization error", "Schedules", "Health", "Other")
+_ORDER = ("Loss", "Accuracy", "k-NN", "Pseudo-labels", "Localization error", "Schedules", "Health", "Other")
 
 
 def heading_of(metric: str) -> str:
@@ -62,7 +63,7 @@ def heading_of(metric: str) -> str:
 
 def is_percentage(heading: str) -> bool:
     """True if the values under a heading end at 100."""
-    return heading in ("Accuracy", "k-NN")
+    return heading in ("Accuracy", "k-NN", "Pseudo-labels")
 
 
 def panels(records: list[RunRecord]) -> list[Panel]:

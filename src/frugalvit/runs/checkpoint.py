@@ -14,10 +14,10 @@ from frugalvit.utils.files import write_atomically
 from frugalvit.utils.text import short_message
 
 
-def save_state(folder: Path, state: dict[str, Any], *, best: bool = False) -> None:
-    """Write ``last.pt`` (and move the one before to ``previous.pt``) or ``best.pt``, atomically."""
-    target = folder / CHECKPOINTS / (BEST if best else LAST)
-    previous = None if best else folder / CHECKPOINTS / PREVIOUS
+def save_state(folder: Path, state: dict[str, Any], name: str = LAST) -> None:
+    """Write ``last.pt`` (and move the one before to ``previous.pt``), or another checkpoint, atomically."""
+    target = folder / CHECKPOINTS / name
+    previous = folder / CHECKPOINTS / PREVIOUS if name == LAST else None
     write_atomically(target, lambda handle: torch.save(state, handle), keep=previous)
 
 

@@ -4,7 +4,7 @@ config.yaml       every option; "auto" stays only if each machine chooses the va
 data.json         what the run learns from: images, classes, network, files it skipped
 decisions.json    the values that "auto" chose, with reasons
 metrics.jsonl     one line per logged step
-checkpoints/      last.pt, previous.pt (the one before), best.pt
+checkpoints/      last.pt, previous.pt (the one before), best.pt; good.pt while a run may need to go back to it
 model/            model.safetensors + config.json, for timm and for frugalvit
 summary.json      the final result
 report.html       one page to read
@@ -37,7 +37,7 @@ MISTAKES_PICTURE = "mistakes.jpg"
 REQUEST = "asked.json"  # the options that a comparison requested from its run
 
 CHECKPOINTS = "checkpoints"
-BEST, LAST, PREVIOUS = "best.pt", "last.pt", "previous.pt"
+BEST, LAST, PREVIOUS, GOOD = "best.pt", "last.pt", "previous.pt", "good.pt"
 CHECKPOINT_FILES = (BEST, LAST, PREVIOUS)
 
 DENSE_WEIGHTS, DENSE_FACTS = "transfer.safetensors", "transfer.json"

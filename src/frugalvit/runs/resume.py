@@ -23,6 +23,8 @@ C = TypeVar("C", bound=RunConfig)
 _MACHINE = ("device", "devices", "nodes", "plugin")
 """Always taken from the new command. Other free options are overridden only if the user sets them."""
 
+_LOCATIONS = ("data", "unlabelled")
+
 COMMANDS: dict[str, type[RunConfig]] = {
     "train": TrainConfig,
     "pretrain": PretrainConfig,
@@ -53,15 +55,16 @@ def load_resumed_config(config: C) -> C:
     for name in free:
         if name in _MACHINE or config.is_set(name):
             changes[name] = operator.attrgetter(name)(config)
-    if config.data:  # the data's new location
-        changes["data"] = config.data
+    for name in _LOCATIONS:  # the data may have moved
+        if getattr(config, name, None):
+            changes[name] = getattr(config, name)
     return stored.with_options(changes, type(stored))
 
 
 def _check_fixed_options(config: RunConfig, stored: RunConfig, folder: Path, free: Iterable[str]) -> None:
     """Raise if the user set an option to another value than the run has."""
     for name, field in flat_fields(type(config)).items():
-        if name in ("resume", "out", "data", *free) or not config.is_set(name):
+        if name in ("resume", "out", *_LOCATIONS, *free) or not config.is_set(name):
             continue
         wanted, before = (operator.attrgetter(name)(options) for options in (config, stored))
         if wanted == "auto" or same_value(name, wanted, before) or _was_adjusted(name, wanted, before, stored, folder):

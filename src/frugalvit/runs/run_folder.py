@@ -15,7 +15,7 @@ from frugalvit.config.base import Config
 from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
 from frugalvit.runs import layout
-from frugalvit.runs.checkpoint import load_best_state, load_newest_state, save_state
+from frugalvit.runs.checkpoint import load_best_state, load_newest_state, read_state, save_state
 from frugalvit.runs.layout import find_run
 from frugalvit.runs.trackers import TensorBoard, Trackers
 from frugalvit.utils import console
@@ -151,9 +151,12 @@ class RunFolder:
 
     def save_checkpoint(self, state: dict[str, Any], *, best: bool = False) -> None:
         """Write ``last.pt`` or ``best.pt``."""
+        self._save(state, layout.BEST if best else layout.LAST)
+
+    def _save(self, state: dict[str, Any], name: str) -> None:
         if self.writer:
-            with self._explain_errors(layout.BEST if best else layout.LAST, (OSError, RuntimeError)):
-                save_state(self.folder, state, best=best)
+            with self._explain_errors(name, (OSError, RuntimeError)):
+                save_state(self.folder, state, name)
 
     def has_checkpoint(self) -> bool:
         return layout.has_checkpoint(self.folder)
@@ -165,6 +168,21 @@ class RunFolder:
     def load_best(self) -> dict[str, Any] | None:
         """Load the best checkpoint; None if missing, or damaged (with a warning)."""
         return load_best_state(self.folder)
+
+    def save_good(self, state: dict[str, Any]) -> None:
+        """Write ``good.pt``, the weights that a collapsed run goes back to."""
+        self._save(state, layout.GOOD)
+
+    def load_good(self) -> dict[str, Any] | None:
+        """Load ``good.pt``; None if missing or damaged (with a warning)."""
+        state, fault = read_state(self.checkpoints / layout.GOOD)
+        if state is None:
+            console.warning(f"cannot go back to {self.checkpoints / layout.GOOD} ({fault}); the run continues as it is")
+        return state
+
+    def remove_good(self) -> None:
+        if self.writer:
+            (self.checkpoints / layout.GOOD).unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def _explain_errors(self, item: str, kinds: tuple[type[Exception], ...] = (OSError,)) -> Iterator[None]:

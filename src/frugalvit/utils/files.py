@@ -1,8 +1,10 @@
 """Atomic writes, folder locks, and folders that appear only when they are complete."""
 
+import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,32 @@ from frugalvit.errors import UserError
 
 Read = TypeVar("Read", dict[str, Any], list[Any])
 _PART = ".*.part"
+REPLACED = "old"
+"""The name of a replaced folder until the new one is in its path."""
+_MAX_BYTES = 2**31  # of a table, a list or a JSON file
+
+
+def open_regular(path: str | Path) -> IO[bytes]:
+    """Open a user's file to read it. A pipe or a device is an ``OSError``: it may never end, or never begin."""
+    at_once = getattr(os, "O_NONBLOCK", 0)  # do not wait for the writer of a pipe
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | at_once))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file")
+    return file
+
+
+def read_bytes(path: str | Path, limit: int = _MAX_BYTES) -> bytes:
+    """Read a user's file. ``OSError`` for a pipe, a device, or more than ``limit`` bytes."""
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise OSError(errno.EFBIG, f"larger than {limit / 2**30:.2g} GiB")
+        return file.read(limit)
+
+
+def read_text(path: str | Path, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Read a user's text file, as ``read_bytes``. Every line ends with ``\\n``."""
+    return read_bytes(path).decode(encoding, errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: Path | None = None) -> None:
@@ -86,7 +114,7 @@ def read_json(path: Path, kind: type[Read]) -> Read | None:
     if not path.is_file():
         return None
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except OSError as error:
         raise UserError(read_error_message(path, error)) from None
     except (ValueError, RecursionError) as error:
@@ -106,10 +134,10 @@ def expand_home(path: str | Path) -> Path:
         return Path(path)  # "~name" of an unknown user: an ordinary folder name
 
 
-def read_error_message(path: str | Path, error: OSError) -> str:
+def read_error_message(path: str | Path, error: Exception) -> str:
     """Return the message for a file that the system refuses to read."""
     hint = " Check the permissions." if isinstance(error, PermissionError) else ""
-    return f"{path} cannot be read ({error.strerror or error}).{hint}"
+    return f"{path} cannot be read ({getattr(error, 'strerror', None) or error}).{hint}"
 
 
 def make_folder(path: Path, hint: str = "Choose another folder with --out.") -> Path:
@@ -164,18 +192,27 @@ class FolderLock:
 def working_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder beside ``target``; the caller moves its content there, the rest is removed.
 
-    A lock keeps other processes out. What a killed process left is removed by the next one.
+    A lock keeps other processes out. What a killed process left is removed by the next one. The caller may move the
+    old ``target`` to ``REPLACED`` beside the new folder: it returns if the new one does not arrive.
     """
     locked = target.with_name(f".{target.name}.partial")
     locked.mkdir(parents=True, exist_ok=True)
     with FolderLock(locked):
-        folder = locked / "new"  # the lock file is not moved with it
-        shutil.rmtree(folder, ignore_errors=True)
+        folder, old = locked / "new", locked / REPLACED  # the lock file is not moved with it
+        _return_folder(old, target)  # of a killed process
+        for left in (folder, old):
+            shutil.rmtree(left, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
             yield folder
         finally:
+            _return_folder(old, target)
             shutil.rmtree(locked, ignore_errors=True)
+
+
+def _return_folder(old: Path, target: Path) -> None:
+    if old.exists() and not target.exists():
+        old.rename(target)
 
 
 def _lock(handle: IO[str], wait: bool) -> None:

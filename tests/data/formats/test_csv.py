@@ -58,16 +58,24 @@ def test_missing_files_are_noted_and_unreadable(tmp_path: Path) -> None:
         open_data(write_csv(tmp_path, "path,label\nx.png,a\n"))
 
 
+@pytest.mark.parametrize("text", ["path,label\n000.png\n001.png,dog", "path,label\n000.png,\n001.png,x\n"])
+def test_rows_without_a_label_are_unlabelled(tmp_path: Path, text: str) -> None:
+    fill(tmp_path, {".": 2})
+    (tmp_path / "table.csv").write_text(text, encoding="utf-8")
+    source = open_data(tmp_path / "table.csv", loose=True)
+    assert sizes(source) == {"train": 1} and [Path(name).name for name in source.loose["train"].names] == ["000.png"]
+    assert "1 unlabelled image in train" in " ".join(source.notes)
+    assert "left out" in " ".join(open_data(tmp_path / "table.csv").notes)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "names no images"),
         ("path,label\n", "names no images"),
         ("a,b\n1,2\n", "line 2: no path in the columns a, b"),
-        ("path,label\n000.png\n001.png,dog", "no label in line 2"),
         ("path,label\n000.png,cat, big\n001.png,dog\n", "line 2: .* got 3.*','"),
         ("path;label\n000.png;cat; big\n", "line 2: .* got 3.*';'"),
-        ("path,label\n000.png,\n001.png,x\n2.png,\n", "line 2, 4 .2 of 3 rows.*--labels ignore"),
         ("path,label\n,x\n", "line 2: no path"),
         ("path,label,split\n000.png,x,holdout\n", "line 2: unknown split 'holdout'"),
         ("path,label\n000.png,x\n./000.png,y\n", "two labels, 'x' .line 2. and 'y' .line 3."),

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from frugalvit.cli import main as cli
 from frugalvit.data import open_data
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.cache import build
-from frugalvit.data.cache.build import build_store
-from frugalvit.data.cache.store import CachedStore
+from frugalvit.data.cache.build import build_store, check_decoded
+from frugalvit.data.cache.store import CachedStore, write_file
 from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.shards import ShardExamples
 from frugalvit.errors import UserError
@@ -122,7 +123,6 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("an image was decoded")
 
-    monkeypatch.setattr(ShardExamples, "read", refuse)
     monkeypatch.setattr(build, "decode_all", refuse)
 
 
@@ -147,6 +147,27 @@ def test_other_sizes_and_changed_shards_are_decoded(packed: Path, capsys: pytest
     assert "other shards" in capsys.readouterr().err
     part = train.subset(range(5))
     assert part.decoded is None and len(build_store(part, 5)) == 5
+
+
+@pytest.mark.parametrize("doctored", ["channels", "size"])
+def test_doctored_decoded_images_are_not_used(packed: Path, capsys: pytest.CaptureFixture[str], doctored: str) -> None:
+    """A file with correct checksums that shows other images than its shards is noticed by a run and by ``data``."""
+    train = open_data(packed, split="given").splits["train"]
+    honest = build_store(train, 5)
+    assert isinstance(honest, CachedStore)
+    assert "shows the images of its shards" in " ".join(check_decoded(train))
+    path = next(packed.glob("train-*.decoded"))
+
+    def fill(images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, list[tuple[str, str]]]:
+        images.copy_(honest.images.roll(1, 1) if doctored == "channels" else honest.images)
+        return honest.sizes + (doctored == "size"), honest.index, []
+
+    write_file(path, train.fingerprint(), tuple(honest.images.shape), fill)
+    store = build_store(train, 5)
+    assert isinstance(store, CachedStore) and torch.equal(store.images, honest.images)
+    assert "does not show the images of its shards" in capsys.readouterr().err
+    assert cli.main(["data", str(packed), "--quiet"]) == 0
+    assert "Do not use it" in capsys.readouterr().out
 
 
 def test_an_unreadable_image_is_left_out_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,6 +58,8 @@ def test_scores_equal_those_of_the_run(run_and_data: tuple[Path, Path, dict[str,
         assert {name: found[name] for name in ("top1", "top5", "mean_per_class", "scored_on", "scored_images")} == {
             name: pytest.approx(result[name]) for name in ("top1", "top5", "mean_per_class")
         } | {"scored_on": "test", "scored_images": 15}
+        assert (found["floor"], found["alarms"]) == (result["floor"], result["alarms"])
+    assert "floor" not in scored(run, data, split="val"), "the floor was scored on test"
     assert 0 < found["top1"] < 100, "the sums below need right and wrong predictions"
     assert sum(entry["right"] for entry in found["per_class"]) == round(found["top1"] * 15 / 100)
     assert sum(sum(entry["taken_for"].values()) for entry in found["per_class"]) == len(found["surest_mistakes"])

@@ -2,6 +2,7 @@
 
 import base64
 import csv
+import html
 import io
 import json
 import shutil
@@ -33,7 +34,9 @@ from frugalvit.tasks.classification.metrics import ClassificationScores
 from frugalvit.tasks.classification.predict import predict
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.classification.train import train
-from helpers.tiny_runs import TRAIN, differences, interrupted_at, load_state, read_metrics, write_images
+from helpers import suite_layouts
+from helpers.shards import shard_images
+from helpers.tiny_runs import TRAIN, differences, interrupted_at, load_state, read_metrics, write_config, write_images
 
 
 def config(photos: Path, out: Path, **values: object) -> TrainConfig:
@@ -50,6 +53,43 @@ def test_a_run_writes_all_files(photos: Path, tmp_path: Path) -> None:
     errors = [line["localization_error"] for line in read_metrics(tmp_path / "run") if "localization_error" in line]
     assert len(errors) > 5 and np.isfinite(errors).all()
     assert result.data["localization_error"] == errors[-1]
+
+
+def test_a_run_below_its_floor_is_an_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The colour shows the class, so simple methods need no network; one step teaches a network nothing."""
+    squares = suite_layouts.folders(tmp_path / "squares", {"train": 8, "val": 4})
+    words = ["train", str(squares), "--config", str(write_config(tmp_path / "c.yaml", TRAIN)), "--steps", "1"]
+    assert cli.main([*words, "--report", "--out", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    methods = {"majority": pytest.approx(100 / 3), "nearest_neighbour": 100.0, "logistic": 100.0, "best": 100.0}
+    assert {name: summary["floor"][name] for name in methods} == methods and summary["top1"] < 100
+    (alarm,) = summary["alarms"]
+    assert f"warning: {alarm}" in printed.err and f"alarm       {alarm}" in printed.out
+    assert "floor       100.00 without a network, by nearest neighbour" in printed.out
+    header, numbers = (line.split() for line in printed.out.splitlines()[1:3])
+    assert dict(zip(header, numbers, strict=True))["floor"] == "100.00"
+    page = html.unescape((tmp_path / "run" / "report.html").read_text())
+    assert alarm in page and "simple methods without a network reach 100.00" in page
+    assert cli.main(["train", "--resume", str(tmp_path / "run"), "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert (again["floor"], again["alarms"]) == (summary["floor"], summary["alarms"])
+
+
+def test_labels_and_seed_reach_the_floor(photos: Path, tmp_path: Path) -> None:
+    """The simple methods learn from the labelled images only, and are scored on test if the run is."""
+    data = shutil.copytree(photos, tmp_path / "photos")
+    shutil.copytree(data / "val" / "cat", data / "test" / "cat")
+    result = train(config(data, tmp_path / "run", steps=1, labels=4)).data
+    assert (result["floor"]["fitted_images"], result["floor"]["train_images"]) == (8, 8)
+    assert result["scored_on"] == "test" and result["floor"]["majority"] in (0, 100)
+
+
+def test_a_stream_has_no_floor(photos: Path, tmp_path: Path) -> None:
+    shards = shard_images(tmp_path / "shards", photos)
+    result = train(config(shards / "{000..003}.tar", tmp_path / "run", steps=1, stream=True, workers=1))
+    assert result.data["floor"] == {"skipped": "the training images are a stream"} and result.data["alarms"] == []
+    assert "floor       not computed: the training images are a stream" in result.notes
 
 
 def test_recipe_and_evaluation_interval_are_recorded(
@@ -69,7 +109,8 @@ def test_uncached_images_appear_in_the_report(tmp_path: Path) -> None:
     """Without a cache the images of mistakes are decoded again."""
     photos = write_images(tmp_path / "photos", classes=("cat", "dog", "cow", "hen"))
     for where in ("ram", "off"):
-        train(config(photos, tmp_path / where, steps=2, cache={"where": where}, workers=0))
+        result = train(config(photos, tmp_path / where, steps=2, cache={"where": where}, workers=0))
+    assert "--cache.where off" in result.data["floor"]["skipped"], "computing it would decode all images again"
     mistakes, others = (json.loads((tmp_path / where / "mistakes.json").read_text()) for where in ("off", "ram"))
     assert mistakes and mistakes == others
     assert all(mistake["image"].startswith("data:image/jpeg") for mistake in mistakes)

@@ -1,6 +1,7 @@
 """Image sizes, unreadable files and splits."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,3 +61,14 @@ def test_splits_follow_the_hash_of_the_names() -> None:
     splits = make_splits({"train": items}, "auto", 0.2, [])
     assert splits["val"] == [item for item, out in zip(items, held_out, strict=True) if out]
     assert len(splits["train"]) == 32
+
+
+def test_a_file_listed_twice_is_on_one_side(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number % 6}.png" for number in range(12)]  # every file twice
+    for path in paths[:6]:
+        Image.new("L", (4, 4), int(path.stem)).save(path)
+    notes: list[str] = []
+    splits = make_splits({"train": [SimpleNamespace(path=path) for path in paths]}, "auto", 0.5, notes)
+    sides = [{item.path for item in splits[split]} for split in ("train", "val")]
+    assert [len(side) for side in sides] == [3, 3] and not sides[0] & sides[1]
+    assert "6 exact copies" in notes[0]

@@ -241,3 +241,16 @@ def test_classes_without_any_mask(data: Path, categories: str) -> None:
 
     edit(data, "train", strip_discs)
     assert open_coco(str(data), categories=categories).maskless() == ((2,) if categories == "own" else ())
+
+
+@pytest.mark.parametrize(
+    ("polygon", "covers"),
+    [([2.1, 2.1, 2.2, 2.1, 2.2, 2.2], False), ([2, 2, 9, 2, 2, 2], False), ([2, 2, 6, 2, 6, 6, 2, 6], True)],
+)
+def test_masks_that_cover_no_pixel_are_dropped(data: Path, polygon: list[float], covers: bool) -> None:
+    def change(content: dict[str, Any]) -> None:
+        content["annotations"][0] |= {"segmentation": [polygon], "bbox": [2, 2, 7, 3], "area": 1.0}
+
+    edit(data, "train", change)
+    entry = open_coco(str(data)).splits["train"][0].objects[0]
+    assert ("segmentation" in entry) == covers and entry["bbox"] == [2, 2, 7, 3]

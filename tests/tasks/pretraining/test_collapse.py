@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from frugalvit.engine.health import effective_rank, feature_deviation
 from frugalvit.probing.knn import knn_accuracy
 from frugalvit.tasks.pretraining import collapse
-from frugalvit.tasks.pretraining.collapse import FeatureMonitor, Health, effective_rank, feature_deviation
+from frugalvit.tasks.pretraining.collapse import FeatureMonitor, Health
 
 K = 1024
 

@@ -27,6 +27,7 @@ from frugalvit.backbones.small_images import accepts
 from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.backbones.weights.fit import classifier_name
 from frugalvit.errors import UserError
+from frugalvit.utils.files import read_text
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 """Names of the weights file in a model folder: ours, timm's and the hub's."""
@@ -192,7 +193,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read config.json of a model folder, ours or timm's."""
     path = folder / "config.json"
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(read_text(path))
     except FileNotFoundError:
         raise UserError(f"{folder} contains no model (no config.json).") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -233,6 +234,10 @@ def read_architecture(config: dict[str, Any], folder: Path) -> tuple[str, dict[s
         keywords.setdefault("num_classes", config.get("num_classes", pretrained.get("num_classes", 0)))
     if not re.fullmatch(r"[\w.-]+", name):
         raise UserError(f"{folder / 'config.json'} has an impossible architecture: {name!r}.")
+    if "pretrained" in keywords:
+        raise UserError(
+            f"{folder / 'config.json'} has the keyword 'pretrained', which would download weights: remove it."
+        )
     return name, keywords
 
 

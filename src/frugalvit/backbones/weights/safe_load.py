@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from frugalvit.errors import UserError
+from frugalvit.utils.files import open_regular
 
 _NUMBER = re.compile(r"[fiu][1248]|b1")
 _TORCH_MAGIC = b"l\xfc\x9cF\xf9 j\xa8P\x19"  # start of every file of torch.save before it wrote zip archives
@@ -74,7 +75,7 @@ def read_with_metadata(path: str | Path) -> tuple[dict[str, Any], dict[str, str]
     if path.is_dir():
         raise UserError(f"{path} is a folder; use the path of a checkpoint file.")
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             head = file.read(512)
         size = path.stat().st_size
     except FileNotFoundError:

@@ -51,6 +51,7 @@ class Mixing:
     def __init__(self, config: MixingConfig, classes: int) -> None:
         self.config, self.classes = config, classes
         self.prob = 1.0 if config.prob == "auto" else config.prob
+        self.smoothing = config.label_smoothing()
 
     def __call__(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return self.apply(images, labels, self.draw((images.shape[-2], images.shape[-1]), generator))
@@ -75,7 +76,7 @@ class Mixing:
 
     def apply(self, images: Tensor, labels: Tensor, blend: Blend) -> tuple[Tensor, Tensor]:
         """Mix images and labels (B,); return images (a new tensor if mixed) and targets (B, K)."""
-        targets = soft_targets(labels, self.classes, self.config.smoothing)
+        targets = soft_targets(labels, self.classes, self.smoothing)
         if blend.share == 1:
             return images, targets
         partner = partners(len(images), images.device)

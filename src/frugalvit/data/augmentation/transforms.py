@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from frugalvit.config.data import SMALL_INPUT, AugmentConfig, CropsConfig
+from frugalvit.config.semi_supervised import SemiConfig
 from frugalvit.data.augmentation import operations
 from frugalvit.data.augmentation.crop_resize import (
     RANDOM_BOX_COLUMNS,
@@ -162,6 +163,37 @@ class TrainAugment:
         boxes = operations.erasing_boxes(numbers, self.out_size, config.erasing_area, (0.3, 1 / 0.3))
         rows, boxes, starts = to_device_packed([rows, boxes, operations.noise_starts(numbers[:, -1])], batch.device)
         return batch.index_copy_(0, rows, operations.erase(batch.index_select(0, rows), boxes, starts))
+
+
+class WeakStrongViews:
+    """Two views of an unlabelled image: a weak one for its pseudo-label, a strong one to learn it on (FixMatch).
+
+    Both crop and flip as ``augment`` says. The strong view also has RandAugment with random magnitudes and an erased
+    rectangle, as in FlexMatch, FreeMatch and SoftMatch.
+    """
+
+    repeats = 1
+
+    def __init__(
+        self,
+        augment: AugmentConfig,
+        semi: SemiConfig,
+        out_size: Size,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+    ) -> None:
+        none = {"jitter": (0.0, 0.0, 0.0, 0.0), "grayscale": 0.0, "blur": 0.0, "repeats": 1}
+        weak = none | {"operations": 0, "erasing": 0.0, "scale": semi.weak_scale}
+        strong = none | {"operations": semi.operations, "operation_prob": 1.0, "magnitude": 10.0}
+        strong |= {"magnitude_std": math.inf, "erasing": semi.erasing, "erasing_area": (0.02, 0.25)}
+        self.views = [TrainAugment(augment.model_copy(update=values), out_size, mean, std) for values in (weak, strong)]
+        self.widths = [view.columns for view in self.views]
+        self.columns, self.pixels = sum(self.widths), sum(view.pixels for view in self.views)
+
+    def apply(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> list[Tensor]:
+        """Return [weak, strong], each (B, C, h, w); arguments as for ``TrainAugment``."""
+        parts = numbers.split(self.widths, 1)
+        return [view.apply(images, sizes, part) for view, part in zip(self.views, parts, strict=True)]
 
 
 class MultiCrop:

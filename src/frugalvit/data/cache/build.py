@@ -7,7 +7,7 @@ file, named by the dataset's fingerprint. Later runs on unchanged data read this
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -22,7 +22,7 @@ from frugalvit.data.bad_images import UnreadableImage, check_unreadable
 from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import CachedImages, CachedStore, CacheWriteError, ImageStore, open_file, write_file
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import describe_darkness
+from frugalvit.data.decode import describe_darkness, resize_to
 from frugalvit.data.image_size import min_cached_size, probe_images
 from frugalvit.data.paths import cache_root, local
 from frugalvit.data.preprocessing import CenterCrop
@@ -41,6 +41,8 @@ _DESCRIPTIONS = {
 }
 _WORTH_WRITING = 8.0  # seconds of decoding that a file saves later runs
 _DEVICE_SHARE, _RAM_SHARE = 0.4, 0.5
+_CHECKED = 16  # decoded images beside shards that a run compares with the shards, chosen at random
+_TOLERANCE = 2.0  # of 255, mean over an image: versions of Pillow round differently
 _MAX_LOGGED = 20  # unreadable images named in the log
 _FAST_DECODE = 0.001  # seconds per image below which most of the decoding is Python, one thread at a time
 
@@ -127,8 +129,47 @@ def packed_images(
     if cached is None or int(cached.index[-1]) >= len(examples):
         console.info("the decoded images of the dataset are for another size or other shards: decoding again")
         return None
+    rows = np.random.default_rng().choice(len(cached.index), min(_CHECKED, len(cached.index)), replace=False)
+    if wrong := find_wrong_pixels(examples, cached, rows.tolist()):
+        console.warning(f"{path} does not show the images of its shards ({wrong[0]}): decoding again")
+        return None
     console.info(f"using the decoded images of the dataset: {path}")
     return cached
+
+
+def find_wrong_pixels(examples: ImageDataset, cached: CachedImages, rows: Sequence[int]) -> list[str]:
+    """Decode the images of some rows again; return the names of those that the cache does not show."""
+    size = (cached.images.shape[-2], cached.images.shape[-1])
+    wrong = []
+    for row in rows:
+        index = int(cached.index[row])
+        try:
+            pixels = examples.read(index, at_least=size)
+        except UnreadableImage:
+            wrong.append(examples.names[index])
+            continue
+        difference = resize_to(pixels, size).astype(np.int16) - cached.images[row].permute(1, 2, 0).numpy()
+        if pixels.shape[:2] != tuple(cached.sizes[row].tolist()) or np.abs(difference).mean() > _TOLERANCE:
+            wrong.append(examples.names[index])
+    return wrong
+
+
+def check_decoded(examples: ImageDataset) -> list[str]:
+    """Compare all decoded images beside the shards with the shards; return a line for each file."""
+    if examples.decoded is None:
+        return []
+    notes = []
+    prefix = Path(examples.decoded.prefix)
+    for path in sorted(prefix.parent.glob(f"{prefix.name}-*.decoded")):
+        cached = open_file(path, examples.decoded.fingerprint)
+        if cached is None or int(cached.index[-1]) >= len(examples):
+            notes.append(f"{path} belongs to other shards: remove it, or pack the dataset again.")
+        elif wrong := find_wrong_pixels(examples, cached, range(len(cached.index))):
+            names = f"{len(wrong):,} of {len(cached.index):,} images, such as {wrong[0]}"
+            notes.append(f"{path} does not show the images of its shards ({names}). Do not use it: remove it.")
+        else:
+            notes.append(f"{path} shows the images of its shards.")
+    return notes
 
 
 def choose_cache_location(volume: int, device: torch.device, folder: Path) -> Location:

@@ -22,6 +22,7 @@ from frugalvit.data.bad_images import substitute_rows
 from frugalvit.data.rng import to_device_packed
 from frugalvit.errors import UserError
 from frugalvit.utils import console
+from frugalvit.utils.files import open_regular
 
 Order = Callable[[int], Tensor]
 """Step -> indices (B,) of the images that the step needs."""
@@ -277,7 +278,7 @@ def open_file(path: Path, fingerprint: str) -> CachedImages | None:
     A packed dataset may come from an untrusted source, so shape, sizes and indices are checked.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             end = file.seek(-_TRAILER.size, os.SEEK_END)
             checksum, length, magic = _TRAILER.unpack(file.read())
             if magic != _MAGIC or length > min(end, _MAX_HEADER):

@@ -18,6 +18,7 @@ from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, unknown_classes
 from frugalvit.data.paths import is_file, is_folder
 from frugalvit.errors import UserError
+from frugalvit.utils.files import read_text
 from frugalvit.utils.text import pluralize, truncate_list
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
@@ -25,7 +26,6 @@ PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "i
 LABEL_COLUMNS = ("label", "class", "target", "category", "class_name", "label_name", "y")
 SPLIT_COLUMNS = ("split", "subset", "fold", "set")
 WANTED_COLUMN = f"called {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}"
-_MAX_BYTES = 2**31
 
 
 class Row(NamedTuple):
@@ -72,9 +72,7 @@ def read_rows(where: str) -> list[Row]:
     """Read the rows of a table. Errors name the line."""
     path = Path(where)
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UserError(f"{where} is larger than 2 GB, too large for a table of paths.")
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, "utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{where} is not UTF-8 text. Save it as UTF-8 (in a spreadsheet: 'CSV UTF-8').") from None
     except OSError as error:
@@ -159,12 +157,6 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions) -
     folder = Path(where).parent
     rows = _drop_repeated(rows, where, notes)
     labelled = options.labels != "ignore" and any(row.label for row in rows)
-    unlabelled = [str(row.line) for row in rows if not row.label]
-    if labelled and unlabelled:
-        raise UserError(
-            f"{where}: no label in line {truncate_list(unlabelled)} ({len(unlabelled):,} of {len(rows):,} rows). Label "
-            "or delete these rows. To pre-train without labels, pass --labels ignore."
-        )
     by_split: dict[str, list[Row]] = {}
     for row in rows:
         by_split.setdefault(row.split or "train", []).append(row)
@@ -172,14 +164,19 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions) -
     classes = classes or class_list(row.label for row in rows)
     index = {label: i for i, label in enumerate(classes)}
     splits: dict[str, ImageDataset] = {}
+    loose: dict[str, ImageDataset] = {}  # rows without a label
     for split in ("train", "val", "test"):
         members = by_split.get(split, [])
+        if labelled and (unlabelled := [str(folder / row.path) for row in members if not row.label]):
+            loose[split] = FileExamples(unlabelled, None, str(folder))
+            members = [row for row in members if row.label]
         if labelled and (unknown := class_list(row.label for row in members if row.label not in index)):
             raise unknown_classes(f"{split} in {where}", "train", unknown, split)
         if members:
             numbers = np.array([index[row.label] for row in members if row.label]) if labelled else None
             splits[split] = FileExamples([str(folder / row.path) for row in members], numbers, str(folder))
-    missing = [name for examples in splits.values() for name in examples.names if not is_file(name)]
+    listed = (*splits.values(), *loose.values())
+    missing = [name for examples in listed for name in examples.names if not is_file(name)]
     if len(missing) == len(rows):
         raise UserError(
             f"{where}: none of its {len(rows):,} files exists. Paths must be relative to the table's folder, with '/' "
@@ -187,7 +184,7 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions) -
         )
     if missing:
         notes.append(f"{where}: {len(missing):,} of its {len(rows):,} files are missing: {truncate_list(missing)}.")
-    return DatasetSplits(name, where, "table", tuple(classes) if labelled else None, splits, notes)
+    return DatasetSplits(name, where, "table", tuple(classes) if labelled else None, splits, notes, loose)
 
 
 def class_list(labels: Iterable[str | None]) -> list[str]:

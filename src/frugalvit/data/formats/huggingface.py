@@ -20,6 +20,7 @@ from frugalvit.data.formats.image_folder import SPLIT_NAMES, unknown_classes
 from frugalvit.data.paths import is_file
 from frugalvit.errors import UserError
 from frugalvit.utils import console
+from frugalvit.utils.files import read_bytes
 from frugalvit.utils.text import short_message, truncate_list
 
 _LABEL_COLUMNS = ("fine_label", *LABEL_COLUMNS, "labels", "coarse_label")  # the first that exists is used
@@ -47,7 +48,7 @@ class HubExamples(ImageDataset):
             return cell["bytes"]
         if isinstance(cell, dict) and cell.get("path"):
             try:
-                return Path(cell["path"]).read_bytes()
+                return read_bytes(cell["path"])
             except OSError as error:
                 raise UnreadableImage(name, f"cannot read {cell['path']}: {error.strerror or error}") from None
         raise UnreadableImage(name, "its row has no image")

@@ -18,6 +18,7 @@ from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.paths import is_folder
 from frugalvit.errors import UserError
 from frugalvit.utils import console
+from frugalvit.utils.files import read_error_message, read_text
 from frugalvit.utils.text import pluralize, truncate_list
 
 SPLIT_NAMES = {
@@ -25,6 +26,7 @@ SPLIT_NAMES = {
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
+_UNLABELLED_FOLDERS = frozenset({"unlabelled", "unlabeled"})  # beside class folders: not a class
 _ANNOTATION_FOLDERS = frozenset({"masks", "mask", "annotations", "labels", "segmentation", "segmentationclass"})
 _VOC_FOLDERS = frozenset({"JPEGImages", "SegmentationClass", "SegmentationObject"})
 # Files and folders that file managers and archivers leave behind.
@@ -56,19 +58,23 @@ class Listing:
 
 @dataclass
 class _Tree:
-    """The content of one split: images by class folder, empty class folders, images outside class folders."""
+    """The content of one split: images by class folder, empty class folders, images outside class folders.
+
+    unlabelled: the images of a folder with this name
+    """
 
     path: str
     classes: dict[str, Listing]
     empty: list[str]
     loose: list[str]
+    unlabelled: list[str] = field(default_factory=list)
 
     @property
     def in_folders(self) -> int:
         return sum(len(listing.images) for listing in self.classes.values())
 
     def all_images(self) -> list[str]:
-        return self.loose + [path for listing in self.classes.values() for path in listing.images]
+        return self.loose + self.unlabelled + [path for listing in self.classes.values() for path in listing.images]
 
 
 def is_image_folder(where: str) -> bool:
@@ -80,7 +86,10 @@ def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
     """Read the splits and classes of a folder."""
     notes: list[str] = []
     root = where if options.labels == "folders" else _find_image_root(where, notes)
-    trees = {split: _read_tree(path) for split, path in (_split_folders(root) or {"train": root}).items()}
+    folders = _split_folders(root)
+    trees = {split: _read_tree(path) for split, path in (folders or {"train": root}).items()}
+    if options.labels != "folders":
+        _separate_unlabelled(trees, root if folders else None)
     if not any(tree.all_images() for tree in trees.values()):
         raise UserError(
             f"{where} holds no images. Put class folders of images into it, or unlabelled images. For a known dataset "
@@ -101,7 +110,7 @@ def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
         paths = [path for label in classes if label in tree.classes for path in tree.classes[label].images]
         counts = [len(tree.classes[label].images) if label in tree.classes else 0 for label in classes]
         splits[split] = FileExamples(paths, np.repeat(np.arange(len(classes)), counts), root)
-        loose[split] = FileExamples(tree.loose, None, root)
+        loose[split] = FileExamples(tree.loose + tree.unlabelled, None, root)
     return DatasetSplits(name, where, "class folders", tuple(classes), _ordered(splits), notes, _ordered(loose))
 
 
@@ -141,16 +150,30 @@ def _read_tree(path: str) -> _Tree:
     return _Tree(path, classes, empty, entries.images)
 
 
+def _separate_unlabelled(trees: dict[str, _Tree], root: str | None) -> None:
+    """Take the folder ``unlabelled`` out of the classes of each split. ``root``: it may be beside train, too."""
+    for tree in trees.values():
+        for name in [name for name in (*tree.classes, *tree.empty) if name.lower() in _UNLABELLED_FOLDERS]:
+            tree.unlabelled += tree.classes.pop(name, Listing()).images
+            tree.empty = [other for other in tree.empty if other != name]
+    for folder in open_root(root).folders if root and "train" in trees else ():
+        if Path(folder).name.lower() in _UNLABELLED_FOLDERS:
+            trees["train"].unlabelled += list_images(folder).images
+
+
 def _read_flat_split(tree: _Tree, train: _Tree) -> None:
     """Read Tiny ImageNet's val and test: a folder ``images``, and classes in ``val_annotations.txt``."""
     if list(tree.classes) != ["images"] or "images" in train.classes:
         return
     images = tree.classes.pop("images").images
     annotations = Path(tree.path) / "val_annotations.txt"  # "file, class, box", separated by tabs
-    if not annotations.is_file():
+    if not annotations.exists():
         tree.loose = tree.loose + images
         return
-    rows = [line.split("\t") for line in annotations.read_text(encoding="utf-8", errors="replace").splitlines()]
+    try:
+        rows = [line.split("\t") for line in read_text(annotations, errors="replace").splitlines()]
+    except OSError as error:
+        raise UserError(read_error_message(annotations, error)) from None
     label = {row[0]: row[1] for row in rows if len(row) > 1}
     for path in images:
         tree.classes.setdefault(label.get(Path(path).name, "unlisted"), Listing()).images.append(path)

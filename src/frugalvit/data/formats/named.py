@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import io
 import os
 import shutil
 import sys
@@ -21,6 +22,7 @@ from frugalvit.data.paths import datasets_root, local
 from frugalvit.data.split import hold_out
 from frugalvit.errors import UserError
 from frugalvit.utils import console
+from frugalvit.utils.files import read_text
 from frugalvit.utils.text import short_message
 
 _Parts = tuple[Sequence[str], dict[str, ImageDataset]]
@@ -137,7 +139,7 @@ def _open_sun397(name: str, known: Known, home: Path) -> _Parts:
         held_out = hold_out(everything.keys, everything.labels, 0.5, _SPLIT_SEED)
         return dataset.classes, {"train": everything.subset(~held_out), "test": everything.subset(held_out)}
     index = {key.removeprefix("SUN397"): number for number, key in enumerate(everything.keys)}
-    lines = {split: path.read_text().split() for split, path in lists.items()}
+    lines = {split: read_text(path).split() for split, path in lists.items()}
     return dataset.classes, {
         split: everything.subset([index[image] for image in images if image in index])
         for split, images in lines.items()
@@ -165,12 +167,12 @@ def _open_voc2007(name: str, known: Known, home: Path) -> _Parts:
     classes = sorted(path.name.removesuffix("_trainval.txt") for path in lists.glob("*_trainval.txt"))
     splits: dict[str, ImageDataset] = {}
     for split, part in (("train", "trainval"), ("test", "test")):
-        stems = (lists / f"{part}.txt").read_text().split()
+        stems = read_text(lists / f"{part}.txt").split()
         examples = FileExamples([str(base / "JPEGImages" / f"{stem}.jpg") for stem in stems], None, str(home))
         targets = np.zeros((len(stems), len(classes)), dtype=np.int8)
         row_of = {stem: row for row, stem in enumerate(stems)}
         for column, label in enumerate(classes):
-            cells = (lists / f"{label}_{part}.txt").read_text().split()
+            cells = read_text(lists / f"{label}_{part}.txt").split()
             for stem, value in zip(cells[::2], cells[1::2], strict=True):
                 targets[row_of[stem], column] = {"1": 1, "-1": 0, "0": -1}[value]
         examples.targets = targets
@@ -224,7 +226,7 @@ def _open_fer2013(name: str, known: Known, home: Path) -> _Parts:
     usage = {"Training": "train", "PublicTest": "val", "PrivateTest": "test"}
     images: dict[str, list[np.ndarray]] = {split: [] for split in usage.values()}
     labels: dict[str, list[int]] = {split: [] for split in usage.values()}
-    with (home / "fer2013" / "fer2013.csv").open(newline="", encoding="utf-8") as file:
+    with io.StringIO(read_text(home / "fer2013" / "fer2013.csv")) as file:
         for row in csv.DictReader(file):
             split = usage[row["Usage"].strip()]
             images[split].append(np.array(row["pixels"].split(), dtype=np.uint8).reshape(48, 48))

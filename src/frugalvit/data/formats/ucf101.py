@@ -12,6 +12,7 @@ from PIL import Image
 
 from frugalvit.errors import UserError
 from frugalvit.utils import console
+from frugalvit.utils.files import read_text
 
 LISTS = {"train": "trainlist01.txt", "test": "testlist01.txt"}
 _ADVICE = "Unpack UCF101.rar again; finished frames stay."
@@ -35,7 +36,7 @@ def make_frames(root: Path, read: Callable[[Path], Image.Image] | None = None) -
     if finished.exists():
         raise UserError(f"{finished} lacks train or test. Remove it to extract the frames again.")
     for split, name in LISTS.items():
-        lines = (root / "ucfTrainTestlist" / name).read_text(encoding="utf-8").splitlines()
+        lines = read_text(root / "ucfTrainTestlist" / name).splitlines()
         clips = [line.split()[0] for line in lines if line.strip()]  # "Class/clip.avi 1", the number is the class
         if not clips:
             raise UserError(f"{root / 'ucfTrainTestlist' / name} lists no clips. {_ADVICE}")

@@ -26,7 +26,7 @@ from frugalvit.data.webdataset.index import FORMAT, INDEX, parse_index
 from frugalvit.data.webdataset.shards import open_shards
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.files import utf8_safe, working_folder
+from frugalvit.utils.files import REPLACED, read_bytes, utf8_safe, working_folder
 from frugalvit.utils.system import cores
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
@@ -143,7 +143,7 @@ def check_free(out: Path) -> None:
 def check_replaceable(out: Path) -> None:
     """Raise ``UserError`` if a folder holds other files than a packed dataset: they would be removed."""
     _check_not_cwd(out)
-    index = parse_index((out / INDEX).read_bytes())
+    index = parse_index(read_bytes(out / INDEX))
     packed = {INDEX, *index.by_name} if index is not None else set()
     others = sorted(path.name for path in out.iterdir() if path.name not in packed and path.suffix != ".decoded")
     if others:
@@ -164,7 +164,7 @@ def move_into(staging: Path, out: Path, *, replace: bool = False) -> None:
     folder = out.resolve()
     if replace:
         check_replaceable(out)
-        shutil.rmtree(folder)
+        folder.rename(staging.with_name(REPLACED))  # removed with the working folder
     elif folder.exists():
         folder.rmdir()  # an error if another process has written to it
     staging.rename(folder)

@@ -21,7 +21,7 @@ from typing import IO, Any
 from frugalvit.data.paths import cache_root
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.files import write_atomically
+from frugalvit.utils.files import open_regular, read_bytes, read_error_message, write_atomically
 
 ALLOW_PIPES = "FRUGALVIT_ALLOW_PIPES"
 _TIMEOUT = 60.0
@@ -53,7 +53,7 @@ def open_remote(where: str) -> IO[bytes]:
     """Open a local file, an http(s) or fsspec address, or the output of a command, to read it forwards."""
     if is_pipe(where):
         return io.BufferedReader(CommandReader(_start(where.removeprefix("pipe:"))))
-    return io.BufferedReader(RetryingReader(where)) if is_remote(where) else Path(where).open("rb")
+    return io.BufferedReader(RetryingReader(where)) if is_remote(where) else open_regular(where)
 
 
 class RetryingReader(io.RawIOBase):
@@ -225,12 +225,18 @@ def fetch(url: str, sha256: str = "") -> Path:
 
 
 def read_small(where: str, limit: int = 512 << 20) -> bytes | None:
-    """Read a small file, local or remote; None if it is missing, unreadable or too large."""
+    """Read a small file, local or remote; None if it is missing, or remote and unreadable or too large."""
     try:
+        if not is_remote(where):
+            return read_bytes(where, limit)
         with open_remote(where) as file:
             content = file.read(limit + 1)
-    except (*READ_ERRORS, UserError):
+    except (FileNotFoundError, NotADirectoryError):
         return None
+    except (*READ_ERRORS, UserError) as error:
+        if is_remote(where):
+            return None
+        raise UserError(read_error_message(where, error)) from None
     return content if len(content) <= limit else None
 
 

@@ -24,12 +24,14 @@ from frugalvit.data.webdataset.index import INDEX, PackedIndex, PackedShard, rea
 from frugalvit.data.webdataset.remote import fetch, is_pipe, is_remote, without_query
 from frugalvit.data.webdataset.tar import BadShard, list_members
 from frugalvit.errors import UserError
-from frugalvit.utils.text import truncate_list
+from frugalvit.utils.files import open_regular
+from frugalvit.utils.text import pluralize, truncate_list
 
 _MAX_IMAGE, _MAX_LABEL = 1 << 30, 1 << 20
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MAX_SHARDS = 1_000_000
 _LABEL_KIND = "cls"  # a .txt or .json is a caption or metadata
+_MAX_FIELDS = 64  # images and labels of one sample; more names that share a key are a collision
 T = TypeVar("T")
 
 
@@ -44,6 +46,20 @@ class Sample(NamedTuple):
 
 Listed = list[tuple[int, Sample]]
 """Examples, each with the number of its shard."""
+
+
+class Collisions(NamedTuple):
+    """Names of images that share a key with others: each ``read`` as an example, or ``unused``."""
+
+    read: list[str]
+    unused: list[str]
+
+    def notes(self, where: str) -> list[str]:
+        """Return a line for each kind, for the user."""
+        read = f"{where}: {{}} share their name up to the first dot ({{}}): each is read as one example."
+        unused = f"{where}: {{}} not used, because the sample has another image ({{}})."
+        pairs = ((read, self.read), (unused, self.unused))
+        return [text.format(pluralize(len(names), "image"), truncate_list(names, 3)) for text, names in pairs if names]
 
 
 class ShardExamples(ImageDataset):
@@ -65,10 +81,16 @@ class ShardExamples(ImageDataset):
         self.shards, self.offsets, self.index = shards, offsets, index
 
     def raw(self, index: int) -> bytes:
-        shard, offset, size = (int(value) for value in self.offsets[index])
+        return self._read_end(index, self.stored_size(index))
+
+    def sample_bytes(self, index: int) -> bytes:
+        return self._read_end(index, min(4096, self.stored_size(index)))
+
+    def _read_end(self, index: int, size: int) -> bytes:
+        shard, offset, stored = (int(value) for value in self.offsets[index])
         try:
-            with Path(self.shards[shard]).open("rb") as file:
-                file.seek(offset)
+            with open_regular(self.shards[shard]) as file:
+                file.seek(offset + stored - size)
                 content = file.read(size)
         except OSError as error:
             raise UnreadableImage(self.names[index], f"cannot read its shard: {error.strerror or error}") from None
@@ -201,9 +223,10 @@ def open_shards(where: str) -> DatasetSplits:
 def index_shards(names: list[str], where: str, notes: list[str]) -> Iterator[tuple[int, Sample]]:
     """Yield the examples of all shards, each with its shard's number. Damaged shards are left out and noted."""
     damaged: list[str] = []
+    collisions = Collisions([], [])
     for number, name in enumerate(names):
         try:
-            samples = list(read_shard(name))
+            samples = list(read_shard(name, collisions))
         except BadShard as error:
             damaged.append(f"{name} ({error})")
         except OSError as error:
@@ -212,13 +235,14 @@ def index_shards(names: list[str], where: str, notes: list[str]) -> Iterator[tup
             yield from ((number, sample) for sample in samples)
     if damaged:
         notes.append(f"{len(damaged)} of {len(names)} shards of {where} are left out: {truncate_list(damaged)}.")
+    notes += collisions.notes(where)
 
 
-def read_shard(name: str) -> Iterator[Sample]:
+def read_shard(name: str, collisions: Collisions | None = None) -> Iterator[Sample]:
     """Yield the examples of one shard in order; members without an image are skipped."""
-    with Path(name).open("rb") as file:
+    with open_regular(name) as file:
         named = ((member.name, member) for member in list_members(name) if is_wanted(member))
-        for key, image, member in group_members(named):
+        for key, image, member in group_members(named, collisions):
             label = None
             if member is not None:
                 file.seek(member.offset_data)
@@ -236,23 +260,53 @@ def split_name(name: str) -> tuple[str, str]:
 def is_wanted(member: TarInfo) -> bool:
     """True if a member can belong to an example: an image or a label of a plausible size."""
     key, kind = split_name(member.name)
-    is_image = f".{kind.rpartition('.')[2]}" in EXTENSIONS
-    limit = _MAX_IMAGE if is_image else _MAX_LABEL if kind == _LABEL_KIND else -1
+    ending = kind.rpartition(".")[2]
+    limit = _MAX_IMAGE if f".{ending}" in EXTENSIONS else _MAX_LABEL if ending == _LABEL_KIND else -1
     return bool(key) and member.size <= limit
 
 
-def group_members(named: Iterable[tuple[str, T]]) -> Iterator[tuple[str, T, T | None]]:
-    """Group neighbouring members into examples: key, first image, label. Groups without image are skipped."""
+def group_members(
+    named: Iterable[tuple[str, T]], collisions: Collisions | None = None
+) -> Iterator[tuple[str, T, T | None]]:
+    """Group neighbouring members into examples: key, first image, label. Groups without image are skipped.
+
+    By WebDataset's rule a name up to its first dot is the key: ``1.jpg``, ``1.seg.png`` and ``1.cls`` are one example.
+    Several images without ``1.jpg`` and ``1.cls``, as ``cat.0.jpg`` and ``cat.1.jpg``, are examples of their own, up to
+    the last dot.
+    """
+    collisions = collisions or Collisions([], [])
     for key, members in itertools.groupby(named, key=lambda item: split_name(item[0])[0]):
-        image: T | None = None
-        label: T | None = None
-        for name, item in members:
-            if split_name(name)[1] == _LABEL_KIND:
-                label = item
-            elif image is None:
-                image = item
-        if image is not None:
-            yield key, image, label
+        fields = list(itertools.islice(members, _MAX_FIELDS))
+        if len(fields) == 1 or (len(fields) < _MAX_FIELDS and any(_last_stem(name) == key for name, _ in fields)):
+            yield from _pick_image(key, fields, collisions)
+            continue
+        stems: list[str] = []
+        for stem, part in itertools.groupby(itertools.chain(fields, members), key=lambda item: _last_stem(item[0])):
+            for example in _pick_image(stem, part, collisions):
+                stems.append(stem)
+                yield example
+        collisions.read.extend(stems if len(stems) > 1 else [])
+
+
+def _last_stem(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _pick_image(
+    key: str, members: Iterable[tuple[str, T]], collisions: Collisions
+) -> Iterator[tuple[str, T, T | None]]:
+    """Yield the example of some members, if one of them is an image."""
+    image: T | None = None
+    label: T | None = None
+    for name, item in members:
+        if name.lower().endswith(f".{_LABEL_KIND}"):
+            label = item if _last_stem(name) == key else label
+        elif image is None:
+            image = item
+        else:
+            collisions.unused.append(name)
+    if image is not None:
+        yield key, image, label
 
 
 def parse_label(content: bytes | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from frugalvit.data.webdataset.remote import READ_ERRORS, describe_error, open_remote
-from frugalvit.data.webdataset.shards import group_members, is_wanted, parse_label
+from frugalvit.data.webdataset.shards import Collisions, group_members, is_wanted, parse_label
 from frugalvit.data.webdataset.tar import BadShard, read_members
 from frugalvit.errors import UserError
 from frugalvit.utils.text import pluralize
@@ -113,10 +113,10 @@ class ShardStream:
             self.damaged.append((self.shards[number], describe_error(error)))
 
 
-def read_samples(shard: str) -> Iterator[StreamSample]:
+def read_samples(shard: str, collisions: Collisions | None = None) -> Iterator[StreamSample]:
     """Yield the examples of a local or remote shard, reading it forwards; ``SHARD_ERRORS`` at damage."""
     with open_remote(shard) as file:
-        for key, image, label in group_members(read_members(file, is_wanted)):
+        for key, image, label in group_members(read_members(file, is_wanted), collisions):
             yield StreamSample(key, image, parse_label(label))
 
 

@@ -19,6 +19,7 @@ from frugalvit.data.formats.csv import class_list
 from frugalvit.data.webdataset.index import PackedIndex
 from frugalvit.data.webdataset.remote import describe_error, is_remote
 from frugalvit.data.webdataset.shards import (
+    Collisions,
     Listed,
     class_names,
     find_labels,
@@ -189,11 +190,13 @@ def _count_labels(shards: list[str], max_bad: float, where: str, notes: list[str
         "writes an index)"
     )
     damaged: list[tuple[str, str]] = []
+    collisions = Collisions([], [])
 
     def count(shard: str) -> Counter[str | None]:
         counts: Counter[str | None] = Counter()
         try:
-            samples = read_samples(shard) if is_remote(shard) else read_shard(shard)  # read_shard reads headers only
+            read = read_samples if is_remote(shard) else read_shard  # read_shard reads headers only
+            samples = read(shard, collisions)
             counts.update(sample.label for sample in samples)
         except SHARD_ERRORS as error:
             damaged.append((shard, describe_error(error)))
@@ -204,6 +207,7 @@ def _count_labels(shards: list[str], max_bad: float, where: str, notes: list[str
     if not any(parts):
         raise UserError(f"{where} has no images in readable shards{': ' + ': '.join(damaged[0]) if damaged else ''}.")
     check_damaged(damaged, len(shards), max_bad)
+    notes += collisions.notes(where)
     if damaged:
         listed = truncate_list([f"{shard} ({reason})" for shard, reason in sorted(damaged)])
         notes.append(f"{len(damaged)} of {len(shards)} shards of {where} are damaged: {listed}.")

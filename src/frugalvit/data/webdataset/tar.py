@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Literal, Self
 
+from frugalvit.utils.files import open_regular
+
 _MAX_NAME = 1 << 20
 _DAMAGE = (tar.TarError, ValueError, OverflowError, RecursionError)
 
@@ -19,7 +21,7 @@ class BadShard(Exception):
 
 def list_members(path: str | Path) -> Iterator[tar.TarInfo]:
     """Yield the regular files of a tar file in order, from its headers. Damage raises ``BadShard``."""
-    with Path(path).open("rb") as file:
+    with open_regular(path) as file:
         for _, member in _headers(file, "r:"):
             yield member
 

@@ -19,9 +19,11 @@ from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by
+from frugalvit.probing.floor import check_floor, describe_floor
 from frugalvit.probing.metrics import classification_scores, rank_classes, wilson_interval
 from frugalvit.probing.splits import make_extractor
 from frugalvit.runs import layout
+from frugalvit.runs.run_folder import read_summary
 from frugalvit.tasks.classification.predict import class_probabilities, load_classifier, nonfinite_message
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, utf8_safe, write_text
@@ -38,10 +40,10 @@ def evaluate(config: EvalConfig) -> CommandResult:
     started = time.monotonic()
     out = _check_output(config.out)
     model, names = load_classifier(config.model, config.device, config.img_size)
-    source, trained_on = _open(config)
+    source, run = _open(config)
     split, examples = _select_split(source, config.split)
     numbers = _match_classes(config.model, names, source, examples)
-    if trained_on and split in ("train", "all"):
+    if run is not None and split in ("train", "all"):
         console.warning(f"{config.model} was trained on these images ({split}): its scores on new images will be lower")
     extractor = make_extractor(model, config, "pooled")
     label = f"{source.name} {split}"
@@ -73,6 +75,9 @@ def evaluate(config: EvalConfig) -> CommandResult:
         "seconds": round(time.monotonic() - started, 2),
     }
     notes = list(source.notes)
+    if run is not None and (floor := _stored_floor(run, split, len(truth))):
+        summary |= {"floor": floor, "alarms": check_floor(scores["top1"], floor)}
+        notes += [f"floor: {describe_floor(floor)}", *(f"alarm: {alarm}" for alarm in summary["alarms"])]
     if out is not None:
         write_text(out, _csv(rows))
         notes.append(f"predictions of all images: {out}")
@@ -92,8 +97,8 @@ def _check_output(out: str | None) -> Path | None:
     return path
 
 
-def _open(config: EvalConfig) -> tuple[DatasetSplits, bool]:
-    """Open the data; also return whether the model was trained on it. A run's own data is split as in training.
+def _open(config: EvalConfig) -> tuple[DatasetSplits, Path | None]:
+    """Open the data; also return the run if the model was trained on it. A run's own data is split as in training.
 
     The shards that a streamed run held out are not told apart here.
     """
@@ -101,7 +106,7 @@ def _open(config: EvalConfig) -> tuple[DatasetSplits, bool]:
     file = (location.parent if location.name == layout.MODEL else location) / layout.CONFIG
     run = TrainConfig.from_run(file) if file.is_file() else None
     if run is None or not same_value("data", config.data, run.data):
-        return open_data(config.data, split="given", root=config.root, classes=config.classes), False
+        return open_data(config.data, split="given", root=config.root, classes=config.classes), None
     source = open_data(
         config.data,
         split="given" if should_stream(config.data, run.stream) else run.split,
@@ -109,7 +114,14 @@ def _open(config: EvalConfig) -> tuple[DatasetSplits, bool]:
         root=config.root or run.root,
         classes=config.classes or run.classes,
     )
-    return source, True
+    return source, file.parent
+
+
+def _stored_floor(run: Path, split: str, images: int) -> dict[str, Any] | None:
+    """Return the floor of a run if it was scored on the same images; None if not."""
+    summary = read_summary(run) or {}
+    same = (summary.get("scored_on"), summary.get("scored_images")) == (split, images)
+    return summary.get("floor") if same else None
 
 
 def _select_split(source: DatasetSplits, split: str) -> tuple[str, ImageDataset]:

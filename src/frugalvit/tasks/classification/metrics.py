@@ -15,6 +15,7 @@ class ClassificationScores:
     def __init__(self, classes: int, device: torch.device) -> None:
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
         self.top5 = torch.zeros((), dtype=torch.int64, device=device)
+        self.features: Tensor | None = None  # of the first batch, (B, D)
         self.nonfinite = torch.zeros((), dtype=torch.int64, device=device)  # images with non-finite logits
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
@@ -36,6 +37,21 @@ class ClassificationScores:
     def has_nonfinite(self) -> bool:
         """True if some logits were non-finite, so that the scores mean nothing."""
         return bool(self.nonfinite)
+
+    def is_at_chance(self) -> bool:
+        """True if the predictions tell nothing about the labels.
+
+        Then P(predicted = k) = π_k for all labels, so the mean per class is Σ_k π_k / K, which is 1/K, with the
+        variance Σ_k π_k (1 - π_k) / n_k / K²; the sums are over the K classes with images, n_k of each. This holds for
+        imbalanced classes too, where the accuracy itself may be high. One deviation above counts as better.
+        """
+        confusion = self.confusion.cpu().double()
+        images, shares = confusion.sum(1), confusion.sum(0) / confusion.sum().clamp(min=1)
+        present = images > 0
+        images, shares, count = images[present], shares[present], int(present.sum())
+        deviation = (shares * (1 - shares) / images).sum().sqrt().item() / max(count, 1)
+        score = (confusion.diagonal()[present] / images).mean().item() if count else 0.0
+        return count > 1 and score <= shares.sum().item() / count + deviation + 1e-9
 
     def summary(self) -> dict[str, float]:
         """Return the scores in percent. Mean per class covers the classes that have images."""

@@ -19,6 +19,7 @@ from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch, BatchShard, BatchSource, eval_batches
 from frugalvit.data.rng import device_generator
 from frugalvit.engine.ema import EMA
+from frugalvit.engine.health import effective_rank
 from frugalvit.engine.param_groups import decay_groups, layer_groups, merge_param_groups, no_weight_decay_names
 from frugalvit.engine.schedule import Schedule
 from frugalvit.engine.task import Task
@@ -27,12 +28,14 @@ from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.objectives.drloc import Pairs, draw_batch_pairs, loss_at_pairs
 from frugalvit.tasks.classification.metrics import ClassificationScores
 from frugalvit.utils import console
+from frugalvit.utils.tables import Table
 
 
 class ClassificationTask(Task):
     """A classifier and its losses. ``average`` holds the EMA of the weights if ``ema`` is above 0."""
 
     best_metric = "top1"
+    unprinted = ("effective_rank",)  # for the health checks; low for few classes, however good the network
 
     def __init__(
         self,
@@ -196,7 +199,8 @@ class ClassificationTask(Task):
     def evaluate(self, step: int) -> dict[str, float]:
         scores = self.scores(self.evaluated)
         self.nonfinite_outputs, self.cached_scores = scores.has_nonfinite(), (self.evaluated, scores)
-        return scores.summary()
+        rank = {} if scores.features is None else {"effective_rank": effective_rank(scores.features)}
+        return scores.summary() | rank
 
     def score(self, dataset: Any) -> ClassificationScores:
         """Return the scores of the current weights on a dataset, from the cache if they were just computed."""
@@ -204,7 +208,9 @@ class ClassificationTask(Task):
         return cached[1] if cached is not None and cached[0] is dataset else self.scores(dataset)
 
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
-        """Remember the error of the localization task; never end the run."""
+        """Remember the error of the localization task and watch the health; never end the run."""
+        if self.health is not None:
+            self.health.warn(step, metrics)
         error = metrics.get("localization_error", math.nan)
         self.last_error = error if math.isfinite(error) else self.last_error
         return False
@@ -218,6 +224,14 @@ class ClassificationTask(Task):
         constant = head.constant_baseline_error(*self.backbone.grid_size(self.backbone.img_size))
         errors = {"localization_error": self.last_error, "constant_answer_error": constant}
         return errors | {"localization_variant": self.settings.variant}
+
+    def pseudo_label_scores(self) -> dict[str, float]:
+        """Return the quality of pseudo-labels; {} without unlabelled images."""
+        return {}
+
+    def pseudo_label_table(self, classes: Sequence[str]) -> Table:
+        """Return the pseudo-labels of each class; only for a run with unlabelled images."""
+        raise NotImplementedError
 
     def scores(self, dataset: Any) -> ClassificationScores:
         """Score the exported weights on a dataset, over all ranks."""
@@ -236,5 +250,6 @@ class ClassificationTask(Task):
                 with torch.autocast(pooled.device.type, enabled=False):
                     logits = self.result.classify(pooled.float())
                 scores.add(logits, labels)
+                scores.features = pooled.float() if scores.features is None else scores.features
         self.train(was_training)
         return scores.reduced(self.fabric)

@@ -1,9 +1,12 @@
 """``frugalvit train``: from images with labels to a classifier, a report and a model folder."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from lightning_fabric import Fabric
 from torch import nn
@@ -11,20 +14,22 @@ from torch import nn
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.resolved import ResolvedTrainConfig
+from frugalvit.config.semi_supervised import REST
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import TrainAugment
+from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.image_folder import are_layout_folders
 from frugalvit.data.split import absent_classes, check_trainable, subsample_labels
 from frugalvit.engine.distributed import collective_timeout
-from frugalvit.engine.loop import TrainPlan
+from frugalvit.engine.loop import TrainPlan, describe_rescue
 from frugalvit.engine.param_groups import freeze_first
 from frugalvit.engine.schedule import Constant, Cosine, Ramp, Schedule, warmup_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization
-from frugalvit.experiment.defaults import PAIR, Facts, resolve_training
+from frugalvit.experiment.defaults import PAIR, Facts, images_per_epoch, resolve_input, resolve_training
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.summary import (
@@ -38,12 +43,28 @@ from frugalvit.experiment.summary import (
     worst_mistakes,
 )
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
+from frugalvit.probing.floor import check_floor, compute_floor, describe_floor
 from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
+from frugalvit.tasks.classification.health import SupervisedHealth, chance_loss
+from frugalvit.tasks.classification.semi_supervised import (
+    add_unlabelled,
+    make_semi_task,
+    open_unlabelled,
+    separate_streams,
+)
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize
+
+SHORTEST_RESCUED = 100
+"""The shortest run, in steps, that can be rescued: ten lines of metrics are too few to tell a collapse."""
+
+_AT_CHANCE = (
+    "the run ended at chance: it predicts no better than without looking at the images. Lower --lr, lengthen "
+    "--optimizer.warmup, train longer (--epochs), or start from trained weights (--pretrained, --init)"
+)
 
 HARDLY = 0.8  # of the error of a constant answer; above it Drloc's task counts as hardly learned
 
@@ -59,17 +80,21 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     command = "train"
     data: DatasetSplits
     task: ClassificationTask
-    images: ImageDataset  # to train on
+    images: ImageDataset  # to train on, with labels
+    unlabelled: ImageDataset | None = None  # to train on without labels, of --unlabelled
     evaluated: ImageDataset  # of the evaluations while training
     eval_split: str  # "val", or "test", which never chooses the best weights
     unseen: ImageDataset | None  # test, if there is also val
 
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
-        source = builders.open_source(self.options, fabric)
+        rest = self.options.unlabelled == REST
+        source = builders.open_source(separate_streams(self.options)[0], fabric, loose=rest)
         _refuse_dense_labels(source)
         check_trainable(source)
         self.images, self.evaluated, self.eval_split, self.unseen = _choose_splits(self.options, source)
         builders.check_enough_images(self.options, self.images, PAIR)
+        if self.options.unlabelled is not None:
+            self.unlabelled = open_unlabelled(self.options, source, fabric)
         return replace(source, notes=[*source.notes, *absent_classes(source)])
 
     @property
@@ -79,8 +104,20 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     def facts(self) -> Facts:
         side = builders.median_side(self.images.sample_images())
         return Facts(
-            len(self.images), len(self.classes), side, self.fabric.device.type, eval_images=len(self.evaluated)
+            images=len(self.images),
+            classes=len(self.classes),
+            side=side,
+            device=self.fabric.device.type,
+            eval_images=len(self.evaluated),
+            unlabelled=len(self.unlabelled or ()),
         )
+
+    def resolve_input(self, options: TrainConfig, facts: Facts) -> TrainConfig:
+        options = resolve_input(options, facts, self.auto_values)
+        both = [self.images] if self.unlabelled is None else [self.images, self.unlabelled]
+        streams = [(len(images.streaming.paths), images) for images in both if images.streaming is not None]
+        fewest = min(streams, key=lambda stream: stream[0])[1] if streams else self.images
+        return builders.resolve_readers(options, fewest, self.fabric, self.auto_values)
 
     def build_backbone(self, options: TrainConfig) -> Backbone:
         torch.manual_seed(options.seed)
@@ -93,13 +130,17 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return config
 
     def build_plan(self) -> TrainPlan:
-        return make_plan(self.config, len(self.images), self.fabric.world_size)
+        images, ratio = len(self.images), self.config.semi.ratio
+        if self.unlabelled is not None and ratio != "auto":
+            images = images_per_epoch(images, len(self.unlabelled), ratio)
+        return make_plan(self.config, images, self.fabric.world_size)
 
-    def training_files(self) -> tuple[ImageDataset, Sequence[str], None]:
-        return self.images, self.classes, None
+    def training_files(self) -> tuple[ImageDataset, Sequence[str], str | None]:
+        others = None if self.unlabelled is None else self.unlabelled.fingerprint(times=False)
+        return self.images, self.classes, others
 
     def build_task(self) -> ClassificationTask:
-        return make_task(self.config, self.backbone, self.plan)
+        return make_task(self.config, self.backbone, self.plan, len(self.unlabelled or ()))
 
     def build_batches(self) -> None:
         config, backbone, task = self.config, self.backbone, self.task
@@ -114,10 +155,17 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             balance=config.balance,
             keep_clean=config.localization.images == "clean" and task.localization is not None,
         )
+        if self.unlabelled is not None:
+            batches = add_unlabelled(batches, self.unlabelled, backbone, self.plan, config, self.fabric)
         self.eval_set = builders.eval_set(self.evaluated, backbone, config, self.fabric)
         task.set_data(batches, self.eval_set, self.eval_split, self.fabric)
-        parts = {"train": batches, self.eval_split: self.eval_set.store}
-        record_data_usage(self.run_folder, self.data.notes, parts)
+        self.health = task.health = make_health(config, self.plan, self.images, self.evaluated, len(self.classes))
+        self._record_data({self.eval_split: self.eval_set.store})
+
+    def _record_data(self, stores: dict[str, ImageStore]) -> None:
+        batches: Any = self.task.batches  # --auto-batch may have replaced them
+        parts = {"train": batches} if self.unlabelled is None else batches.parts()
+        record_data_usage(self.run_folder, self.data.notes, parts | stores)
 
     def score(self, outcome: dict[str, Any]) -> dict[str, Any]:
         """Score the best weights on test; without it, on the images of the evaluations."""
@@ -129,40 +177,100 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             self.final_set = builders.eval_set(unseen, task.backbone, config, self.fabric)
         with collective_timeout(self.fabric, config.peer_timeout):
             self.scores = task.score(self.final_set)
+        top = self.scores.summary()
+        floor = self._floor() if self.run_folder.writer else {"skipped": "rank 0 computes it"}
+        below = self._check_floor(top["top1"], floor)
+        for alarm in below:
+            console.warning(alarm)
         return {
             "run": str(self.run_folder.folder),
             "task": "train",
-            **self.scores.summary(),
+            **top,
+            "floor": floor,
             "scored_on": "test" if unseen is not None else task.eval_split,
             "scored_images": int(self.scores.confusion.sum()),
             "val_top1": finite(outcome["best"]),
             **describe_weights(outcome, task.eval_split),
             **task.localization_summary(),
+            "at_chance": self.scores.is_at_chance(),
+            "health": self.health.verdict(),
+            "rescues": outcome["rescues"],
+            "alarms": [*_describe_alarms(self.health, outcome["rescues"], self.scores.is_at_chance()), *below],
+            **task.pseudo_label_scores(),
             **run_facts(config, outcome, task.backbone),
         }
 
+    def _floor(self) -> dict[str, Any]:
+        """Score simple methods on the images of the final score; say why if the images are not at hand."""
+        if self.images.streaming is not None:
+            return {"skipped": "the training images are a stream"}
+        # The run has this store: without fabric, because only rank 0 is here.
+        store = builders.get_image_store(self.images, self.task.backbone.img_size, self.config, self.fabric.device)
+        if store.found_late or self.final_set.store.found_late:
+            return {"skipped": "the images are not cached (--cache.where off)"}
+        return compute_floor(store, self.final_set.store, len(self.classes), self.config.seed)
+
+    def _check_floor(self, top1: float, floor: dict[str, Any]) -> list[str]:
+        return check_floor(top1, floor, pretrained=any(self.options.weight_sources().values()))
+
     def save_results(self, summary: dict[str, Any]) -> dict[str, Any]:
         run, task, classes, confusion = self.run_folder, self.task, self.classes, self.scores.confusion
-        batches: Any = task.batches  # --auto-batch may have replaced them
-        stores = {self.eval_split: self.eval_set.store, summary["scored_on"]: self.final_set.store}
-        record_data_usage(run, self.data.notes, {"train": batches, **stores})
+        batches: Any = task.batches
+        self._record_data({self.eval_split: self.eval_set.store, summary["scored_on"]: self.final_set.store})
         meta = {"classes": list(classes), "data": self.data.name, "recipe": self.config.recipe, "top1": summary["top1"]}
         save_model_folder(task.result, run.path(layout.MODEL), classes=classes, meta=meta)
         mistakes = worst_mistakes(task.result, self.final_set, classes, self.data.location)
         save_pictures(run, mistakes, augmentation_sheet(batches, task.backbone))
         run.table("per_class", per_class_table(confusion, classes))
-        return {"classes": list(classes), "confusion": confusion.tolist()}
+        details = {"classes": list(classes), "confusion": confusion.tolist()}
+        if self.unlabelled is None:
+            return details
+        table = task.pseudo_label_table(classes)
+        run.table("pseudo_labels", table)
+        return details | {"pseudo_labels": {"columns": table.columns, "rows": table.rows}}
 
     def report_inputs(self) -> dict[str, Any]:
         images = self.unseen or self.data.splits.get("val") or self.data.splits["train"]
         return {"model": self.task.result.cpu().eval(), "examples": images}
 
     def result(self, summary: dict[str, Any]) -> CommandResult:
-        names = ["top1", "top5", "mean_per_class", "val_top1", "seconds"]
+        names = ["top1", "floor", "top5", "mean_per_class", "val_top1", "seconds"]
+        floor = summary.get("floor", {"skipped": "the run is from an older version"})
+        shown = summary | {"floor": floor.get("best")}
         title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
-        table = Table(names, [[summary.get(name) for name in names]], title)
+        table = Table(names, [[shown.get(name) for name in names]], title)
         commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
-        return run_result(summary, table, commands, _note_localization(summary))
+        rescues = [f"{'rescue':<12}{describe_rescue(rescue)}" for rescue in summary["rescues"]]
+        notes = [f"{'floor':<12}{describe_floor(floor)}"]
+        notes += [f"{'alarm':<12}{alarm}" for alarm in self._check_floor(summary["top1"], floor)]
+        notes += [*rescues, *_note_pseudo_labels(summary), *_note_localization(summary)]
+        result = run_result(summary, table, commands, notes)
+        result.notes += [f"{'failed':<12}{_AT_CHANCE}"] if summary["at_chance"] else []
+        return result
+
+
+def make_health(
+    config: ResolvedTrainConfig, plan: TrainPlan, images: ImageDataset, evaluated: ImageDataset, classes: int
+) -> SupervisedHealth:
+    """Build the health checks; the labels of a stream are unknown, so its classes count as equally frequent."""
+    counts = np.ones(classes) if images.labels is None else np.bincount(images.labels, minlength=classes)
+    chance, deviation = chance_loss(counts, config.mixing.label_smoothing(), balance=config.balance)
+    return SupervisedHealth(
+        chance,
+        deviation / math.sqrt(plan.images_per_step * plan.log_every),
+        classes if evaluated.labels is None else len(np.unique(evaluated.labels)),
+        len(evaluated),
+        plan.steps,
+        warmup_steps(config.optimizer.warmup, plan.steps_per_epoch, plan.steps),
+        plan.log_every,
+        config.lr,
+    )
+
+
+def _describe_alarms(health: SupervisedHealth, rescues: list[dict[str, Any]], at_chance: bool) -> list[str]:
+    """Return the alarms, the rescues, and whether the run failed, for the report."""
+    lines = [*map(str, health.all_alarms()), *(f"rescue {describe_rescue(rescue)}" for rescue in rescues)]
+    return [*lines, _AT_CHANCE] if at_chance else lines
 
 
 def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan:
@@ -174,7 +282,8 @@ def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan
     lr = Cosine(
         config.lr, lowest, _schedule_steps(config, plan), warmup, warmup_from=first, from_zero=optimizer.whole_cosine
     )
-    return replace(plan, lr=lr, evaluate_every=config.evaluate_every)
+    rescues = 2 if config.rescue and plan.steps >= SHORTEST_RESCUED else 0
+    return replace(plan, lr=lr, evaluate_every=config.evaluate_every, rescues=rescues)
 
 
 def _schedule_steps(config: TrainConfig, plan: TrainPlan) -> int:
@@ -192,14 +301,17 @@ def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretraine
     return backbone
 
 
-def make_task(config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan) -> ClassificationTask:
-    """Build the classifier with its losses; Drloc is left out at λ = 0."""
+def make_task(
+    config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan, unlabelled: int = 0
+) -> ClassificationTask:
+    """Build the classifier with its losses; Drloc is left out at λ = 0. ``unlabelled``: number of images."""
     options = config.localization
     weight: Schedule = Constant(options.weight)
     if options.schedule == "ramp":
         warmup = warmup_steps(20, plan.steps_per_epoch, plan.steps)
         weight = Ramp(options.weight, warmup, _schedule_steps(config, plan))
-    return ClassificationTask(
+    build = partial(make_semi_task, config, unlabelled, plan.steps) if unlabelled else ClassificationTask
+    return build(
         backbone,
         _make_localization(config, backbone) if options.weight > 0 else None,
         options,
@@ -231,6 +343,15 @@ def _init_as_released(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         nn.init.zeros_(module.bias)
+
+
+def _note_pseudo_labels(summary: dict[str, Any]) -> list[str]:
+    """Return a note on the pseudo-labels of a run with unlabelled images."""
+    used, right = summary.get("pseudo_labels_used"), summary.get("pseudo_labels_right")
+    if used is None:
+        return []
+    known = "" if right is None else f"; {right:.1f} % of these were right (hidden labels)"
+    return [f"pseudo      {used:.1f} % of the pseudo-labels counted{known}"]
 
 
 def _note_localization(summary: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from frugalvit.engine.hardware import numbered_device
 from frugalvit.errors import UserError
 from frugalvit.runs import layout
 from frugalvit.tasks.dense.task import DenseTask
-from frugalvit.utils.files import read_json, write_atomically, write_text
+from frugalvit.utils.files import open_regular, read_json, write_atomically, write_text
 from frugalvit.utils.text import short_message
 
 WEIGHTS, FACTS = layout.DENSE_WEIGHTS, layout.DENSE_FACTS
@@ -50,12 +50,13 @@ def load_trained(
         img_size=tuple(size) if isinstance(size, list) else size,
         num_classes=spec["num_classes"],
         in_chans=spec["in_chans"],
-        **spec["keywords"] | {"mean": facts["mean"], "std": facts["std"]},
+        **spec["keywords"] | {"mean": facts["mean"], "std": facts["std"], "pretrained": False},
     )
     task = build(backbone, facts)
     path = Path(where) / WEIGHTS
     try:
-        tensors = load_tensors(path.read_bytes())
+        with open_regular(path) as file:
+            tensors = load_tensors(file.read())
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"{path} cannot be read ({short_message(error)}).") from None
     task.net.load_state_dict(tensors)

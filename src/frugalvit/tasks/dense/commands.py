@@ -114,6 +114,13 @@ class DenseExperiment(Experiment[C, R]):
         truth = _list_files(annotations).fingerprint(times=False)
         return _list_files([item.path for item in self.items]), self.data.classes, truth
 
+    def evaluation_files(self) -> dict[str, FileExamples]:
+        parts = {split: items for split, items in self.data.splits.items() if split != "train"}
+        return {
+            split: _list_files(list(dict.fromkeys(path for item in items for path in (item.path, item.truth))))
+            for split, items in parts.items()
+        }
+
     def build_batches(self) -> None:
         config, task, plan, fabric = self.config, self.task, self.plan, self.fabric
         task.to(fabric.device)

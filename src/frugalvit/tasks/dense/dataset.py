@@ -8,11 +8,14 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 
 from frugalvit.data.bad_images import UnreadableImage, check_unreadable
+from frugalvit.data.copies import find_copies
+from frugalvit.data.dataset import FileExamples
 from frugalvit.data.decode import decode, known_formats
-from frugalvit.data.split import hold_out
+from frugalvit.data.split import describe_copies, hold_out
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import SkippedFile
 from frugalvit.utils import console
+from frugalvit.utils.files import open_regular
 from frugalvit.utils.system import cores
 from frugalvit.utils.text import pluralize, truncate_list
 
@@ -59,7 +62,7 @@ def read_image_size(path: Path) -> tuple[int, int] | UnreadableImage:
     The header is enough, unless EXIF rotates the image: versions of Pillow disagree about the size of a rotated TIFF.
     """
     try:
-        with Image.open(path, formats=known_formats()) as image:
+        with open_regular(path) as file, Image.open(file, formats=known_formats()) as image:
             if image.getexif().get(_ORIENTATION, 1) == 1:
                 return image.height, image.width
     except UNREADABLE:
@@ -94,9 +97,11 @@ def make_splits(splits: dict[str, list[Any]], mode: str, fraction: float, notes:
         notes.append(f"train and val are joined: {len(splits['train']):,} images")
     if mode in ("auto", "remake") and "train" in splits and "val" not in splits:
         items = splits["train"]
-        held_out = hold_out([item.path.name for item in items], None, fraction, 0)
+        copies = find_copies(FileExamples([str(item.path) for item in items], None))
+        held_out = hold_out([item.path.name for item in items], None, fraction, 0, copies)
         if held_out.any():  # there are at least two images
             splits["train"] = [item for item, out in zip(items, held_out, strict=True) if not out]
             splits["val"] = [item for item, out in zip(items, held_out, strict=True) if out]
-            notes.append(f"val is made from train: {int(held_out.sum()):,} of {len(items):,} images, at random")
+            counts = f"{int(held_out.sum()):,} of {len(items):,} images"
+            notes.append(f"val is made from train: {counts}, at random{describe_copies(copies)}")
     return splits

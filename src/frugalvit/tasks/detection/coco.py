@@ -7,7 +7,7 @@
 | crowds | not trained on; scored as COCO scores them |
 | boxes without area inside their image | left out, with a note |
 | boxes over the border | clipped |
-| objects without a mask | their boxes are trained on and scored |
+| objects without a mask, or whose mask covers no pixel | their boxes are trained on and scored |
 | unreadable images | left out with their objects, with a warning |
 """
 
@@ -28,9 +28,12 @@ from frugalvit.data.formats.image_folder import SPLIT_NAMES
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import SkippedFile
 from frugalvit.tasks.dense.dataset import find_image_folder, make_splits, read_image_sizes
+from frugalvit.utils.files import read_bytes
 from frugalvit.utils.text import pluralize
 
 _MIN_BOX_SIDE = 1e-3  # pixels
+_MAX_JSON = 8 * 2**30  # bytes; Objects365 has 5 GB
+_TINY_AREA = 16.0  # pixels; a smaller polygon may cover no pixel centre
 _ENOUGH_MASKS = 10
 """``--masks auto`` learns masks if this many training objects have one, or half of them.
 
@@ -228,7 +231,7 @@ _SCHEMA = pydantic.TypeAdapter(_CocoFile)
 def read_coco_file(path: Path) -> dict[str, Any]:
     """Read and check a COCO file; the error names its first wrong entry."""
     try:
-        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
+        content = read_bytes(path, _MAX_JSON).removeprefix(codecs.BOM_UTF8)
         return dict(_SCHEMA.validate_json(content, strict=True))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}).") from None
@@ -324,10 +327,12 @@ def _clean_annotation(entry: dict[str, Any], image: CocoImage, title: str) -> di
         _check_run_lengths(segmentation, image, title)
     if len(box) not in (0, 4):
         raise UserError(f"{title} has the bbox {box}. Write [left, top, width, height].")
-    if segmentation and not (box and area > 0):
+    if segmentation and not (box and area >= _TINY_AREA):
         mask = rle({"segmentation": segmentation}, image.height, image.width)
+        covered = float(run_length.area(mask))
         box = box or run_length.toBbox(mask).tolist()
-        area = area if area > 0 else run_length.area(mask)  # COCO's area is the mask's
+        area = area if area > 0 else covered  # COCO's area is the mask's
+        segmentation = segmentation if covered else []
     left, top, width, height = (float(value) for value in box or (0, 0, 0, 0))
     right, bottom = min(left + width, image.width), min(top + height, image.height)
     left, top = max(left, 0.0), max(top, 0.0)

@@ -1,4 +1,4 @@
-"""Health of a pre-training run: collapse alarms with the option to change, effective rank, k-NN.
+"""Health of a pre-training run: collapse alarms with the option to change, and k-NN.
 
 On small data most label-free runs fail silently. Two collapses have clear signs (K prototypes, teacher outputs p_t):
 
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from frugalvit.backbones import Backbone
 from frugalvit.data.loader import eval_batches
+from frugalvit.engine.health import DEAD_RANK, Alarm, RunHealth, effective_rank, feature_deviation
 from frugalvit.experiment.builders import EvalSet
 from frugalvit.probing.knn import knn_accuracy
 from frugalvit.utils.tables import Table
@@ -40,18 +41,6 @@ _MIN_STAGNATION_STEP = 200
 """Before this step a constant loss is normal."""
 
 
-@dataclass(frozen=True)
-class Alarm:
-    """A failed check: its name, what was measured, and the option to change."""
-
-    name: str
-    sign: str
-    knob: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.sign}. {self.knob}"
-
-
 class Level(NamedTuple):
     """A matching level: its name, what it matches, and the prefix of its metrics."""
 
@@ -67,35 +56,9 @@ def _levels(metrics: Mapping[str, float]) -> list[Level]:
     return [Level("view", "images", ""), Level("region", "regions", "region_")]
 
 
-@torch.no_grad()
-def effective_rank(features: Tensor) -> float:
-    """Compute RankMe (Garrido et al., 2023) of (N, D) features.
-
-    It is exp of the entropy of the normalised singular values: 1 for a constant embedding and at most min(N, D).
-    """
-    # The Gram matrix: some LAPACK builds return NaN for the singular values of a constant matrix.
-    rows = (features.cpu() if features.device.type == "mps" else features).double()  # MPS has no float64
-    gram = rows.mT @ rows if rows.shape[0] >= rows.shape[1] else rows @ rows.mT
-    if not bool(torch.isfinite(gram).all()):
-        return math.nan
-    values = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
-    total = values.sum()
-    if total <= 0:
-        return 1.0
-    share = values / total
-    return math.exp(-torch.special.xlogy(share, share).sum().item())
-
-
-@torch.no_grad()
-def feature_deviation(features: Tensor) -> float:
-    """Compute the deviation of L2-normalised (N, D) features over N, times √D. Spread: about 1; collapsed: 0."""
-    unit = torch.nn.functional.normalize(features.float(), dim=1)
-    return (unit.std(0, correction=0).mean() * math.sqrt(features.shape[1])).item()
-
-
 @dataclass
-class Health:
-    """Checks the metrics of a run and raises each alarm once.
+class Health(RunHealth):
+    """Checks the metrics of pre-training.
 
     ``settled`` is the first step at which collapse can be detected: every run starts with nearly uniform outputs and a
     frozen last layer.
@@ -104,11 +67,8 @@ class Health:
     prototypes: int
     steps: int
     settled: int
-    patience: int = 3
     stop: bool = False
-    raised: dict[str, Alarm] = field(default_factory=dict)
     history: list[tuple[int, dict[str, float]]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
     losses: dict[frozenset[str], tuple[float, float, int]] = field(default_factory=dict)
     """For each combination of loss parts: the first and the lowest total loss, and the number of lines."""
     lines: int = 0  # metrics lines with a loss
@@ -134,9 +94,6 @@ class Health:
         return any(
             name.startswith(("uniform collapse", "one-prototype collapse", "dead features")) for name in self.raised
         )
-
-    def verdict(self) -> str:
-        return ", ".join(self.raised) if self.raised else "healthy"
 
     # -- one check each
 
@@ -247,7 +204,7 @@ class Health:
         rank, deviation = metrics.get("effective_rank"), metrics.get("feature_deviation")
         if rank is None or deviation is None:
             return None
-        if rank > 1.5 or deviation > 0.02:
+        if rank > DEAD_RANK or deviation > 0.02:
             return self._clear("dead features")
         return Alarm(
             "dead features",
@@ -268,17 +225,6 @@ class Health:
             f"k-NN is {now:.1f} after {best:.1f} at step {at:,}: the features get worse",
             "Raise matching.momentum, lower --lr or lengthen optimizer.warmup: the teacher changes too fast",
         )
-
-    def _clear(self, name: str) -> None:
-        self.counts[name] = 0
-
-    def _is_new(self, alarm: Alarm) -> bool:
-        """True once, when a check has failed ``patience`` times in a row."""
-        self.counts[alarm.name] = self.counts.get(alarm.name, 0) + 1
-        if self.counts[alarm.name] < self.patience or alarm.name in self.raised:
-            return False
-        self.raised[alarm.name] = alarm
-        return True
 
 
 def _swing(losses: list[float]) -> float:

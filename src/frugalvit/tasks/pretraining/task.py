@@ -28,7 +28,6 @@ from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, RelativeLocalization, ViewMatching, koleo_loss
 from frugalvit.objectives.drloc import Pairs, draw_batch_pairs, loss_at_pairs
 from frugalvit.tasks.pretraining.collapse import Health
-from frugalvit.utils import console
 
 Losses = dict[str, Tensor]
 
@@ -247,8 +246,7 @@ class PretrainingTask(Task):
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
         """Log new alarms; return True if the run has collapsed and should end."""
         assert self.health is not None
-        for alarm in self.health.check(step, metrics):
-            console.warning(str(alarm))
+        self.health.warn(step, metrics)
         return self.health.stop and self.health.collapsed
 
 

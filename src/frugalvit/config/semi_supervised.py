@@ -1,0 +1,43 @@
+"""Options of learning from labelled and unlabelled images together."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from frugalvit.config.base import Config, option
+from frugalvit.config.types import Auto, Count, Range, Rate, Share, Whole
+
+REST = "rest"
+"""The value of --unlabelled that stands for the images of DATA without a label."""
+
+
+class SemiConfig(Config):
+    """Unlabelled images (--unlabelled): pseudo-labels from weak views and the EMA weights, learned on strong views."""
+
+    method: Literal["flexmatch", "freematch", "softmatch"] = option(
+        "softmatch", "flexmatch and freematch: a threshold per class that adapts; softmatch: weights instead"
+    )
+    ratio: Count | Auto = option(
+        "auto", "unlabelled images for each labelled image of a batch; auto: the papers' 7, fewer if there are few"
+    )
+    weight: float = option(1.0, "weight of the pseudo-label loss", ge=0)
+    warmup: Share = option(0.3, "share of the run in which that weight rises from 0: the first pseudo-labels are wrong")
+    threshold: float = option(
+        0.95, "FlexMatch's highest threshold of the confidence", gt=0, lt=1, needs="method=flexmatch"
+    )
+    momentum: Rate | Auto = option(
+        "auto",
+        "EMA rate of the thresholds or weights; auto: the papers' 0.999, less for short runs",
+        needs="method=freematch or method=softmatch",
+    )
+    fairness: float = option(0.01, "weight of FreeMatch's fairness loss", ge=0, needs="method=freematch")
+    temperature: float = option(0.0, "0: learn the pseudo-label's class; above 0: a distribution this sharp", ge=0)
+    weak_scale: Range = option((0.5, 1.0), "area of a weak view, if crops are resized; strong views use augment.scale")
+    operations: Whole = option(3, "RandAugment operations of a strong view, of any magnitude up to 10")
+    erasing: Share = option(1.0, "probability of erasing a rectangle, up to a quarter of a strong view")
+    region_weight: float = option(
+        0.0, "weight of EsViT's region matching between weak and strong views; 0 turns it off", ge=0
+    )
+    prototypes: Annotated[int, Field(ge=2)] | Auto = option(
+        "auto", "size of the region head's output; auto: from the number of images", needs="region_weight"
+    )

@@ -1,0 +1,214 @@
+"""``frugalvit data DATA --suspicious MODEL``: rank labelled images by how unlikely their labels are.
+
+A logistic classifier on frozen features judges each image after training on other folds. Confident learning
+(Northcutt et al., JAIR 2021) then decides which labels are likely wrong.
+"""
+
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from frugalvit.config.data import DataConfig
+from frugalvit.config.probe import ExtractConfig
+from frugalvit.data import DatasetSplits, ImageDataset, join, open_data
+from frugalvit.data.formats.csv import WANTED_COLUMN
+from frugalvit.embedding.curate import are_files, path_from_table
+from frugalvit.errors import UserError
+from frugalvit.probing.extractor import FeatureSet
+from frugalvit.probing.logistic import LogisticRegression
+from frugalvit.probing.splits import make_extractor, open_model, probe_device
+from frugalvit.utils import console
+from frugalvit.utils.files import make_folder, write_text
+from frugalvit.utils.tables import CommandResult, Table, as_csv
+from frugalvit.utils.text import pluralize
+
+FOLDS = 5
+_STRIDE, _MIN_GAIN = 10**0.5, 1e-3  # the ratio of successive penalties, and the gain in nats that a weaker one needs
+_MAX_DRAWN, _LISTED = 200, 10  # images on the page and in the terminal
+
+
+class LabelScores(NamedTuple):
+    """One value per image (N,): the probability of its label, the suggested class, and if the label is likely wrong."""
+
+    score: Tensor
+    suggested: Tensor
+    likely_wrong: Tensor
+
+
+class RankedImage(NamedTuple):
+    """A line of the ranking, without its rank; ``position`` is the image's index in the data."""
+
+    position: int
+    path: str
+    label: str
+    suggested: str
+    score: float
+    likely_wrong: bool
+
+
+def find_label_errors(config: DataConfig) -> CommandResult:
+    """Rank the images of all splits by how unlikely their labels are, as a table and a page."""
+    began, out = time.monotonic(), Path(config.out or "suspicious.csv")
+    assert config.suspicious is not None
+    page = out.with_suffix(".html")
+    _check_outputs(out, page)
+    source = open_data(config.data, split="given", labels=config.labels, classes=config.classes, root=config.root)
+    examples = _join_labelled(source)
+    options = ExtractConfig(backbone=config.backbone, img_size=config.img_size, device=config.device)
+    model = open_model(config.suspicious, options)
+    features = make_extractor(model, options, "pooled")(examples, source.name)
+    assert source.classes is not None
+    ranking = _rank(features, source.classes, config.seed, probe_device(model))
+    wrong = sum(image.likely_wrong for image in ranking)
+    files = are_files(examples)
+    lines = [
+        [rank, path_from_table(out, image.path) if files else image.path, *image[2:5], "yes" if image[5] else "no"]
+        for rank, image in enumerate(ranking, 1)
+    ]
+    write_text(out, as_csv(["rank", "path", "label", "suggested", "score", "likely_wrong"], lines))
+    verdict = f"{wrong:,} of {pluralize(len(ranking), 'label')} are likely wrong"
+    about = f"{verdict} · judged by {config.suspicious} · all are in {out.name}"
+    write_text(page, _make_page(ranking, examples, f"Labels of {source.name}", about))
+    notes = [*source.notes, f"{verdict}: check the images at the top of the page."]
+    if len(ranking) < len(features):
+        notes.append(f"{pluralize(len(features) - len(ranking), 'image')} alone in a class cannot be judged.")
+    if model.classes == source.classes:
+        notes.append(f"If {config.suspicious} was trained on these labels, it hides wrong ones. Use another model.")
+    notes.append(f"page {page}, table {out}")
+    data = {"model": config.suspicious, "data": source.name, "images": len(features), "judged": len(ranking)}
+    data |= {"likely_wrong": [image._asdict() for image in ranking if image.likely_wrong], "out": str(out)}
+    data |= {"page": str(page), "seconds": round(time.monotonic() - began, 2)}
+    listed: list[list[object]] = [[rank, *image[1:5]] for rank, image in enumerate(ranking[:_LISTED], 1)]
+    return CommandResult(data, [Table(["rank", "image", "label", "suggested", "score"], listed)], notes)
+
+
+def _rank(features: FeatureSet, classes: tuple[str, ...], seed: int, device: torch.device) -> list[RankedImage]:
+    """Rank the images whose class has others, the most suspicious label first."""
+    labels = features.labels
+    assert labels is not None
+    rows = _has_others(labels).nonzero().squeeze(1)
+    if len(labels[rows].unique()) < 2:
+        raise UserError("--suspicious needs at least two classes with at least two images each.")
+    probabilities = cross_validate(features.features, labels, seed, device)
+    scores = score_labels(probabilities[rows], labels[rows])
+    return [
+        RankedImage(
+            features.positions[row],
+            features.names[row],
+            classes[int(labels[row])],
+            classes[int(scores.suggested[index])],
+            round(float(scores.score[index]), 6),
+            bool(scores.likely_wrong[index]),
+        )
+        for index in scores.score.argsort(stable=True).tolist()
+        for row in [int(rows[index])]
+    ]
+
+
+def cross_validate(features: Tensor, labels: Tensor, seed: int = 0, device: torch.device | str = "cpu") -> Tensor:
+    """Predict each row by a classifier trained on the other folds: (N, D), (N,) -> probabilities (N, classes).
+
+    The penalty is the one under which the labels of the first fold are most likely.
+    """
+    folds = torch.from_numpy(assign_folds(labels.numpy(), seed))
+    classes = int(labels.max()) + 1
+    features, probabilities = features.to(device), torch.zeros(len(labels), classes)
+
+    def make_problem(fold: int) -> LogisticRegression:
+        return LogisticRegression(features[folds != fold], labels[folds != fold], classes, device)
+
+    strength = _choose_strength(make_problem(0), features[scored := (folds == 0) & _has_others(labels)], labels[scored])
+    for fold in console.progress(range(FOLDS), label="cross-validating"):
+        held_out = folds == fold
+        if held_out.any():
+            fit = make_problem(fold).fit([strength])
+            probabilities[held_out] = fit.scores(features[held_out])[0].softmax(1).float().cpu()
+    return probabilities
+
+
+def _choose_strength(problem: LogisticRegression, features: Tensor, labels: Tensor) -> float:
+    """Return the penalty that makes held-out labels most likely: from strong to weak while the gain is clear."""
+    strength, best, fit = float(problem.axes.spectrum.max()) / 4, -torch.inf, None
+    while True:
+        fit = problem.fit([strength], fit)
+        rows = fit.scores(features)[0].log_softmax(1)
+        likelihood = float(rows.gather(1, labels[:, None].to(rows.device)).mean())
+        if likelihood < best + _MIN_GAIN:
+            return strength * _STRIDE
+        best, strength = likelihood, strength / _STRIDE
+
+
+def assign_folds(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Assign each image to one of the folds at random, so that each class is spread evenly: (N,) -> (N,)."""
+    order = np.random.default_rng(seed).permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]  # class by class; the count continues, so folds are even
+    folds = np.empty(len(labels), dtype=np.int64)
+    folds[order] = np.arange(len(labels)) % FOLDS
+    return folds
+
+
+def score_labels(probabilities: Tensor, labels: Tensor) -> LabelScores:
+    """Score labels by confident learning; probabilities (N, C) of a model trained without the image, labels (N,).
+
+    threshold_c = mean of p_i[c] over the images labelled c
+    A label is likely wrong if, of the classes with p_i[c] >= threshold_c, another one is the most probable.
+    score_i = p_i[label]. On Flowers-102 98 % of the flipped labels were in its first 5 %, 91 % by the margin.
+    """
+    own = probabilities.gather(1, labels[:, None]).squeeze(1)
+    sums = torch.zeros(probabilities.shape[1]).index_add_(0, labels, own)
+    counts = torch.bincount(labels, minlength=probabilities.shape[1])
+    thresholds = torch.where(counts > 0, sums / counts.clamp_min(1), torch.inf)
+    confident = torch.where(probabilities >= thresholds, probabilities, -1.0)
+    best, candidate = confident.max(1)
+    suggested = torch.where(best >= 0, candidate, probabilities.argmax(1))
+    return LabelScores(own, suggested, (best >= 0) & (candidate != labels))
+
+
+def _join_labelled(source: DatasetSplits) -> ImageDataset:
+    """Join all splits; an error if an image has no label or several."""
+    parts = list(source.splits.values())
+    if any(part.targets is not None for part in parts):
+        raise UserError(f"{source.location} has several labels per image; --suspicious needs one.")
+    if source.classes is None or any(part.labels is None for part in parts):
+        raise UserError(
+            f"{source.location} has no labels, which --suspicious checks: "
+            f"put the images into one folder per class, or give a CSV with a column {WANTED_COLUMN}."
+        )
+    return join(*parts)
+
+
+def _check_outputs(out: Path, page: Path) -> None:
+    if out.suffix.lower() != ".csv":
+        raise UserError(f"--out {out} must end with .csv.")
+    for path in (out, page):
+        if path.exists():
+            raise UserError(f"{path} already exists: choose another name with --out.")
+    make_folder(out.parent)
+
+
+def _has_others(labels: Tensor) -> Tensor:
+    """True for images whose class has another one: without its only image a class cannot be learned."""
+    return torch.bincount(labels)[labels] > 1
+
+
+def _make_page(ranking: list[RankedImage], examples: ImageDataset, title: str, about: str) -> str:
+    """Make a page with the thumbnails of the labels that are likely wrong, then of others, up to a limit."""
+    from frugalvit.embedding.contact_sheet import make_thumbnail
+    from frugalvit.report import html, sections
+    from frugalvit.visualization.explorer_data import data_uri
+
+    entries: dict[bool, list[dict[str, str]]] = {True: [], False: []}
+    drawn = sorted(ranking, key=lambda image: not image.likely_wrong)[:_MAX_DRAWN]
+    for position, path, label, suggested, score, likely_wrong in console.progress(drawn, label="drawing"):
+        pixels = torch.tensor(make_thumbnail(examples, position, "").pixels).permute(2, 0, 1) / 255
+        entry = {"label": label, "predicted": suggested, "score": f"{score:.3f}", "file": path}
+        entries[likely_wrong].append({"image": data_uri(pixels), **entry})
+    lead = "The number is the probability of the label, by a classifier that was trained without the image."
+    content = sections.section("wrong", "Likely wrong", sections.gallery(entries[True], "looks like"), lead)
+    lead = "The lowest probabilities among the other labels."
+    content += sections.section("others", "Less likely wrong", sections.gallery(entries[False], "looks like"), lead)
+    return html.render(title, about, content)

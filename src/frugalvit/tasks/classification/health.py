@@ -1,0 +1,199 @@
+"""Health of supervised training: is the network better than one that ignores the images?
+
+Such a network answers the mean target q for every image, so its loss is the entropy H(q). With label smoothing ε and
+class shares p, q = (1 - ε)·p + ε/K. Mixup and cutmix do not change the mean, so H(q) is chance for mixed images too.
+Everything here is about the gap 1 - loss / H(q): 0 at chance, 1 for a perfect answer.
+
+A false alarm costs a healthy run its progress, so the limits come from 195 runs in docs/results (batches of 64 to 1,024
+images, 10 to 345 classes, all images mixed or none), whose lines are means over ten steps:
+
+    A line varies by about 1 % of the loss. Runs that learned stayed above 2 % for good once they had reached 4 %.
+    The slowest of them (345 classes, 2,800 steps) had a gap of 0.6 % after a third of the run, and 0.2 % in its
+    warm-up, where every run is near chance.
+    The one that collapsed had a gap of 6 % before and between -0.8 % and 0.04 % after, without any trend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+
+import numpy as np
+
+from frugalvit.engine.health import DEAD_RANK, Alarm, RunHealth
+
+_LEARNED = 0.02
+"""A gap above which a network has learned something."""
+
+_AT_CHANCE = 0.005
+"""A gap below which a network that had learned is back at chance; it must also be an eighth of the best gap."""
+
+_LOWEST = -0.01
+"""Larger losses count as this gap, so that one spike, which a run often recovers from, does not decide a mean."""
+
+_NEVER_LEARNED = 0.003
+"""A mean gap over a tenth of the run, below which a network has not begun to learn."""
+
+_FEW_STEPS = 200
+"""Before this step a loss at chance is normal, however short the run."""
+
+_VANISHED = 1e-3
+"""A gradient norm, relative to that of the first lines, below which nothing is learned."""
+
+
+def chance_loss(counts: np.ndarray, smoothing: float = 0.0, *, balance: bool = False) -> tuple[float, float]:
+    """Return H(q), the loss of the best constant answer, and the deviation of its loss over images.
+
+    counts:  training images of each class
+    balance: classes are drawn equally often
+    """
+    shares = (counts > 0).astype(float) if balance else counts.astype(float)
+    shares /= shares.sum()
+    target = (1 - smoothing) * shares + smoothing / len(shares)
+    losses = -np.log(np.where(target > 0, target, 1.0))
+    deviation = (1 - smoothing) * math.sqrt(float(shares @ (losses - shares @ losses) ** 2))
+    return float(target @ losses), deviation
+
+
+@dataclass
+class SupervisedHealth(RunHealth):
+    """Compares a run with chance.
+
+    chance:      H(q)
+    noise:       deviation of a constant answer's loss in one line; 0 if the classes have equally many images
+    classes:     that have evaluation images; a constant answer has a mean per class of 100 / ``classes``
+    eval_images: their number, which says how much a score varies
+    steps:       of the run
+    warmup:      steps of the warm-up
+    log_every:   steps between two lines
+    lr:          highest learning rate, for the advice
+    """
+
+    chance: float
+    noise: float
+    classes: int
+    eval_images: int
+    steps: int
+    warmup: int
+    log_every: int
+    lr: float
+    best: float = 0.0  # largest gap, a mean over ``recent``
+    started: int = 0  # the step of the last restart from the initial weights
+    first_norm: float = 0.0  # mean gradient norm of the first lines
+    was_above: bool = False  # an evaluation was above chance
+    evaluations_at_chance: int = 0  # in a row
+    is_dead: bool = False  # features, at the last evaluation
+    past: list[Alarm] = field(default_factory=list)  # alarms before the last rescue
+
+    def __post_init__(self) -> None:
+        # 1.5 % of the run, so that an alarm comes within 2 %; three lines at least, because one line varies too much.
+        self.recent: deque[float] = deque(maxlen=max(3, int(0.015 * self.steps / self.log_every)))
+        self.long: deque[float] = deque(maxlen=max(10, int(0.1 * self.steps / self.log_every)))
+        self.norms: deque[float] = deque(maxlen=self.recent.maxlen)
+        self.patience = 1  # means over several lines decide
+        by_luck = self.noise / max(self.chance, 1e-9) / math.sqrt(self.recent.maxlen or 1)
+        self.learned, self.begun = max(_LEARNED, 4 * by_luck), max(3 * _NEVER_LEARNED, 3 * by_luck)
+
+    def check(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
+        """Take one line of metrics; return the new alarms. A line with ``lr_scale`` says that the run was rescued."""
+        if "lr_scale" in metrics:
+            self._forget(step, from_start=metrics["from_step"] == 0)
+            return []
+        metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        if "mean_per_class" in metrics:
+            self._take_scores(metrics)
+        if "cross_entropy" in metrics:
+            self._take_losses(metrics)
+        if len(self.recent) < (self.recent.maxlen or 0):
+            return []
+        checks = (self._fell_back(), self._never_learned(step), self._vanished(step), self._dead(step))
+        return [alarm for alarm in checks if alarm is not None and self._is_new(alarm)]
+
+    @property
+    def collapsed(self) -> bool:
+        return bool(self.raised)
+
+    @property
+    def is_good(self) -> bool:
+        """True if the gap is at least half of the best one: a collapse may be under way."""
+        return len(self.recent) == self.recent.maxlen and self.gap >= max(_AT_CHANCE, 0.5 * self.best)
+
+    @property
+    def gap(self) -> float:
+        """The mean gap of the last lines."""
+        return fmean(self.recent)
+
+    def all_alarms(self) -> list[Alarm]:
+        return [*self.past, *self.raised.values()]
+
+    # -- what a line says
+
+    def _take_losses(self, metrics: Mapping[str, float]) -> None:
+        gap = 1 - metrics["cross_entropy"] / self.chance if self.chance > 0 else 1.0
+        gap = max(gap, _LOWEST)
+        self.recent.append(gap)
+        self.long.append(gap)
+        self.norms.append(metrics.get("gradient_norm", math.inf))
+        if len(self.recent) == self.recent.maxlen:
+            self.best = max(self.best, self.gap)
+            self.first_norm = self.first_norm or fmean(self.norms)
+
+    def _take_scores(self, metrics: Mapping[str, float]) -> None:
+        chance = 1 / self.classes
+        deviation = math.sqrt(chance * (1 - chance) / self.eval_images)
+        score = metrics["mean_per_class"] / 100 - chance
+        self.was_above |= score > 4 * deviation
+        self.evaluations_at_chance = self.evaluations_at_chance + 1 if score <= deviation else 0
+        self.is_dead = metrics.get("effective_rank", math.inf) <= DEAD_RANK
+
+    def _forget(self, step: int, *, from_start: bool) -> None:
+        """Judge the rescued run anew; weights that had learned must not be at chance again."""
+        self.past += self.raised.values()
+        for part in (self.raised, self.counts, self.recent, self.long, self.norms):
+            part.clear()
+        self.evaluations_at_chance, self.is_dead = 0, False
+        if from_start:
+            self.started, self.best, self.was_above = step, 0.0, False
+
+    # -- one check each
+
+    def _fell_back(self) -> Alarm | None:
+        """Alarm if a run that had learned is at chance: by its loss, or by two evaluations and a loss near it."""
+        by_loss = self.best >= self.learned and self.gap <= min(_AT_CHANCE, self.best / 8)
+        by_score = self.was_above and self.evaluations_at_chance >= 2 and self.gap <= _LEARNED
+        if not by_loss and not by_score:
+            return None
+        loss, best = ((1 - gap) * self.chance for gap in (self.gap, self.best))
+        sign = f"the loss is {loss:.3f} after {best:.3f}, and a constant answer has {self.chance:.3f}"
+        return Alarm("back at chance", sign, self._advice())
+
+    def _never_learned(self, step: int) -> Alarm | None:
+        waited = step - self.started
+        needed = max(_FEW_STEPS, round(0.2 * self.steps), self.warmup + round(0.1 * self.steps))
+        if waited < needed or len(self.long) < (self.long.maxlen or 0) or self.best > self.begun:
+            return None
+        if fmean(self.long) > _NEVER_LEARNED or (self.was_above and not self.evaluations_at_chance):
+            return None
+        sign = f"after {waited:,} steps the loss is still {(1 - self.gap) * self.chance:.3f}, that of a constant answer"
+        return Alarm("nothing learned", sign, self._advice())
+
+    def _vanished(self, step: int) -> Alarm | None:
+        if not self._may_judge(step) or fmean(self.norms) > _VANISHED * self.first_norm:
+            return None
+        sign = f"the gradient norm is {fmean(self.norms):.1g} after {self.first_norm:.1g}, and the loss is at chance"
+        return Alarm("vanished gradients", sign, self._advice())
+
+    def _dead(self, step: int) -> Alarm | None:
+        if not self._may_judge(step) or not self.is_dead:
+            return None
+        return Alarm("dead features", "all images have the same features, and the loss is at chance", self._advice())
+
+    def _may_judge(self, step: int) -> bool:
+        """True if the loss is at chance and the run is not in its first steps."""
+        return self.gap <= _AT_CHANCE and step - self.started >= max(_FEW_STEPS // 2, round(0.05 * self.steps))
+
+    def _advice(self) -> str:
+        return f"Lower --lr (it is {self.lr:.2g}), or lengthen --optimizer.warmup"
