@@ -1,6 +1,7 @@
 """One preprocessing: every way from a file to the network gives the same pixels, for every kind of file."""
 
 import importlib.util
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -125,8 +126,8 @@ def by_opened_pictures(model: Model, files: list[str]) -> torch.Tensor:
 
 
 def by_the_exported_file(folder: Path, files: list[str]) -> torch.Tensor:
-    module = load_preprocessing(folder)
-    return torch.from_numpy(np.concatenate([module.preprocess(path, folder / "config.json") for path in files]))
+    module, config = load_preprocessing(folder), json.loads((folder / "config.json").read_text())
+    return torch.from_numpy(np.concatenate([module.preprocess(path, config) for path in files]))
 
 
 def by_timm(folder: Path, files: list[str]) -> torch.Tensor:

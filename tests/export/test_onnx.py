@@ -36,7 +36,8 @@ def check_onnx(folder: Path, output: str, out: Path, photographs: Path) -> float
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == list(CLASSES)
     images = model.transform([str(path) for path in sorted(photographs.iterdir())])
     exported: dict = runpy.run_path(str(out / "preprocessing.py"))
-    inputs = np.concatenate([exported["preprocess"](p, out / "config.json") for p in sorted(photographs.iterdir())])
+    config = json.loads((out / "config.json").read_text())
+    inputs = np.concatenate([exported["preprocess"](path, config) for path in sorted(photographs.iterdir())])
     np.testing.assert_allclose(inputs, images, atol=1e-5, rtol=0)  # what ONNX gets without frugalvit and torch
     names = ["logits"] if output == "logits" else ["pooled", "grid"]
     largest = 0.0

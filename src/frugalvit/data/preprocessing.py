@@ -2,14 +2,15 @@
 
 This file needs only NumPy and Pillow. ``frugalvit export`` copies it beside the model:
 
-    images = preprocess("photo.jpg", "FOLDER/config.json")     # float32 (1, C, h, w), for ONNX
-    images = transform(read_rgb("photo.jpg"))[None]            # with timm's transform
+    config = json.load(open("FOLDER/config.json"))
+    images = preprocess("photo.jpg", config)             # float32 (1, C, h, w), for ONNX
+    images = transform(read_rgb("photo.jpg"))[None]      # with timm's transform
 """
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -19,9 +20,9 @@ LUMA = (0.2989, 0.587, 0.114)
 _WIDEST = 8  # times the area of the crop
 
 
-def preprocess(path: str | Path, config: str | Path) -> np.ndarray:
-    """Read an image file as the network with this config.json needs it: float32 (1, C, h, w)."""
-    settings = json.loads(Path(config).read_text(encoding="utf-8"))["pretrained_cfg"]
+def preprocess(path: str | Path, config: dict[str, Any]) -> np.ndarray:
+    """Read an image file as the network of this config.json needs it: float32 (1, C, h, w)."""
+    settings = config["pretrained_cfg"]
     size, is_squashed = tuple(settings["input_size"][1:]), settings.get("crop_mode") == "squash"
     crop = CenterCrop(size, settings["crop_pct"], settings["interpolation"], is_squashed)
     pixels = crop(np.asarray(read_rgb(path))).astype(np.float32) / 255
