@@ -16,6 +16,7 @@ from frugalvit.config.tools import CorrespondConfig
 from frugalvit.config.train import PredictConfig, RunConfig, TrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
+from frugalvit.utils import files
 from frugalvit.utils.files import read_json
 
 
@@ -95,6 +96,7 @@ def test_unreadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(path: Path, *_: object, **__: object) -> NoReturn:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
+    monkeypatch.setattr(files, "open_regular", refuse)
     monkeypatch.setattr(Path, "read_text", refuse)
     for read in (lambda: read_yaml(tmp_path / "run.yaml"), lambda: read_json(tmp_path / "run.json", dict)):
         with pytest.raises(UserError, match=r"cannot be read \(Permission denied\)"):

@@ -82,7 +82,7 @@ def test_localization_is_on_where_it_helps_or_was_asked_for(family: str, weight:
     assert defaults.localization_weight(facts, from_scratch=True)[0] == expected
     assert defaults.localization_weight(facts, from_scratch=False)[0] == 0.0
     assert defaults.localization_weight(replace(facts, parameters=NANO), from_scratch=True)[0] == 0.0
-    assert defaults.localization_weight(facts, ["localization.pairs"], from_scratch=False)[0] == weight
+    assert defaults.localization_weight(facts, from_scratch=False, wanted=True)[0] == weight
 
 
 def test_hybrids_have_their_own_rate_and_mix_earlier() -> None:

@@ -139,8 +139,7 @@ def _propose_for_labels(config: AdviseConfig, source: DatasetSplits, facts: Fact
     )
     features = _plan_pretraining(config, source, facts, "pretrain")
     start = replace(scratch, command=f"frugalvit train {data} --init RUN", why=REASONS["init"])
-    weight = next((d.value for d in scratch.decisions if d.name == "localization.weight"), 0.1)
-    settings = f"--with localization.weight={weight:g} --without localization.weight=0 --seeds 3"
+    settings = "--with localization.weight=paper --without localization.weight=0 --seeds 3"
     seconds = None if scratch.seconds is None else 6 * scratch.seconds
     comparison = Proposal(f"frugalvit compare {data} {settings}", REASONS["compare"], seconds)
     if facts.device == "cpu":  # the fastest first

@@ -8,6 +8,7 @@ import pydantic
 
 from frugalvit.config.base import Config, merge, option, set_dotted
 from frugalvit.config.train import RunConfig, TrainConfig
+from frugalvit.config.types import Seed
 from frugalvit.config.yaml import read_yaml_text
 from frugalvit.errors import UserError
 
@@ -79,7 +80,8 @@ class CompareConfig(Compared, TrainConfig):
         """Compare the training with and without Drloc."""
         if self.localization.weight == 0:
             raise UserError("--localization.weight 0 leaves nothing to compare: use --with and --without.")
-        return {"with": {}, "without": {"localization": {"weight": 0.0}}}
+        weight = "paper" if self.localization.weight == "auto" else self.localization.weight
+        return {"with": {"localization": {"weight": weight}}, "without": {"localization": {"weight": 0.0}}}
 
 
 def _add_setting(settings: dict[str, dict[str, Any]], name: str, assignments: list[str]) -> None:
@@ -109,9 +111,12 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
 
 
 class DemoConfig(Config):
-    """A small transformer on scikit-learn's digits, with and without Drloc."""
+    """Few labels on scikit-learn's digits: pre-train without labels, then learn from 200."""
 
     out: str = option("runs/demo", "folder for the data, the runs and the report", short="-o")
-    seeds: int = option(3, "runs of each setting", ge=1)
-    epochs: int = option(80, "passes over the training images", ge=1)
     labels: int = option(20, "labelled images of each digit", ge=2)
+    pretrain_epochs: int = option(6, "passes over all digits without labels", ge=1)
+    epochs: int = option(60, "passes over the labelled digits", ge=1)
+    drloc_epochs: int = option(40, "passes of each run with and without Drloc", ge=1)
+    seeds: int = option(2, "runs of each setting with and without Drloc", ge=1)
+    seed: Seed = option(0, "of the labelled digits, the weights and the batches")

@@ -148,16 +148,16 @@ def augment_operations(epochs: float, steps: int, parameters: int, *, from_scrat
     return 2, "RandAugment as in the papers"
 
 
-def localization_weight(facts: Facts, changed: Sequence[str] = (), *, from_scratch: bool) -> tuple[float, str]:
+def localization_weight(facts: Facts, *, from_scratch: bool, wanted: bool = False) -> tuple[float, str]:
     """Return the paper's λ where Drloc was measured to help, else 0.
 
-    changed: options of Drloc that the user set: then the loss is on
+    wanted: the user set the weight to "paper", or another option of Drloc: then the loss is on
 
     A large Swin from random weights gains 6.1 ± 0.6 points. Other networks change by -0.4 ± 2.0, a Swin after
     pre-training by -2.7 to 0.0 (docs/RESULTS.md), a hybrid by -0.5 and -0.8 (docs/FIRST_RUN.md).
     """
-    if not changed and not (from_scratch and is_large_swin(facts)):
-        return 0.0, "Drloc helped only a large Swin from random weights; --localization.weight 0.1 turns it on"
+    if not wanted and not (from_scratch and is_large_swin(facts)):
+        return 0.0, "Drloc helped only a large Swin from random weights; --localization.weight paper turns it on"
     if facts.family in LOCALIZATION_WEIGHTS:
         return LOCALIZATION_WEIGHTS[facts.family], f"the paper's λ for {facts.family}"
     return 0.1, f"the paper has no λ for {facts.family or 'this family'}: the lower of its two common values"
@@ -337,9 +337,10 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     lr = supervised_lr(seen, facts.parameters, family=facts.family, finetune=config.recipe == "finetune")
     auto.choose("lr", config.lr, *lr)
     drloc = config.localization
-    changed = _changed_options(config, _LOCALIZATION)
-    choice = localization_weight(facts, changed, from_scratch=from_scratch)
-    weight = auto.choose("localization.weight", drloc.weight, *choice)
+    wanted = drloc.weight == "paper" or bool(_changed_options(config, _LOCALIZATION))
+    choice = localization_weight(facts, from_scratch=from_scratch, wanted=wanted)
+    option: float | Auto = "auto" if drloc.weight == "paper" else drloc.weight
+    weight = auto.choose("localization.weight", option, *choice)
     if weight:
         allowed = from_scratch and drloc.form == "paper" and drloc.grid_size is not None
         choice = localization_variant(facts, from_scratch=allowed)
