@@ -36,8 +36,8 @@ class WorkerPool:
         self.advice = advice
         if workers:
             # Spawned, not forked: forking a process that has threads or a CUDA context can hang.
-            context = multiprocessing.get_context("spawn")
-            self.pool = ProcessPoolExecutor(workers, context, _start_worker, (make, arguments, context.Lock()))
+            spawn = multiprocessing.get_context("spawn")
+            self.pool = ProcessPoolExecutor(workers, spawn, _start_worker, (make, arguments, spawn.Lock()))
         else:
             self.function = make(*arguments)
 

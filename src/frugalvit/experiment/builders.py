@@ -183,7 +183,8 @@ def write_run_metadata(
 
 def restore_threads(run: RunFolder, fabric: Fabric) -> None:
     """Compute with as many CPU threads as at the start of the run: sums of another number differ in the last bits."""
-    threads = run.read_json(layout.DATA).get("threads")
+    # Rank 0 wrote the file; other ranks may not see it yet.
+    threads = distributed.run_on_rank_zero(fabric, lambda: run.read_json(layout.DATA).get("threads"))
     if threads is not None and fabric.device.type == "cpu" and threads != torch.get_num_threads():
         console.info(f"using {pluralize(threads, 'CPU thread')}, as at the start of the run, to compute the same bits")
         torch.set_num_threads(threads)
