@@ -61,7 +61,8 @@ def digits(tmp_path: Path) -> str:
 def test_train_then_predict_and_probe(digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From arrays to a model and its score, without output; the command line can use the same run."""
     result = fv.train(digits, quiet=True, out=tmp_path / "run", localization={"weight": 0.25}, **SMALL)
-    assert capsys.readouterr() == ("", "")
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1 and "top-1" in output.err, "random labels: an alarm"
     assert fv.load(result["run"]).predict(np.zeros((8, 8), np.uint8))[0][0][0] in "01"
     stored = TrainConfig.from_run(tmp_path / "run" / "config.yaml")
     assert (stored.localization.weight, stored.steps, stored.data) == (0.25, 2, digits)

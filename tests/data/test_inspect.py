@@ -105,7 +105,7 @@ def test_loose_images_are_inspected(photos: Path) -> None:
     assert [(Path(entry["name"]).name, entry["split"]) for entry in result.data["bad"]] == [("loose.jpg", "train")]
     assert result.data["loose"] == {"train": 2} and ["train, loose", 2] in [row[:2] for row in result.tables[0].rows]
     assert any("copy.png" in name for group in result.data["duplicates"]["examples"] for name in group)
-    assert any("only pretrain and embed use them" in note for note in result.notes)
+    assert any("2 unlabelled images" in note for note in result.notes)
 
 
 def test_data_command(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

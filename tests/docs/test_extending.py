@@ -54,4 +54,4 @@ def test_export_passes_its_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(EXPORTS, "torchscript", "extending_export:TorchScript")
     config = ExportConfig(model="resnet10t", img_size=64, out=str(tmp_path / "out"))
     result = export(config.model_copy(update={"to": "torchscript"}))
-    assert result.data["files"] == ["model.pt"] and result.data["max_difference"] < 1e-4
+    assert result.data["files"] == ["model.pt", "preprocessing.py"] and result.data["max_difference"] < 1e-4

@@ -56,6 +56,8 @@ def resolve(values: dict[str, Any], facts: Facts = FLOWERS, kind: Any = TrainCon
 )
 def test_drloc_variant(family: str, parameters: int, values: dict[str, Any], variant: str, grid_size: int) -> None:
     """Eq. 5 for large Swins from scratch, where it measured best; the user's choice stays."""
+    if "recipe" not in values:
+        values = values | {"localization": {"weight": "paper"} | values.get("localization", {})}
     config, auto = resolve(values, Facts(2040, 102, 224, "cuda", family, parameters))
     assert (config.localization.variant, config.localization.grid_size) == (variant, grid_size)
     is_set = "variant" in values.get("localization", {}) or "drloc" in config.recipe
@@ -118,8 +120,9 @@ def test_augment_operations(parameters: int, values: dict[str, Any], operations:
 @pytest.mark.parametrize(
     ("kind", "dim", "values", "name", "width"),
     [
-        (TrainConfig, 96, {}, "localization.hidden", 96),
-        (TrainConfig, 768, {}, "localization.hidden", 512),
+        (TrainConfig, 96, {"localization": {"weight": "paper"}}, "localization.hidden", 96),
+        (TrainConfig, 768, {"localization": {"weight": "paper"}}, "localization.hidden", 512),
+        (TrainConfig, 768, {}, "localization.hidden", None),
         (TrainConfig, 768, {"localization": {"hidden": 64}}, "localization.hidden", None),
         (TrainConfig, 768, {"localization": {"weight": 0}}, "localization.hidden", None),
         (PretrainConfig, 96, {}, "matching.hidden", 384),

@@ -97,7 +97,7 @@ def test_nonfinite_outputs_are_detected(odd: float | None, broken: bool) -> None
 
 
 def test_nonfinite_localization_error_is_ignored() -> None:
-    task: Any = SimpleNamespace(last_error=None)
+    task: Any = SimpleNamespace(last_error=None, health=None)
     for error in (2.5, math.nan, math.inf):
         ClassificationTask.on_metrics(task, 1, {"localization_error": error})
     ClassificationTask.on_metrics(task, 2, {"top1": 3.0})

@@ -16,6 +16,8 @@ from frugalvit.runs.data_record import record_data_usage
 from frugalvit.runs.run_folder import RunFolder
 from helpers.tiny_runs import differences, interrupted_at, run_tiny, write_images
 
+FLOOR = ("summary.json: floor", "summary.json: alarms")
+
 
 def write_damaged(folder: Path) -> Path:
     """Write images of which two in train and one in val are unreadable."""
@@ -40,7 +42,9 @@ def run(verb: str, where: str, folder: Path, **values: Any) -> Path:
 def test_same_weights_with_every_cache_location(kind: str, more: dict[str, Any], tmp_path: Path) -> None:
     images = write_damaged(tmp_path / "photos")
     runs = {where: run(kind, where, tmp_path, data=images, **more) for where in ("ram", "disk", "off")}
-    assert [differences(runs["ram"], run) for run in runs.values()] == [[]] * 3
+    # Without a cache there is no floor: it would decode all images again.
+    found = [[name for name in differences(runs["ram"], run) if name not in FLOOR] for run in runs.values()]
+    assert found == [[]] * 3
     if kind == "train":
         summaries = [json.loads((run / "summary.json").read_text()) for run in runs.values()]
         assert {summary["scored_images"] for summary in summaries} == {14}, "one of 15 in val is unreadable"
@@ -62,7 +66,7 @@ def test_resume_with_less_memory(
     monkeypatch.setattr(build, "_has_space", lambda *_: False)
     run_tiny("train", resume=tmp_path / "cut")
     assert "not cached" in capsys.readouterr().err
-    assert differences(complete, tmp_path / "cut") == []
+    assert [name for name in differences(complete, tmp_path / "cut") if name not in FLOOR] == []
     one, other = (json.loads((run / "data.json").read_text()) for run in (complete, tmp_path / "cut"))
     assert one["used"] == other["used"] == {"train": 34, "val": 14}
     assert sorted(map(str, one["left_out"]["files"])) == sorted(map(str, other["left_out"]["files"]))

@@ -306,9 +306,9 @@ class DrlocConfig(Config):
 class LocalizationConfig(DrlocConfig):
     """Drloc in supervised training."""
 
-    weight: float | Auto = option(  # type: ignore[assignment]
+    weight: float | Literal["auto", "paper"] = option(  # type: ignore[assignment]
         "auto",
-        "λ, the weight of the loss; 0: off; auto: the paper's for a large Swin from random weights, else 0",
+        "λ, the weight of the loss; 0: off; paper: its λ for the family; auto: paper where it was measured to help",
     )
     variant: Literal["auto", "l1", "signed", "ce", "reg", "dense"] = option(  # type: ignore[assignment]
         "auto", "Eq. 2, 3, 5 or 6, or Eq. 7 (dense: all blocks); auto: Eq. 5 for large Swins from scratch, else Eq. 2"

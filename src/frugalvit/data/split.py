@@ -35,11 +35,15 @@ def hold_out(
     order = np.lexsort((ranks, copies))
     counted = np.zeros(len(keys), dtype=bool)
     counted[order[np.unique(copies[order], return_index=True)[1]]] = True  # the first rank among copies
+    sizes = np.unique(copies, return_inverse=True, return_counts=True)
+    size = sizes[2][sizes[1]]  # images with the same content, for every image
     for group in np.unique(groups):
         members = np.flatnonzero((groups == group) & counted)
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
         if count > 0:
-            held_out[members[np.argsort(ranks[members], kind="stable")[:count]]] = True
+            # An image with many copies stays in train: held out, it would take most of a class with it.
+            many = size[members] > max(1, fraction * np.count_nonzero(groups == group))
+            held_out[members[np.lexsort((ranks[members], many))[:count]]] = True
     held_out = np.isin(copies, copies[held_out])
     for group in np.unique(groups[held_out]):  # copies with several labels may take all images of a class
         if held_out[groups == group].all():
