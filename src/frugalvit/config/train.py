@@ -370,7 +370,7 @@ class TrainConfig(RunConfig):
             raise ValueError("--ema 0 does not work with --unlabelled: the EMA weights make the pseudo-labels")
         if self.localization.images == "clean" or self.localization.variant == "dense":
             option = "images clean" if self.localization.images == "clean" else "variant dense"
-            raise ValueError(f"--localization.{option} does not work with --unlabelled; leave it out")
+            raise ValueError(f"--localization.{option} cannot be used with --unlabelled. Remove one of them.")
         return self
 
 

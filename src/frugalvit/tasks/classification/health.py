@@ -35,7 +35,7 @@ _LOWEST = -0.01
 """Larger losses count as this gap, so that one spike, which a run often recovers from, does not decide a mean."""
 
 _NEVER_LEARNED = 0.003
-"""A mean gap over a tenth of the run, below which a network has not begun to learn."""
+"""A mean gap over a tenth of the run, below which a network has learned nothing."""
 
 _FEW_STEPS = 200
 """Before this step a loss at chance is normal, however short the run."""
@@ -95,7 +95,7 @@ class SupervisedHealth(RunHealth):
         self.norms: deque[float] = deque(maxlen=self.recent.maxlen)
         self.patience = 1  # means over several lines decide
         by_luck = self.noise / max(self.chance, 1e-9) / math.sqrt(self.recent.maxlen or 1)
-        self.learned, self.begun = max(_LEARNED, 4 * by_luck), max(3 * _NEVER_LEARNED, 3 * by_luck)
+        self.learned, self.started_to_learn = max(_LEARNED, 4 * by_luck), max(3 * _NEVER_LEARNED, 3 * by_luck)
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Take one line of metrics; return the new alarms. A line with ``lr_scale`` says that the run was rescued."""
@@ -173,7 +173,7 @@ class SupervisedHealth(RunHealth):
     def _never_learned(self, step: int) -> Alarm | None:
         waited = step - self.started
         needed = max(_FEW_STEPS, round(0.2 * self.steps), self.warmup + round(0.1 * self.steps))
-        if waited < needed or len(self.long) < (self.long.maxlen or 0) or self.best > self.begun:
+        if waited < needed or len(self.long) < (self.long.maxlen or 0) or self.best > self.started_to_learn:
             return None
         if fmean(self.long) > _NEVER_LEARNED or (self.was_above and not self.evaluations_at_chance):
             return None
