@@ -29,9 +29,14 @@ from frugalvit.tasks.classification.train import make_task, train
 from helpers.tiny_runs import TRAIN, write_images
 
 
-def fake_task(calls: list[Any], replayable: bool = False) -> Any:
+def fake_task(calls: list[Any], replayable: bool = False, pays_from: int = 0) -> Any:
     return SimpleNamespace(
-        compile_with=calls.append, supports_cuda_graphs=replayable, parameters=list, cuda_graphs_blocker=""
+        compile_with=calls.append,
+        supports_cuda_graphs=replayable,
+        parameters=list,
+        cuda_graphs_blocker="",
+        compiling_pays_from=pays_from,
+        use_cuda_graphs=False,
     )
 
 
@@ -95,12 +100,20 @@ def test_auto_on_a_gpu(
     fabric: Any = SimpleNamespace(device=torch.device("cuda"), world_size=1, strategy=strategy)
     plan = TrainPlan(steps, steps, Constant(0.1), accumulate=accumulate)
     compile_task(task, TrainConfig.parse({"data": "photos"}), plan, fabric)
-    assert calls[-1] == expected
+    assert calls[-1] == expected and not task.use_cuda_graphs
+    slow_to_compile = fake_task(calls := ["not at all"], replayable, pays_from=steps + 1)
+    compile_task(slow_to_compile, TrainConfig.parse({"data": "photos"}), plan, fabric)
+    assert calls == ["not at all"] and slow_to_compile.use_cuda_graphs == (expected is True)
 
 
 @pytest.mark.parametrize(
     ("backbone", "variant", "replayable"),
-    [("swin_nano", "l1", True), ("swin_nano", "dense", False), ("vit_tiny_patch16_224", "l1", False)],
+    [
+        ("hybrid_nano", "l1", True),
+        ("swin_nano", "l1", True),
+        ("swin_nano", "dense", False),
+        ("vit_tiny_patch16_224", "l1", False),
+    ],
 )
 def test_steps_that_support_cuda_graphs(backbone: str, variant: str, replayable: bool) -> None:
     network = create_backbone(backbone, img_size=32, num_classes=3)

@@ -16,6 +16,9 @@ from frugalvit.utils import console
 PAYS_FROM = 500
 """The shortest run, in steps, that "auto" compiles: a cold compilation takes one to three minutes."""
 
+HYBRID_PAYS_FROM = 30_000
+"""The same for a hybrid. Its kernels are convolutions, which compilation makes little faster; graphs do the rest."""
+
 DIFFERENT_GRAPHS = 64
 """torch's recompile limit: a comparison compiles each setting in one process, and torch stops compiling after 8."""
 
@@ -28,7 +31,9 @@ _FUSES_SUMS = getattr(inductor.triton, "mix_order_reduction", False)  # the sett
 def compile_task(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> None:
     """Compile as ``--compile`` says; "auto" compiles long runs on a GPU."""
     wanted = _resolve_auto(task, config, plan, fabric) if config.compile == "auto" else config.compile
-    if not wanted:
+    if wanted == "replay":
+        task.use_cuda_graphs = True
+    if wanted in (False, "replay"):
         return
     graphs = wanted == "graphs"
     if graphs and (reason := _graphs_blocker(task, config, plan, fabric)):
@@ -53,12 +58,15 @@ def prepare_compiler(module: nn.Module) -> None:
     inductor.triton.mix_order_reduction = _FUSES_SUMS and not has_channel_map
 
 
-def _resolve_auto(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> bool | Literal["graphs"]:
-    """Resolve ``--compile auto``."""
+def _resolve_auto(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> bool | Literal["graphs", "replay"]:
+    """Resolve ``--compile auto``. "replay": CUDA graphs of PyTorch's own kernels, without compilation."""
     if fabric.device.type != "cuda" or plan.steps < PAYS_FROM:
         return False
     fits = not config.auto_batch and not _graphs_blocker(task, config, plan, fabric)  # auto-batch measures no graphs
-    return "graphs" if fits and replays_by_itself(task, fabric) else True
+    graphs = fits and replays_by_itself(task, fabric)
+    if plan.steps < task.compiling_pays_from:
+        return "replay" if graphs else False
+    return "graphs" if graphs else True
 
 
 def replays_by_itself(task: Task, fabric: Fabric) -> bool:

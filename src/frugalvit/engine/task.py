@@ -21,6 +21,11 @@ class Task(nn.Module, ABC):
     use_cuda_graphs = False  # True if CUDA graphs replay the gradients; needs step_inputs() and compute_losses()
 
     @property
+    def compiling_pays_from(self) -> int:
+        """The shortest run, in steps, that "auto" compiles; a shorter one may still replay CUDA graphs."""
+        return 0
+
+    @property
     def supports_cuda_graphs(self) -> bool:
         """True if the step is tested with CUDA graphs, so that "auto" may use them."""
         return False

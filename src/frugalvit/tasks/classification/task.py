@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from frugalvit.backbones import Backbone
+from frugalvit.backbones.architectures.hybrid import Hybrid
 from frugalvit.backbones.architectures.swin import SwinTransformer
 from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch, BatchShard, BatchSource, eval_batches
 from frugalvit.data.rng import device_generator
+from frugalvit.engine.compile import HYBRID_PAYS_FROM
 from frugalvit.engine.ema import EMA
 from frugalvit.engine.health import effective_rank
 from frugalvit.engine.param_groups import decay_groups, layer_groups, merge_param_groups, no_weight_decay_names
@@ -154,8 +156,12 @@ class ClassificationTask(Task):
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """True for our Swin with the loss on the final grid or none: tested with CUDA graphs."""
-        return isinstance(self.backbone.model, SwinTransformer) and not self.cuda_graphs_blocker
+        """True for our Swins and hybrids with the loss on the final grid or none: tested with CUDA graphs."""
+        return isinstance(self.backbone.model, SwinTransformer | Hybrid) and not self.cuda_graphs_blocker
+
+    @property
+    def compiling_pays_from(self) -> int:
+        return HYBRID_PAYS_FROM if isinstance(self.backbone.model, Hybrid) else 0
 
     @property
     def cuda_graphs_blocker(self) -> str:

@@ -16,9 +16,11 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 
 from frugalvit.backbones import Backbone
+from frugalvit.backbones.architectures.hybrid import Hybrid
 from frugalvit.backbones.factory import from_spec
 from frugalvit.data.loader import Batch, BatchShard, BatchSource
 from frugalvit.data.rng import device_generator
+from frugalvit.engine.compile import HYBRID_PAYS_FROM
 from frugalvit.engine.ema import EMA
 from frugalvit.engine.param_groups import decay_groups, no_weight_decay_names
 from frugalvit.engine.schedule import Schedule
@@ -168,8 +170,12 @@ class PretrainingTask(Task):
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """False: at 224 px the GPU is the limit, so that graphs gain nothing."""
-        return False
+        """True for our hybrids. On a Swin at 224 px the GPU is the limit, so that graphs gain nothing."""
+        return isinstance(self.student.model, Hybrid) and not self.cuda_graphs_blocker
+
+    @property
+    def compiling_pays_from(self) -> int:
+        return HYBRID_PAYS_FROM if isinstance(self.student.model, Hybrid) else 0
 
     def compile_with(self, graphs: bool) -> None:
         """Compile the networks, once per crop size, and the localization head."""
