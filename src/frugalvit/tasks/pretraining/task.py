@@ -20,7 +20,6 @@ from frugalvit.backbones.architectures.hybrid import Hybrid
 from frugalvit.backbones.factory import from_spec
 from frugalvit.data.loader import Batch, BatchShard, BatchSource
 from frugalvit.data.rng import device_generator
-from frugalvit.engine.compile import HYBRID_PAYS_FROM
 from frugalvit.engine.ema import EMA
 from frugalvit.engine.param_groups import decay_groups, no_weight_decay_names
 from frugalvit.engine.schedule import Schedule
@@ -174,8 +173,9 @@ class PretrainingTask(Task):
         return isinstance(self.student.model, Hybrid) and not self.cuda_graphs_blocker
 
     @property
-    def compiling_pays_from(self) -> int:
-        return HYBRID_PAYS_FROM if isinstance(self.student.model, Hybrid) else 0
+    def compiles_by_default(self) -> bool:
+        """False for hybrids: a compilation takes 40 s, which few runs win back."""
+        return not isinstance(self.student.model, Hybrid)
 
     def compile_with(self, graphs: bool) -> None:
         """Compile the networks, once per crop size, and the localization head."""
