@@ -116,16 +116,22 @@ def test_default_folder_avoids_other_comparisons(tmp_path: Path) -> None:
 
 def test_free_options_may_change_on_resume(photos: Path, tmp_path: Path) -> None:
     values = TRAIN | {"data": str(photos), "out": str(tmp_path / "run")}
-    other = {"log_every": 5, "save_every": 7, "devices": 2, "workers": 3, "cache": {"where": "off", "folder": "cached"}}
+    other = {
+        "log_every": 5,
+        "save_every": 7,
+        "devices": 2,
+        "workers": 3,
+        "cache": {"location": "off", "folder": "cached"},
+    }
     with pytest.raises(KeyboardInterrupt):
         module.run_once(TrainConfig.parse(values), interrupt)
     (tmp_path / "run" / "config.yaml").write_text("")  # it has started
     runs: list[TrainConfig] = []
     module.run_once(TrainConfig.parse(values | other), lambda run: runs.append(run) or CommandResult({}))
-    assert runs[0].resume == str(tmp_path / "run") and runs[0].is_set("cache.where")
+    assert runs[0].resume == str(tmp_path / "run") and runs[0].is_set("cache.location")
     options = runs[0].model_dump()
     assert [options[name] for name in ("log_every", "save_every", "devices", "workers")] == [5, 7, 2, 3]
-    assert (runs[0].cache.where, runs[0].cache.folder) == ("off", "cached")
+    assert (runs[0].cache.location, runs[0].cache.folder) == ("off", "cached")
     with pytest.raises(UserError, match="was run with cache"):
         module.run_once(TrainConfig.parse(values | {"cache": {"size": 99}}), interrupt)
 

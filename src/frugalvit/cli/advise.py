@@ -238,7 +238,7 @@ def _load_sample(
     """Return a sample of the images in memory, and the seconds to decode one of them."""
     count = min(len(examples), max(64, plan.images_per_step))
     sample = examples.subset(np.linspace(0, len(examples) - 1, count).astype(np.int64))
-    in_memory = settings.model_copy(update={"cache": settings.cache.model_copy(update={"where": "ram"})})
+    in_memory = settings.model_copy(update={"cache": settings.cache.model_copy(update={"location": "ram"})})
     start = time.monotonic()
     store = builders.get_image_store(sample, img_size, in_memory, fabric.device)
     return store, (time.monotonic() - start) / count

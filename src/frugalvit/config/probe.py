@@ -146,7 +146,7 @@ class EmbedConfig(FeaturesConfig):
         "all", "images to use; a missing val is made as in train; by default --select uses train only"
     )
     seed: Seed = option(0, f"{_SEED}, and of the samples of --select")
-    labels: Labelling = option("auto", LABELS)
+    label_source: Labelling = option("auto", LABELS)
     features: Literal["pooled", "last_blocks", "grid"] = option(  # type: ignore[assignment]
         "pooled", "pooled, last_blocks, or the grid of tokens"
     )

@@ -84,8 +84,8 @@ class BatchSource(ABC):
         """The number of readable images; None if it is unknown."""
 
     @property
-    def found_late(self) -> bool:
-        """True if only a step that needs an image detects that it is unreadable, and ``readable`` is known."""
+    def decodes_on_demand(self) -> bool:
+        """True if images are decoded when a step needs them, so that an unreadable one is detected only then."""
         return False
 
     @abstractmethod
@@ -174,8 +174,8 @@ class Batches(BatchSource):
         return self.store.readable
 
     @property
-    def found_late(self) -> bool:
-        return self.store.found_late
+    def decodes_on_demand(self) -> bool:
+        return self.store.decodes_on_demand
 
     def with_batch_size(self, batch: int) -> Batches:
         return Batches(

@@ -109,8 +109,8 @@ def test_uncached_images_appear_in_the_report(tmp_path: Path) -> None:
     """Without a cache the images of mistakes are decoded again."""
     photos = write_images(tmp_path / "photos", classes=("cat", "dog", "cow", "hen"))
     for where in ("ram", "off"):
-        result = train(config(photos, tmp_path / where, steps=2, cache={"where": where}, workers=0))
-    assert "--cache.where off" in result.data["floor"]["skipped"], "computing it would decode all images again"
+        result = train(config(photos, tmp_path / where, steps=2, cache={"location": where}, workers=0))
+    assert "--cache.location off" in result.data["floor"]["skipped"], "computing it would decode all images again"
     mistakes, others = (json.loads((tmp_path / where / "mistakes.json").read_text()) for where in ("off", "ram"))
     assert mistakes and mistakes == others
     assert all(mistake["image"].startswith("data:image/jpeg") for mistake in mistakes)

@@ -206,8 +206,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             return {"skipped": "the training images are a stream"}
         # The run has this store: without fabric, because only rank 0 is here.
         store = builders.get_image_store(self.images, self.task.backbone.img_size, self.config, self.fabric.device)
-        if store.found_late or self.final_set.store.found_late:
-            return {"skipped": "the images are not cached (--cache.where off)"}
+        if store.decodes_on_demand or self.final_set.store.decodes_on_demand:
+            return {"skipped": "the images are not cached (--cache.location off)"}
         return compute_floor(store, self.final_set.store, len(self.classes), self.config.seed)
 
     def _check_floor(self, top1: float, floor: dict[str, Any]) -> list[str]:
@@ -280,7 +280,12 @@ def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan
     warmup = warmup_steps(optimizer.warmup, plan.steps_per_epoch, plan.steps)
     lowest, first = config.lr * optimizer.min_lr, config.lr * 1e-3
     lr = Cosine(
-        config.lr, lowest, _schedule_steps(config, plan), warmup, warmup_from=first, from_zero=optimizer.whole_cosine
+        config.lr,
+        lowest,
+        _schedule_steps(config, plan),
+        warmup,
+        warmup_from=first,
+        from_zero=optimizer.cosine_from_start,
     )
     rescues = 2 if config.rescue and plan.steps >= SHORTEST_RESCUED else 0
     return replace(plan, lr=lr, evaluate_every=config.evaluate_every, rescues=rescues)
