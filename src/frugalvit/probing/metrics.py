@@ -3,7 +3,6 @@
 Every metric takes tensors on any device and returns a float in [0, 100].
 """
 
-import math
 from typing import Literal
 
 import torch
@@ -69,18 +68,6 @@ def classification_scores(ranked: Tensor, labels: Tensor) -> dict[str, float]:
         "top5": top_k_accuracy(ranked, labels, 5),
         "mean_per_class": mean_per_class(ranked[:, 0], labels),
     }
-
-
-def wilson_interval(right: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of an accuracy measured on ``count`` images, in percent (Wilson 1927).
-
-    It stays within 0 and 100, also if all or none are right.
-    """
-    z = 1.959963984540054  # of 95 %
-    share, weight = right / count, z * z / count
-    middle = (share + weight / 2) / (1 + weight)
-    half = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
-    return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
 
 
 def eleven_point_average_precision(scores: Tensor, targets: Tensor) -> float:

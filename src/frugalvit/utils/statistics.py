@@ -1,4 +1,4 @@
-"""Means, deviations and paired differences over seeds."""
+"""Means, deviations and paired differences over seeds; the interval of a share."""
 
 import math
 import statistics
@@ -56,6 +56,18 @@ class Difference:
 
 def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
+
+
+def wilson_interval(right: int, count: int) -> tuple[float, float]:
+    """The 95 % interval of an accuracy measured on ``count`` images, in percent (Wilson 1927).
+
+    It stays within 0 and 100, also if all or none are right.
+    """
+    z = 1.959963984540054  # of 95 %
+    share, weight = right / count, z * z / count
+    middle = (share + weight / 2) / (1 + weight)
+    half = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
+    return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float], resolution: float | None = None) -> Difference:

@@ -20,13 +20,14 @@ from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by
 from frugalvit.probing.floor import check_floor, describe_floor
-from frugalvit.probing.metrics import classification_scores, rank_classes, wilson_interval
+from frugalvit.probing.metrics import classification_scores, rank_classes
 from frugalvit.probing.splits import make_extractor
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import read_summary
 from frugalvit.tasks.classification.predict import class_probabilities, load_classifier, nonfinite_message
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, utf8_safe, write_text
+from frugalvit.utils.statistics import wilson_interval
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
 
