@@ -216,7 +216,7 @@ class Experiment(ABC, Generic[C, R]):
 
     def log_values(self) -> None:
         """Log the notes about the data and the values that "auto" chose."""
-        for note in [*self.data.notes, *(f"auto: {value}" for value in self.auto_values)]:
+        for note in [*self.data.notes, *self.auto_values.summarize()]:
             console.info(note)
 
     def fit(self) -> dict[str, Any]:
