@@ -26,7 +26,7 @@ from frugalvit.data.loader import Batch
 from frugalvit.errors import UserError
 from frugalvit.experiment.builders import EvalSet
 from frugalvit.experiment.load_model import load_model
-from frugalvit.experiment.summary import relative_name, worst_mistakes
+from frugalvit.experiment.summary import Answers, collect_answers, measure_calibration, relative_name, worst_mistakes
 from frugalvit.objectives.drloc import loss_at_pairs
 from frugalvit.tasks.classification import task
 from frugalvit.tasks.classification import train as commands
@@ -70,7 +70,7 @@ def test_a_run_below_its_floor_is_an_alarm(tmp_path: Path, capsys: pytest.Captur
     header, numbers = (line.split() for line in printed.out.splitlines()[1:3])
     assert dict(zip(header, numbers, strict=True))["floor"] == "100.00"
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
-    assert alarm in page and "simple methods without a network reach 100.00" in page
+    assert alarm in page and "without a network<span>the best simple method" in page
     assert cli.main(["train", "--resume", str(tmp_path / "run"), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert (again["floor"], again["alarms"]) == (summary["floor"], summary["alarms"])
@@ -165,7 +165,8 @@ def test_worst_mistakes_are_sorted_by_confidence() -> None:
     levels, labels = torch.tensor([[20, 240, 150, 180, 250, 60, 5], [1, 1, 0, 0, 0, 0, 0]])
     store = CachedStore.from_arrays(levels.byte().view(7, 1, 1, 1).expand(7, 3, 8, 8), labels)
     dataset = EvalSet(store, EvalTransform(8, (0, 0, 0), (1, 1, 1)), batch=2)
-    found = worst_mistakes(Brightness(), dataset, ("dark", "light"), count=3)  # type: ignore[arg-type]
+    answers = collect_answers(Brightness(), dataset, "test")  # type: ignore[arg-type]
+    found = worst_mistakes(answers, store, ("dark", "light"), count=3)
     assert [(each["label"], each["predicted"]) for each in found] == [
         ("dark", "light"),
         ("light", "dark"),
@@ -174,6 +175,28 @@ def test_worst_mistakes_are_sorted_by_confidence() -> None:
     assert [each["probability"] for each in found] == pytest.approx([0.9919, 0.9855, 0.8868], abs=1e-3)
     pictures = [Image.open(io.BytesIO(base64.b64decode(each["image"].partition(",")[2]))) for each in found]
     assert [np.asarray(picture).mean() for picture in pictures] == pytest.approx([250, 20, 180], abs=3)
+
+
+@pytest.mark.parametrize("count", [0, 1, 500])
+def test_calibration_equals_the_oracle(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    confidence, predicted, labels = torch.rand(3, count, generator=generator)
+    answers = Answers(confidence, (2 * predicted).long(), (2 * labels).long(), torch.arange(count))
+    found = measure_calibration(answers, bins=5)
+    error = 0.0
+    for number in range(5):
+        rows = [i for i in range(count) if number / 5 <= confidence[i] < (number + 1) / 5]
+        if rows:
+            right = sum(bool(answers.predicted[i] == answers.labels[i]) for i in rows)
+            error += abs(100 * sum(confidence[i].item() for i in rows) - 100 * right) / count
+    assert found["error"] == pytest.approx(error, abs=1e-4) and sum(row["images"] for row in found["bins"]) == count
+
+
+def test_training_images_are_scored(photos: Path, tmp_path: Path) -> None:
+    train(config(photos, tmp_path / "run", steps=2))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["train_scored_images"] == 24 and 0 <= summary["train_top1"] <= 100
+    assert sum(row["images"] for row in summary["calibration"]["bins"]) == summary["scored_images"]
 
 
 @pytest.mark.parametrize(("weight", "error", "noted"), [(0.5, 0.9, True), (0.5, 0.6, False), (0.0, 0.9, False)])
@@ -339,9 +362,10 @@ def test_a_batch_that_cannot_be_shared_is_reduced(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(config(photos, tmp_path / "run", steps=2, accumulate=3, lr="auto"))
-    log = capsys.readouterr().err
-    assert "batch = 6: a multiple of 3 instead of 8" in log and log.count("batch = ") == 1
-    assert "scaled with the square root to batch 6\n" in log
+    assert "batch 6 " in capsys.readouterr().err
+    decisions = json.loads((tmp_path / "run" / "decisions.json").read_text())
+    reasons = {value["name"]: value["reason"] for value in decisions}
+    assert reasons["batch"] == "a multiple of 3 instead of 8" and reasons["lr"].endswith("root to batch 6")
     assert read_yaml(tmp_path / "run" / "config.yaml")["batch"] == 6
 
 
