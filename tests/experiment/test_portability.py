@@ -56,12 +56,12 @@ def test_metrics_need_no_float64() -> None:
     features, labels = torch.randn(20, 6), torch.arange(20) % 3
     expected = (effective_rank(features), feature_deviation(features))
     here = ClassificationScores(3, torch.device("cpu"))
-    here.add(features[:, :3], labels)
+    here.add(features[:, :3], labels, torch.arange(20))
     with AppleGpu():
         there = features.to(MPS)
         assert (effective_rank(there), feature_deviation(there)) == pytest.approx(expected)
         scores = ClassificationScores(3, MPS)
-        scores.add(there[:, :3], labels.to(MPS))
+        scores.add(there[:, :3], labels.to(MPS), torch.arange(20))
         assert scores.summary() == here.summary()
 
 

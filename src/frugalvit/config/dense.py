@@ -78,6 +78,10 @@ class TransferConfig(RunConfig):
     pretrained: bool = option(False, "start from timm's published weights (needs a network connection)")
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
     compile: bool | Auto = option("auto", "torch.compile the backbone; auto: no, because sizes change between steps")
+    weights: Literal["auto", "best", "last"] = option(
+        "auto",
+        "weights to export; best: on val; auto: the best if test scores them, else the last: val must not do both",
+    )
     evaluate_every: Count | Auto = option("auto", "steps between evaluations; auto: an epoch, or a tenth of the run")
 
     cache: PicturesConfig = option(default_factory=PicturesConfig)  # type: ignore[assignment]

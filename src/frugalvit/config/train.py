@@ -343,6 +343,10 @@ class TrainConfig(RunConfig):
     freeze: int = option(0, "freeze the embedding and the first N blocks", ge=0)
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own")
     stretch: float = option(1.0, "use the schedules of a run this many times as long, and stop early", ge=1)
+    weights: Literal["auto", "best", "last"] = option(
+        "auto",
+        "weights to export; best: on val; auto: the best if test scores them, else the last: val must not do both",
+    )
     ema: Rate | Auto = option("auto", "EMA rate of the weights that are evaluated and exported; 0: no EMA")
     evaluate_every: Count | Auto = option(
         "auto", "steps between evaluations; auto: an epoch, or more if evaluation would take over a quarter of the time"

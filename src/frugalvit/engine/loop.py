@@ -175,8 +175,7 @@ class Trainer(TrainStep):
         epoch = self.step / self.plan.steps_per_epoch
         with self.stop.deferred():
             self.run.log(self.step, split=self.task.eval_split, epoch=round(epoch, 4), **_finite(scores))
-        text = " · ".join(f"{name} {value:.4g}" for name, value in scores.items() if name not in self.task.unprinted)
-        console.info(f"epoch {epoch:.4g} (step {self.step}): {text}")
+        console.info(f"epoch {epoch:.4g} (step {self.step}): {self.task.describe_scores(scores)}")
         self.should_end |= self.task.on_metrics(self.step, scores)
         self._keep_good()
         score = scores.get(self.task.best_metric)

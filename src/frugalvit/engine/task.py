@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from frugalvit.engine.health import RunHealth
+from frugalvit.utils.scores import SCORE_NAMES, read_scores
 
 
 class Task(nn.Module, ABC):
@@ -53,6 +54,18 @@ class Task(nn.Module, ABC):
     @abstractmethod
     def evaluate(self, step: int) -> dict[str, float]:
         """Score the evaluation split; return {} if the run has none."""
+
+    def describe_scores(self, scores: dict[str, float]) -> str:
+        """Return the scores of evaluate() in one line: the main one with images, interval and chance level."""
+        known = read_scores(scores | self.score_facts())[:1]
+        others = [
+            f"{name} {value:.4g}" for name, value in scores.items() if name not in {*SCORE_NAMES, *self.unprinted}
+        ]
+        return " · ".join([*map(str, known), *others])
+
+    def score_facts(self) -> dict[str, Any]:
+        """Return what the last evaluate() was scored on: images, intervals, chance levels; see utils/scores.py."""
+        return {}
 
     @abstractmethod
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:

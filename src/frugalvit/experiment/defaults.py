@@ -48,6 +48,7 @@ class Facts:
     dim: int = 768  # channels of the backbone's grid
     eval_images: int = 0  # images of an evaluation while training
     unlabelled: int = 0  # further training images, of --unlabelled
+    tested: bool = False  # test images score the weights that val chose
 
     def with_backbone(self, backbone: Backbone) -> Facts:
         """Return a copy with the facts of the backbone."""
@@ -111,6 +112,13 @@ def supervised_epochs(facts: Facts, batch: int) -> tuple[int, str]:
     epochs = max(100, min(500, 10_000 // per_epoch))
     reason = "about 10,000 steps, at most 500 epochs, at least the paper's 100"
     return epochs, f"{per_epoch} steps per epoch: {reason}"
+
+
+def exported_weights(facts: Facts) -> tuple[str, str]:
+    """Return which weights to export: images that score the weights must not choose them, too."""
+    if facts.tested:
+        return "best", "val chooses them, test scores them"
+    return "last", "there is no second split, and the images that score the weights must not choose them"
 
 
 def ema_rate(steps: int) -> tuple[float, str]:
@@ -381,6 +389,7 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
             auto.choose("semi.momentum", semi.momentum, *threshold_momentum(steps))
         if semi.region_weight:
             auto.choose("semi.prototypes", semi.prototypes, *prototype_count(facts.unlabelled))
+    auto.choose("weights", config.weights, *exported_weights(facts))
     every = evaluation_interval(steps, per_epoch, seen, facts.eval_images)
     auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
     return auto.apply(config, ResolvedTrainConfig)

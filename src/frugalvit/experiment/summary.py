@@ -178,25 +178,30 @@ def run_result(summary: dict[str, Any], table: Table, commands: list[str], notes
     notes:    printed before the commands
     """
     folder = Path(summary["run"])
-    lines = [f"run folder  {folder}"]
+    lines = [f"run folder  {folder}", f"time        {console.clock(summary['seconds'])}"]
     lines += [f"weights     {summary['weights']}"] if summary.get("weights") else []
     if skipped := summary.get("skipped_steps"):
         lines.append(f"skipped     {skipped:,} of {summary['steps']:,} steps had non-finite gradients")
     lines += notes
     lines += [f"report      {folder}/{layout.REPORT}"] if (folder / layout.REPORT).exists() else []
     lines += [f"{'' if number else 'next':<12}{command}" for number, command in enumerate(commands)]
-    shown = {key: value for key, value in summary.items() if key not in ("auto", "classes", "confusion")}
+    shown = {
+        key: value for key, value in summary.items() if key not in ("auto", "classes", "confusion", "pseudo_values")
+    }
     return CommandResult(shown, [table], lines)
 
 
-def describe_weights(outcome: Mapping[str, Any], eval_split: str) -> dict[str, Any]:
-    """Return which weights a run exports: without a score on val, those of the last step."""
+def describe_weights(outcome: Mapping[str, Any], eval_split: str, weights: str) -> dict[str, Any]:
+    """Return which weights a run exports, and the split that chose them: without a score on val, the last."""
     step = int(outcome["best_step"])
-    if step >= 0:
+    facts = {"best_step": step if step >= 0 else None, "chosen_on": None}
+    if step >= 0 and (weights == "best" or outcome["broken"]):
         broken = "; outputs of the last weights are non-finite" if outcome["broken"] else ""
-        return {"best_step": step, "weights": f"the best on {eval_split}, step {step:,}{broken}"}
+        return facts | {"chosen_on": eval_split, "weights": f"the best on {eval_split}, step {step:,}{broken}"}
+    if step >= 0:
+        return facts | {"weights": f"the last step ({eval_split} scores it and chooses nothing)"}
     reason = "no score on val" if eval_split == "val" else "no validation images"
-    return {"best_step": None, "weights": f"the last step ({reason})"}
+    return facts | {"weights": f"the last step ({reason})"}
 
 
 def finite(number: float) -> float | None:

@@ -19,6 +19,8 @@ SCORE_NAMES = {
     "top5": "top-5",
     "mean_per_class": "mean per class",
     **{f"{kind}_ap{key}": f"{kind} AP{size}" for kind in ("box", "mask") for key, size in _AP_SIZES.items()},
+    "knn": "k-NN top-1",
+    "map11": "11-point mAP",
     "miou": "mIoU",
     "single_scale_miou": "mIoU, single scale",
     "mean_accuracy": "mean accuracy",
@@ -26,7 +28,7 @@ SCORE_NAMES = {
 }
 """Scores by their key in a summary; the first one of a summary is its main score."""
 
-_IMAGE_COUNTS = ("top1", "top5")
+_IMAGE_COUNTS = ("top1", "top5", "knn")
 """Scores that are a share of the images, so that their interval follows from value and count."""
 
 
@@ -72,7 +74,7 @@ def as_percent(key: str, value: float) -> float:
 def read_scores(summary: Mapping[str, Any]) -> list[Score]:
     """Return the scores of a summary, the main one first; no top-5 for five classes or fewer, and no value twice."""
     images, split = int(summary.get("scored_images") or 0), str(summary.get("scored_on", "val"))
-    chosen = split == "val" and summary.get("best_step") is not None
+    chosen = summary.get("chosen_on", "val" if summary.get("best_step") is not None else None) == split
     scores: list[Score] = []
     for key, name in SCORE_NAMES.items():
         value = summary.get(key)

@@ -5,6 +5,7 @@ import csv
 import html
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ from frugalvit.tasks.classification.metrics import ClassificationScores
 from frugalvit.tasks.classification.predict import predict
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.classification.train import train
+from frugalvit.utils.scores import read_scores
 from helpers import suite_layouts
 from helpers.shards import shard_images
 from helpers.tiny_runs import TRAIN, differences, interrupted_at, load_state, read_metrics, write_config, write_images
@@ -66,9 +68,8 @@ def test_a_run_below_its_floor_is_an_alarm(tmp_path: Path, capsys: pytest.Captur
     assert {name: summary["floor"][name] for name in methods} == methods and summary["top1"] < 100
     (alarm,) = summary["alarms"]
     assert f"warning: {alarm}" in printed.err and f"alarm       {alarm}" in printed.out
-    assert "floor       100.00 without a network, by nearest neighbour" in printed.out
-    header, numbers = (line.split() for line in printed.out.splitlines()[1:3])
-    assert dict(zip(header, numbers, strict=True))["floor"] == "100.00"
+    floor = r"floor +100.0 % \(95 %: 75.8 to 100.0\) on the same images without a network, by nearest neighbour"
+    assert re.search(floor, printed.out) and re.search(r"top-1 .* % +\d.* to .* % +33.3 %", printed.out)
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
     assert alarm in page and "without a network<span>the best simple method" in page
     assert cli.main(["train", "--resume", str(tmp_path / "run"), "--json"]) == 0
@@ -232,13 +233,30 @@ def test_summary_describes_last_weights(tmp_path: Path, capsys: pytest.CaptureFi
 def test_best_weights_are_scored_and_exported(
     ema: float, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run is best early: the weights of that step count, not the last ones."""
+    """The run is best early: with --weights best the weights of that step count, not the last ones."""
     monkeypatch.setattr(ClassificationTask, "evaluate", lambda self, step: {"top1": 100.0 / step})
-    assert train(config(photos, tmp_path / "run", ema=ema)).data["best_step"] == 4
+    data = train(config(photos, tmp_path / "run", ema=ema, weights="best")).data
+    assert (data["best_step"], data["chosen_on"]) == (4, "val")
+    assert "which also chose the weights" in str(read_scores(data)[0])
     best, last = (load_state(tmp_path / "run", name)["task"] for name in ("best.pt", "last.pt"))
     exported, network = load_model(str(tmp_path / "run")).backbone.state_dict(), "average" if ema else "backbone"
     assert all(torch.equal(value, best[f"{network}.{name}"]) for name, value in exported.items())
     assert not all(torch.equal(value, last[f"{network}.{name}"]) for name, value in exported.items())
+
+
+@pytest.mark.parametrize(("test", "weights"), [(0, "last"), (4, "best")])
+def test_images_that_score_choose_nothing(
+    test: int, weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a test split the last weights are exported; with one, val chooses and test scores."""
+    squares = suite_layouts.folders(tmp_path / "squares", {"train": 8, "val": 4} | ({"test": test} if test else {}))
+    monkeypatch.setattr(ClassificationTask, "evaluate", lambda self, step: {"top1": 100.0 / step})
+    data = train(config(squares, tmp_path / "run")).data
+    exported = load_model(str(tmp_path / "run")).backbone.state_dict()
+    chosen = load_state(tmp_path / "run", f"{weights}.pt")["task"]
+    assert all(torch.equal(value, chosen[f"average.{name}"]) for name, value in exported.items())
+    assert data["scored_on"] == ("test" if test else "val") and not read_scores(data)[0].chosen
+    assert f"auto: weights = {weights}" in capsys.readouterr().err
 
 
 def test_resume_with_moved_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -430,6 +448,6 @@ def test_a_run_scores_the_same_weights_once(
     )
     evaluate = ClassificationTask.evaluate
     monkeypatch.setattr(ClassificationTask, "evaluate", lambda task, step: evaluate(task, step) | {"top1": next(fed)})
-    summary = train(config(photos, tmp_path / "run", steps=4, evaluate_every=2)).data
+    summary = train(config(photos, tmp_path / "run", steps=4, evaluate_every=2, weights="best")).data
     assert len(scored) == count and summary["best_step"] == (4 if count == 2 else 2)
     assert scored[-1].summary().items() <= summary.items()

@@ -57,8 +57,8 @@ from frugalvit.tasks.classification.semi_supervised import (
 )
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.utils import console
-from frugalvit.utils.tables import CommandResult, Table
-from frugalvit.utils.text import pluralize
+from frugalvit.utils.scores import read_scores, score_table
+from frugalvit.utils.tables import CommandResult
 
 SHORTEST_RESCUED = 100
 """The shortest run, in steps, that can be rescued: ten lines of metrics are too few to tell a collapse."""
@@ -114,6 +114,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             device=self.fabric.device.type,
             eval_images=len(self.evaluated),
             unlabelled=len(self.unlabelled or ()),
+            tested=self.unseen is not None,
         )
 
     def resolve_input(self, options: TrainConfig, facts: Facts) -> TrainConfig:
@@ -174,7 +175,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     def score(self, outcome: dict[str, Any]) -> dict[str, Any]:
         """Score the best weights on test; without it, on the images of the evaluations."""
         config, task = self.config, self.task
-        if self.load_best(outcome):
+        if self.load_best(outcome, config.weights):
             task.cached_scores = None
         self.final_set, unseen = self.eval_set, self.unseen
         if unseen is not None:
@@ -191,10 +192,9 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             "task": "train",
             **top,
             "floor": floor,
-            "scored_on": "test" if unseen is not None else task.eval_split,
-            "scored_images": int(self.scores.confusion.sum()),
+            **self.scores.facts("test" if unseen is not None else task.eval_split),
             "val_top1": finite(outcome["best"]),
-            **describe_weights(outcome, task.eval_split),
+            **describe_weights(outcome, task.eval_split, config.weights),
             **task.localization_summary(),
             "at_chance": self.scores.is_at_chance(),
             "health": self.health.verdict(),
@@ -256,11 +256,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return {"model": self.task.result.cpu().eval(), "examples": images}
 
     def result(self, summary: dict[str, Any]) -> CommandResult:
-        names = ["top1", "floor", "top5", "mean_per_class", "val_top1", "seconds"]
         floor = summary.get("floor", {"skipped": "the run is from an older version"})
-        shown = summary | {"floor": floor.get("best")}
-        title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
-        table = Table(names, [[shown.get(name) for name in names]], title)
+        table = score_table(read_scores(summary))
         commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
         rescues = [f"{'rescue':<12}{describe_rescue(rescue)}" for rescue in summary["rescues"]]
         notes = [f"{'floor':<12}{describe_floor(floor)}"]

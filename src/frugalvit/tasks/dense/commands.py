@@ -83,7 +83,8 @@ class DenseExperiment(Experiment[C, R]):
 
     def facts(self) -> Facts:
         side = int(statistics.median(min(item.height, item.width) for item in self.items))
-        return Facts(len(self.items), len(self.data.classes), side, self.fabric.device.type)
+        facts = Facts(len(self.items), len(self.data.classes), side, self.fabric.device.type)
+        return replace(facts, tested=self.unseen is not None)
 
     def resolve(self) -> None:
         torch.manual_seed(self.options.seed)  # before --init builds a network, which draws random numbers too
@@ -178,7 +179,7 @@ class DenseExperiment(Experiment[C, R]):
         self.used |= {scored_on: final}
         self._record_usage()
         run, task = self.run_folder, self.task
-        if self.load_best(outcome):
+        if self.load_best(outcome, self.config.weights):
             task.last_evaluation = None
         with collective_timeout(self.fabric, self.config.peer_timeout):
             scores = self.score_task(task, final, run.folder if run.writer else None)
@@ -189,7 +190,7 @@ class DenseExperiment(Experiment[C, R]):
             "scored_on": scored_on,
             "scored_images": len(final),
             f"val_{task.best_metric}": finite(outcome["best"]),
-            **describe_weights(outcome, task.eval_split),
+            **describe_weights(outcome, task.eval_split, self.config.weights),
             **run_facts(self.config, outcome, task.net),
         }
 

@@ -30,6 +30,7 @@ from frugalvit.tasks.pretraining.collapse import FeatureMonitor, Health, health_
 from frugalvit.tasks.pretraining.continue_run import ContinuedRun, import_checkpoint, start_from_heads
 from frugalvit.tasks.pretraining.task import PretrainingTask, make_teacher
 from frugalvit.utils import console
+from frugalvit.utils.scores import read_scores
 from frugalvit.utils.tables import CommandResult, Table
 
 SAMPLE = "sample"
@@ -124,6 +125,7 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
             "knn": last.get("knn"),
             "knn_on": None if last.get("knn") is None else task.eval_split,
             "best_knn": finite(outcome["best"]),
+            **task.score_facts(),
             "health": self.health.verdict(),
             "alarms": [str(alarm) for alarm in self.health.raised.values()],
             "first_loss": losses[0] if losses else None,
@@ -152,11 +154,11 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
         return {"model": teacher, "examples": images}
 
     def result(self, summary: dict[str, Any]) -> CommandResult:
-        names = ["first_loss", "loss", "knn", "effective_rank", "health", "seconds"]
-        table = Table(names, [[summary.get(name) for name in names]], "pre-training")
+        names = ["first_loss", "loss", "effective_rank", "health"]
+        table = Table([n.replace("_", " ") for n in names], [[summary.get(name) for name in names]], "pre-training")
         run = console.shell_quote(summary["run"])
         commands = [f"frugalvit probe knn {run} LABELLED_IMAGES/", f"frugalvit train LABELLED_IMAGES/ --init {run}"]
-        return run_result(summary, table, commands)
+        return run_result(summary, table, commands, [f"{'score':<12}{score}" for score in read_scores(summary)])
 
 
 def _choose_images(source: DatasetSplits, images: str) -> ImageDataset:
