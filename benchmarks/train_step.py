@@ -1,6 +1,6 @@
 """``frugalvit bench step``: measure a full training step, and how much of the device it uses.
 
-A step is input, forward, losses, backward, clipping, optimiser and EMA, as in ``train`` and ``pretrain``, without the
+A step is input, forward, losses, backward, clipping, optimizer and EMA, as in ``train`` and ``pretrain``, without the
 health metrics of pre-training's log. ``--against`` also times the paper's algorithm as written: eager PyTorch, in
 pre-training a loop over pairs of crops with full softmax; once with our input, once with a DataLoader and torchvision.
 """

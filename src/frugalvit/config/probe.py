@@ -105,7 +105,7 @@ class LinearConfig(ProbeConfig):
     weight_decays: list[Strength] = option(list(WEIGHT_DECAYS), "weight decays, each with every learning rate")
     epochs: int = option(EPOCHS, "passes over the training features", ge=1)
     probe_batch: int = option(BATCH, "features per step", ge=1)
-    views: int = option(0, "augmented views of every training image (crop, flip); 0: the center crop", ge=0)
+    views: int = option(0, "augmented views of every training image (crop, flip); 0: the centre crop", ge=0)
     features: Literal["pooled", "last_blocks"] = option("last_blocks", _FEATURES)
     val_fraction: float = option(0.2, VAL_FRACTION, gt=0, lt=1)
 

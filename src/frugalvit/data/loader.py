@@ -42,7 +42,7 @@ class BatchShard:
 class Batch:
     """One step's input.
 
-    images:  (B, C, h, w), or a list of them (multi-crop, global crops first), normalised, on the device.
+    images:  (B, C, h, w), or a list of them (multi-crop, global crops first), normalized, on the device.
     targets: (B, K) soft targets with mixing, (B,) class numbers without, None without labels.
     labels:  (B,) class numbers before mixing, or None.
     index:   (B,) indices in the store, on the CPU; an unreadable image has the index of its substitute.

@@ -95,7 +95,7 @@ class Autocast(MixedPrecision):
         return data
 
     def unscale_gradients(self, optimizer: Any) -> None:
-        """Unscale for fused optimisers too, which Fabric refuses."""
+        """Unscale for fused optimizers too, which Fabric refuses."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
