@@ -235,8 +235,8 @@ def _unknown_message(parser: Parser, word: str, prog: str) -> str:
         meant = _meant_flag(parser, word)
         hint = f"is not an argument. Did you mean '{meant}'?" if meant else "is one argument too many."
         return f"'{word}' {hint} See '{prog} --help'."
-    same = f"--{SYNONYMS.get(name.lstrip('-'), '')}"
-    hint = f" Did you mean '{same}'?" if same in flags else _suggest_flags(name, flags)
+    same = [f"--{ours}" for ours, theirs in SYNONYMS.items() if name.lstrip("-") in theirs and f"--{ours}" in flags]
+    hint = f" Did you mean '{same[0]}'?" if same else _suggest_flags(name, flags)
     return f"There is no option '{name}'.{hint} See '{prog} --help'."
 
 

@@ -42,19 +42,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 }
 
 SYNONYMS = {
-    "drloc": "localization.weight",
-    "learning-rate": "lr",
-    "batch-size": "batch",
-    "model": "backbone",
-    "arch": "backbone",
-    "input-size": "img-size",
-    "image-size": "img-size",
-    "size": "img-size",
-    "output": "out",
-    "checkpoint": "init",
-    "weights": "init",
-    "gpus": "devices",
-    "num-workers": "workers",
-    "amp": "precision",
+    "localization.weight": ("drloc",),
+    "lr": ("learning-rate",),
+    "batch": ("batch-size",),
+    "backbone": ("model", "arch"),
+    "img-size": ("input-size", "image-size", "size"),
+    "out": ("output",),
+    "init": ("checkpoint", "weights-from"),
+    "devices": ("gpus",),
 }
-"""What other programs call our options."""
+"""Our options, and what other programs call them."""

@@ -112,12 +112,7 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
         ("mistakes", "Worst mistakes", _each(records, sections.mistakes), "Most confident errors first."),
         ("worst", "Worst pictures", _each(records, dense_sections.worst)),
         ("best", "Best pictures", _each(records, dense_sections.best)),
-        (
-            "confusion",
-            "Confusion",
-            _each(records, sections.confusion),
-            "Rows are true classes, columns predicted ones.",
-        ),
+        ("confusion", "Confusion", _each(records, sections.confusion), "Rows: true classes. Columns: predicted."),
         ("explorer", "Explorer", _explorer(_merge_lens(records)), _EXPLORER_LEAD),
         ("details", "Details", "".join(sections.fold(*part) for part in details)),
     ]
