@@ -217,7 +217,7 @@ class Experiment(ABC, Generic[C, R]):
     def log_values(self) -> None:
         """Log the notes about the data and the values that "auto" chose."""
         for note in [*self.data.notes, *(f"auto: {value}" for value in self.auto_values)]:
-            console.info(note)
+            console.info_once(note)
 
     def fit(self) -> dict[str, Any]:
         """Train to the end."""
