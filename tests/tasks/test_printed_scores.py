@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from frugalvit.cli import main as cli
+from frugalvit.comparison.compare import compare
+from frugalvit.config.compare import CompareConfig
 from frugalvit.config.dense import DetectEvalConfig, SegmentEvalConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
@@ -62,6 +64,14 @@ def test_train(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_pretrain(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show(pretrain(PretrainConfig.parse(PRETRAIN | {"data": str(photos), "out": str(tmp_path / "run")})), capsys)
+
+
+def test_compare(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values: dict[str, Any] = TRAIN | {"data": str(photos), "out": str(tmp_path / "run"), "seeds": 2, "steps": 4}
+    console.print_result(compare(CompareConfig.parse(values)))
+    title, _, *rows = capsys.readouterr().out.splitlines()
+    assert title == "10 images of val; chance 50.0 %"
+    assert all(re.match(r"with(out)? +[\d.]+ ± [\d.]+ % +[\d.]+ to [\d.]+ % +2 ", row) for row in rows[:2]), rows
 
 
 @pytest.mark.parametrize("words", ["eval", "probe knn", "probe linear --epochs 2 --features pooled", "probe logistic"])

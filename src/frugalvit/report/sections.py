@@ -128,7 +128,8 @@ def _comparison(result: dict[str, Any]) -> str:
         rows.append([name, str(Spread(values["mean"], values["deviation"], seeds)), seeds, against])
         rows[-1] += [values["floor"]] if floors else []
     columns = ["setting", metric, "seeds", "difference from the last, 95 % interval", *(["floor"] if floors else [])]
-    sentence = f"<p>{escape(str(result['verdict']))}</p>" if result.get("verdict") else ""
+    verdicts = list(result.get("verdicts", {}).values())
+    sentence = "".join(f"<p>{escape(text)}</p>" for text in (*verdicts, result.get("scored")) if text)
     return f'<div class="verdict">{sentence}{table(columns, rows)}</div>' if rows else ""
 
 
