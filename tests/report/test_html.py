@@ -152,7 +152,7 @@ def test_the_verdict_comes_first(tmp_path, known, unseen, words):
     bins = [{"images": 30, "confidence": 90.0, "accuracy": 60.0}, {"images": 10, "confidence": 50.0, "accuracy": 40.0}]
     more = {"calibration": {"bins": bins, "error": 25.0}, "best_step": 150, "steps": 200, "alarms": ["<odd>"]}
     add_to_summary(
-        run, top1=unseen, scored_images=200, scored_on="test", train_top1=known, train_scored_images=40, **more
+        run, top1=unseen, scored_images=200, scored_on="test", training_images={"top1": known, "count": 40}, **more
     )
     text = page.report([read_run(run)])
     assert "<h1>Classifier: 3 classes of photos</h1>" in text

@@ -27,7 +27,7 @@ _OPEN = 10  # skipped files; a longer list is folded
 
 _NOT_RESULTS = {"run", "auto", "classes", "confusion", "calibration", "per_class", "notes", "config"}
 _FIRST = ("task", "backbone", "data", "top1", "top5", "mean_per_class", "knn", "box_ap", "mask_ap", "miou", "loss")
-_MAIN = {*_FIRST[3:-1], "train_top1", "scored_images", "seconds", "parameters", "health", "effective_rank"}
+_MAIN = {*_FIRST[3:-1], "training_images top1", "scored_images", "seconds", "parameters", "health", "effective_rank"}
 
 
 def section(identity: str, title: str, body: str, lead: str = "") -> str:

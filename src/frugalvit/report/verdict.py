@@ -65,7 +65,7 @@ def _describe_score(score: Score) -> str:
 
 def _judge_fit(record: RunRecord) -> list[str]:
     """Tell over- from underfitting by the accuracy on training images and on others."""
-    known, unseen = (as_finite(record.summary.get(name)) for name in ("train_top1", "top1"))
+    known, unseen = _training_score(record), as_finite(record.summary.get("top1"))
     if known is None or unseen is None:
         return []
     numbers = f"{known:.1f} % of the training images and {unseen:.1f} % of the others are right"
@@ -79,14 +79,18 @@ def _judge_fit(record: RunRecord) -> list[str]:
     return [f"It fits well: {numbers}."]
 
 
+def _training_score(record: RunRecord) -> float | None:
+    return as_finite((record.summary.get("training_images") or {}).get("top1"))
+
+
 def _score_tiles(record: RunRecord, scores: list[Score]) -> list[Tile]:
     summary = record.summary
     tiles = []
     for score in scores[:1]:
         interval = f"{score.interval_text}; " if score.interval else ""
         tiles.append((score.name, f"{score.value:.1f} %", interval + score.scored_on))
-    if (known := as_finite(summary.get("train_top1"))) is not None:
-        note = f"top-1 on {pluralize(summary['train_scored_images'], 'image')}, not augmented"
+    if (known := _training_score(record)) is not None:
+        note = f"top-1 on {pluralize(summary['training_images']['count'], 'image')}, not augmented"
         tiles.append(("training images", f"{known:.1f} %", note))
     if (floor := as_finite((summary.get("floor") or {}).get("best"))) is not None:
         method = str(summary["floor"].get("method", "")).replace("_", " ")

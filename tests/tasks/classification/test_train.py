@@ -196,7 +196,7 @@ def test_calibration_equals_the_oracle(count: int) -> None:
 def test_training_images_are_scored(photos: Path, tmp_path: Path) -> None:
     train(config(photos, tmp_path / "run", steps=2))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["train_scored_images"] == 24 and 0 <= summary["train_top1"] <= 100
+    assert summary["training_images"]["count"] == 24 and 0 <= summary["training_images"]["top1"] <= 100
     assert sum(row["images"] for row in summary["calibration"]["bins"]) == summary["scored_images"]
 
 

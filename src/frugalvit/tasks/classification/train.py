@@ -249,7 +249,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             right = collect_answers(self.task.result, dataset, "scoring training images").right
         if not len(right):  # none is readable any more
             return {}
-        return {"train_top1": 100 * right.double().mean().item(), "train_scored_images": len(right)}
+        return {"training_images": {"top1": 100 * right.double().mean().item(), "count": len(right)}}
 
     def report_inputs(self) -> dict[str, Any]:
         images = self.unseen or self.data.splits.get("val") or self.data.splits["train"]
