@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-SIZE = (1200, 1000)
+SIZE = (1200, 940)
 COLOURS = 64
 
 
@@ -26,7 +26,12 @@ def draw_report(report: Path, out: Path) -> None:
         page.write_text(light, encoding="utf-8")
         options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=3000"]
         size = f"--window-size={SIZE[0]},{SIZE[1]}"
-        subprocess.run([browser, *options, size, f"--screenshot={picture}", page.as_uri()], check=True, timeout=60)
+        subprocess.run(
+            [browser, *options, size, f"--screenshot={picture}", page.as_uri()],
+            check=True,
+            timeout=60,
+            capture_output=True,
+        )
         Image.open(picture).convert("RGB").quantize(COLOURS).save(out, optimize=True)
 
 

@@ -44,7 +44,7 @@ FLOOR_IMAGES = 2000  # of each split at most; decoding more takes too long for a
 FEW_IMAGES = 200  # with fewer training images a single score says little
 
 REASONS = {
-    "scratch": "the shortest way to a classifier and a report: from random weights, with Drloc",
+    "scratch": "the shortest way to a classifier and a report: from random weights",
     "published": "with a network connection: published weights. In the Drloc paper fine-tuning (Table 5) scores higher "
     "than training from scratch (Table 4) on all ten datasets",
     "pretrain": "without published weights: pre-train on these images first, without labels (--images all adds val and "
