@@ -123,7 +123,9 @@ class DetectorConfig(Config):
 class DetectConfig(TransferConfig):
     """Mask R-CNN or Cascade Mask R-CNN on COCO-format data."""
 
-    data: str | None = option(None, "folder with COCO-format JSON files and images, or one JSON file", positional=True)
+    data: str | None = option(
+        None, "folder of images with boxes (COCO, Pascal VOC, YOLO, Penn-Fudan), or one COCO file", positional=True
+    )
     img_size: int | Auto = option(  # type: ignore[assignment]
         "auto", "short side of test images, in pixels; auto: 5/3 of the data's, at most 800 (128 on a CPU)"
     )
@@ -197,7 +199,9 @@ class _TrainedModelConfig(Config):
 class DetectEvalConfig(_TrainedModelConfig):
     """COCO AP of a trained detector on another dataset, or another split."""
 
-    data: str = option(help="folder with COCO-format JSON files and images, or one JSON file", positional=True)
+    data: str = option(
+        help="folder of images with boxes (COCO, Pascal VOC, YOLO, Penn-Fudan), or one COCO file", positional=True
+    )
     split: Literal["train", "val", "test"] = option("val", "split of a folder; a single file is evaluated in full")
     out: str | None = option(None, "folder for pictures and transfer_report.json", short="-o")
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.base import OpenOptions
+from frugalvit.data.formats.image_folder import is_archive
 from frugalvit.data.formats.named_catalog import DATASETS
 from frugalvit.data.formats.registry import find_format
 from frugalvit.data.paths import local
@@ -109,6 +110,8 @@ def _open(location: str, options: OpenOptions) -> DatasetSplits:
         raise UserError(
             f"No folder, file or known dataset '{location}'.{hint} 'frugalvit list datasets' shows the names."
         )
+    if is_archive(Path(location)):
+        raise UserError(f"{location} is an archive. Unpack it first, and pass its folder.")
     raise UserError(
         f"{location} has no format that frugalvit reads. Give a folder, a table (.csv …) or a shard (.tar)."
     )

@@ -15,6 +15,8 @@ from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.dense import DetectEvalConfig, SegmentEvalConfig, TransferConfig
 from frugalvit.config.resolved import ResolvedTransferConfig
+from frugalvit.config.train import same_value
+from frugalvit.config.yaml import read_yaml
 from frugalvit.data.dataset import FileExamples
 from frugalvit.engine.distributed import collective_timeout
 from frugalvit.engine.loop import TrainPlan
@@ -281,6 +283,15 @@ def evaluate_model(
     details = {"scored_on": scored_on, "scored_images": len(items), "seconds": seconds}
     summary = {"run": config.model, **scores, **details}
     return CommandResult(summary, make_tables(summary), [f"pictures  {folder}/{layout.PICTURES}"] if folder else [])
+
+
+def splitting_of(model: str, data: str) -> dict[str, Any]:
+    """Return how the run split this data, so that eval scores the val that training made; else the stored splits."""
+    file = Path(model) / layout.CONFIG
+    run = read_yaml(file) if file.is_file() else {}
+    if not run or not same_value("data", str(run.get("data")), data):
+        return {"split": "given"}
+    return {"split": run["split"], "val_fraction": run["val_fraction"]}
 
 
 def unique_names(paths: list[Path]) -> list[str]:

@@ -26,6 +26,7 @@ from frugalvit.tasks.dense.commands import (
     check_empty_folder,
     evaluate_model,
     limit_warmup,
+    splitting_of,
     unique_names,
 )
 from frugalvit.tasks.dense.drawing import draw_best_and_worst, draw_objects, save_picture, side_by_side
@@ -188,7 +189,8 @@ def evaluate(config: DetectEvalConfig) -> CommandResult:
 def _open_model(config: DetectEvalConfig) -> tuple[DetectionTask, CocoData, str]:
     task, facts = load_task(config.model, config.device, config.batch)
     known = dict(zip(facts["category_ids"], facts["classes"], strict=True))
-    data = open_coco(config.data, "given", categories=facts["categories"], known=known, only=config.split, max_bad=1.0)
+    parts: dict[str, Any] = {"only": config.split, **splitting_of(config.model, config.data)}
+    data = open_coco(config.data, categories=facts["categories"], known=known, max_bad=1.0, **parts)
     return task, data, config.split if Path(config.data).is_dir() else Path(config.data).name
 
 

@@ -26,6 +26,7 @@ from frugalvit.tasks.dense.commands import (
     check_empty_folder,
     evaluate_model,
     limit_warmup,
+    splitting_of,
     unique_names,
 )
 from frugalvit.tasks.dense.drawing import (
@@ -193,7 +194,8 @@ def _open_model(config: SegmentEvalConfig) -> tuple[SegmentationTask, SceneData,
     task, facts = load_task(config.model, config.device, config.batch, config.test)
     ignore = facts["ignored"] if config.ignore_index == "auto" else config.ignore_index
     count = max(facts["labels"]) + 1
-    data = open_scenes(config.data, ignore=ignore, count=count, split="given", only=config.split, max_bad=1.0)
+    parts: dict[str, Any] = {"only": config.split, **splitting_of(config.model, config.data)}
+    data = open_scenes(config.data, ignore=ignore, count=count, max_bad=1.0, **parts)
     names = [classes for classes in (list(data.classes), facts["classes"]) if not all(map(str.isdecimal, classes))]
     if np.flatnonzero(data.table != IGNORED).tolist() != facts["labels"] or (len(names) == 2 and names[0] != names[1]):
         raise UserError(
