@@ -59,7 +59,7 @@ def slurm_variables(world: int) -> list[dict[str, str]]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Losses, scores, weights, optimiser and centres of two runs agree to rounding."""
+    """Losses, scores, weights, optimizer and centres of two runs agree to rounding."""
     first, second = read_metrics(one), read_metrics(other)
     assert [line.keys() for line in first] == [line.keys() for line in second]
     # Each rank computes these health metrics on its own images.

@@ -65,7 +65,7 @@ def test_onnx_equals_torch_on_photographs(name: str, output: str, tmp_path: Path
     assert check_onnx(folder, output, tmp_path / "out", photographs) < 1e-3
 
 
-def test_onnx_equals_torch_loads_without_warnings_and_can_be_quantised(
+def test_onnx_equals_torch_loads_without_warnings_and_can_be_quantized(
     tmp_path: Path, photographs: Path, capfd: pytest.CaptureFixture[str]
 ):
     onnxruntime = pytest.importorskip("onnxruntime")
@@ -97,7 +97,7 @@ def test_onnx_equals_torch_at_full_size(name: str, output: str, tmp_path: Path, 
 
 @pytest.mark.slow
 def test_onnx_keeps_the_epsilon_of_a_division(tmp_path: Path, photographs: Path):
-    """T2T's attention divides by sums that can be far below its 1e-8, which an optimiser once dropped."""
+    """T2T's attention divides by sums that can be far below its 1e-8, which an optimizer once dropped."""
     folder, backbone = made(tmp_path, "t2t")
     first = backbone.model.tokens_to_token.attention1
     first.kqv.weight.data *= 8  # phi falls with the square of the keys' and queries' length

@@ -133,6 +133,13 @@ def test_no_dataset_is_an_error(tmp_path: Path) -> None:
 def test_own_data_shows_the_metric_of_its_labels(tmp_path: Path) -> None:
     """Several labels per image are detected when the data is opened."""
     entry = suite.Entry("mine", "mine", "mine", "accuracy", "present")
-    scored = {"score": 80.0, "metric": "map11", "classes": 3, "train_images": 4, "test_images": 2}
+    scored = {
+        "score": 80.0,
+        "score_interval": (60.0, 90.0),
+        "metric": "map11",
+        "classes": 3,
+        "train_images": 4,
+        "test_images": 2,
+    }
     table = suite.summarize([entry], {"model": {"mine": scored}}, tmp_path).tables[0]
-    assert table.rows[0][:2] == ["mine", "11-point mAP"]
+    assert table.rows[0] == ["mine", "11-point mAP", 2, "80.0 % (60.0 to 90.0)"]

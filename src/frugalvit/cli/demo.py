@@ -15,7 +15,7 @@ from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.train import pretrain
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder
-from frugalvit.utils.statistics import Difference
+from frugalvit.utils.scores import read_scores
 from frugalvit.utils.tables import CommandResult, Table
 
 SIDE = 16  # pixels; the digits have 8, and are enlarged
@@ -56,15 +56,17 @@ def demo(config: DemoConfig) -> CommandResult:
         "nearest_neighbour": "nearest neighbour",
         "logistic": "logistic regression",
     }
-    rows: list[list[object]] = [[f"{label}, no network", floor[name]] for name, label in names.items()]
-    rows.append(["pre-trained without labels, then trained with and without", classifier["top1"]])
-    scores = Table([f"{count} labels", f"% right of {classifier['scored_images']:,}"], rows, "Unseen digits")
+    rows: list[list[object]] = [[f"{label}, no network", f"{floor[name]:.1f} %"] for name, label in names.items()]
+    top1 = read_scores(classifier)[0]
+    shown = f"{top1.value:.1f} % ({top1.interval_text})"
+    rows.append(["pre-trained without labels, then trained with and without", shown])
+    scores = Table([f"{count} labels", "right"], rows, f"{classifier['scored_images']:,} unseen digits")
     tables = [
-        Table(["setting", "top-1 on the test digits", *t.columns[2:]], t.rows, "Drloc, mean ± deviation")
-        for t in comparison.tables
+        Table(table.columns, table.rows, f"Drloc, mean ± deviation over seeds, {table.title}")
+        for table in comparison.tables
     ]
     notes = [
-        f"With Drloc - without (95 % interval): {Difference.from_json(comparison.data['differences']['with'])}",
+        f"Drloc: {comparison.data['verdict']}",
         "",
         f"See         {run}/report.html",
         f"            {features['run']}/report.html",

@@ -24,6 +24,7 @@ from frugalvit.engine.step import equal_parts, in_equal_parts, steps_per_epoch, 
 from frugalvit.errors import UserError
 from frugalvit.objectives import LOCALIZATION_WEIGHTS
 from frugalvit.utils.launch_env import devices_and_nodes
+from frugalvit.utils.tables import as_text
 from frugalvit.utils.text import pluralize
 
 SMALL_NETWORK = 2_000_000  # parameters; smaller networks learn faster than those of the papers
@@ -47,6 +48,7 @@ class Facts:
     dim: int = 768  # channels of the backbone's grid
     eval_images: int = 0  # images of an evaluation while training
     unlabelled: int = 0  # further training images, of --unlabelled
+    tested: bool = False  # test images score the weights that val chose
 
     def with_backbone(self, backbone: Backbone) -> Facts:
         """Return a copy with the facts of the backbone."""
@@ -110,6 +112,13 @@ def supervised_epochs(facts: Facts, batch: int) -> tuple[int, str]:
     epochs = max(100, min(500, 10_000 // per_epoch))
     reason = "about 10,000 steps, at most 500 epochs, at least the paper's 100"
     return epochs, f"{per_epoch} steps per epoch: {reason}"
+
+
+def exported_weights(facts: Facts) -> tuple[str, str]:
+    """Return which weights to export: images that score the weights must not choose them, too."""
+    if facts.tested:
+        return "best", "val chooses them, test scores them"
+    return "last", "there is no second split, and the images that score the weights must not choose them"
 
 
 def ema_rate(steps: int) -> tuple[float, str]:
@@ -294,6 +303,15 @@ class AutoValues(list[AutoValue]):
         self.append(AutoValue(name, value, reason))
         return value
 
+    def summarize(self) -> list[str]:
+        """Return all values in a few lines: the report and decisions.json have the reasons."""
+        cells = [f"{value.name} {as_text(value.value)}" for value in self]
+        width = max(map(len, cells), default=0) + 3
+        columns = max(1, 100 // width)
+        rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+        rows = ["".join(cell.ljust(width) for cell in row).rstrip() for row in rows]
+        return ["auto chose (the report says why):", *(f"  {row}" for row in rows)] if rows else []
+
     def apply(self, config: RunConfig, kind: type[C]) -> C:
         """Return a frozen copy of class ``kind`` with all recorded values."""
         return config.with_options({value.name: value.value for value in self}, kind)
@@ -371,6 +389,7 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
             auto.choose("semi.momentum", semi.momentum, *threshold_momentum(steps))
         if semi.region_weight:
             auto.choose("semi.prototypes", semi.prototypes, *prototype_count(facts.unlabelled))
+    auto.choose("weights", config.weights, *exported_weights(facts))
     every = evaluation_interval(steps, per_epoch, seen, facts.eval_images)
     auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
     return auto.apply(config, ResolvedTrainConfig)

@@ -20,9 +20,8 @@ from frugalvit.probing.splits import embed_splits, make_extractor, open_labelled
 from frugalvit.runs import layout
 from frugalvit.utils import console
 from frugalvit.utils.files import read_json, write_text
-from frugalvit.utils.tables import CommandResult, Table
-
-_SCORES = ("top1", "top5", "mean_per_class", "map11", "val_top1", "val_map11")
+from frugalvit.utils.scores import read_scores, score_table
+from frugalvit.utils.tables import CommandResult, Table, as_text
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ class ProbeScores:
     """The result of a probe.
 
     data:     scores and chosen settings as --json prints them; test_images is required
-    settings: the keys of ``data`` that the table shows beside the scores
-    table:    replaces the table of one line that ``run_probe`` makes
+    settings: the keys of ``data`` that a note below the scores shows
+    table:    replaces the table of scores that ``run_probe`` makes
     """
 
     data: dict[str, Any]
@@ -76,8 +75,11 @@ def run_probe(
     data = {"probe": name, "model": config.model, "data": source.name, "features": config.features} | scores.data
     data["seconds"] = round(time.monotonic() - began, 2)
     data = _record_result(config, f"{name} {source.name}", data)
-    table = scores.table or _scores_table(data, scores.settings)
-    return CommandResult(data, [table], [*source.notes, *scores.notes])
+    title = f"{name} probe on {source.name}: {data['test_images']:,} test images"
+    where = {"scored_on": "test", "scored_images": data["test_images"]}
+    settings = [f"{key.replace('_', ' ')} {as_text(data[key])}" for key in scores.settings]
+    notes = [*source.notes, *scores.notes, ", ".join([*settings, console.clock(data["seconds"])])]
+    return CommandResult(data, [scores.table or score_table(read_scores(data | where), title)], notes)
 
 
 def _read_results(config: ProbeConfig) -> dict[str, Any]:
@@ -98,9 +100,3 @@ def _record_result(config: ProbeConfig, key: str, data: dict[str, Any]) -> dict[
     except OSError as error:  # a full disk, another person's run: the scores must still be printed
         console.warning(f"cannot write {run / 'probes.json'} ({error.strerror}): note the scores now")
     return {"run": config.model} | data
-
-
-def _scores_table(data: dict[str, Any], settings: tuple[str, ...]) -> Table:
-    columns = [*(name for name in _SCORES if name in data), *settings, "seconds"]
-    title = f"{data['probe']} probe on {data['data']}: {data['test_images']:,} test images"
-    return Table(columns, [[data[name] for name in columns]], title)
