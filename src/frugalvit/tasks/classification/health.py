@@ -195,7 +195,7 @@ class SupervisedHealth(RunHealth):
         return Alarm("vanished gradients", sign, self._advice())
 
     def _exploded(self) -> Alarm | None:
-        norm = fmean(self.norms)
+        norm = min(self.norms)  # not one spike
         if math.isinf(norm) or norm < _EXPLODED * self.first_norm or self.gap > _LITTLE:
             return None
         sign = f"the gradient norm is {norm:.3g} after {self.first_norm:.2g}, and the loss hardly falls"
