@@ -16,6 +16,7 @@ import numpy as np
 from frugalvit.report import svg_charts
 from frugalvit.report.run_record import RunRecord, as_finite
 from frugalvit.utils import console, palette
+from frugalvit.utils.scores import SCORE_NAMES
 from frugalvit.utils.statistics import Difference, Spread
 from frugalvit.utils.tables import as_text
 from frugalvit.utils.text import pluralize, truncate_list
@@ -127,9 +128,11 @@ def _comparison(result: dict[str, Any]) -> str:
         seeds = len(values["values"])
         rows.append([name, str(Spread(values["mean"], values["deviation"], seeds)), seeds, against])
         rows[-1] += [values["floor"]] if floors else []
-    columns = ["setting", metric, "seeds", "difference from the last, 95 % interval", *(["floor"] if floors else [])]
+    columns = ["setting", SCORE_NAMES.get(metric, metric), "seeds", "difference from the last, 95 % interval"]
+    columns += ["without a network"] if floors else []
     verdicts = list(result.get("verdicts", {}).values())
-    sentence = "".join(f"<p>{escape(text)}</p>" for text in (*verdicts, result.get("scored")) if text)
+    scored = [f"Scored on {result['scored']}"] if result.get("scored") else []
+    sentence = "".join(f"<p>{escape(text[:1].upper() + text[1:])}.</p>" for text in [*verdicts, *scored])
     return f'<div class="verdict">{sentence}{table(columns, rows)}</div>' if rows else ""
 
 
