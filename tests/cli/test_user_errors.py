@@ -202,7 +202,8 @@ def test_resume_with_options_the_run_lowered(
 ) -> None:
     stored = {"data": "photos", "batch": 16, "auto_batch": auto_batch, name: stored_value}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(stored), encoding="utf-8")
-    (tmp_path / "data.json").write_text(json.dumps({"images": images}), encoding="utf-8")
+    facts = {"images": images, "classes": ["cat", "dog"], "network": {}, "content": "", "processes": 1}
+    (tmp_path / "data.json").write_text(json.dumps(facts), encoding="utf-8")
     again = TrainConfig.parse({"data": "photos", "resume": str(tmp_path), name: requested})
     with pytest.raises(UserError, match="Cannot change") if refused else nullcontext():
         load_resumed_config(again)
