@@ -13,6 +13,7 @@ from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
 from frugalvit.backbones.registry import architecture_keywords, get_architecture, get_family
 from frugalvit.backbones.small_images import adapt, format_keywords, note_small_grid, set_stem_stride
 from frugalvit.backbones.timm_features import Size, build_on_meta
+from frugalvit.backbones.weights.published import read_published
 from frugalvit.errors import UserError, to_count
 
 # Tried with every network, and dropped if it lacks the keyword. With them one object takes every image size.
@@ -130,12 +131,13 @@ def build_timm(
         allowed |= architecture_keywords(get_architecture(keywords["architecture"]))
     if refused := sorted(set(keywords) - allowed):
         raise UserError(_unknown_keyword(name, refused[0]))
+    weights: dict[str, Any] = {"pretrained_cfg_overlay": {"state_dict": read_published(name)}} if pretrained else {}
     square = img_size[0] == img_size[1]  # some networks take only one number
     optional: dict[str, Any] = {"img_size": img_size[0] if square else img_size, **_FLEXIBLE}
     optional = {key: value for key, value in optional.items() if key not in keywords}
     while True:
         try:
-            model = timm.create_model(architecture, pretrained=pretrained, **keywords, **optional)
+            model = timm.create_model(architecture, pretrained=pretrained, **keywords, **optional, **weights)
             break
         except UserError:
             raise
@@ -149,10 +151,7 @@ def build_timm(
             raise UserError(f"{name} cannot be built with {format_keywords(keywords)}: {_first_line(error)}") from error
         except Exception as error:
             if pretrained:
-                raise UserError(
-                    f"pretrained weights of {name} cannot be downloaded ({_first_line(error)}); "
-                    "check the connection, or use a weights file (--init, load_weights)"
-                ) from error
+                raise UserError(f"The published weights of {name} do not fit: {_first_line(error)}.") from error
             options = format_keywords({**keywords, "img_size": img_size})
             raise UserError(f"{name} cannot be built with {options}: {_first_line(error)}") from error
     if stem_stride is not None:

@@ -6,12 +6,15 @@ import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.types import (
+    ARCHITECTURE,
+    CLASSIFIER,
     DATA,
     LABEL_PART,
     LABELS,
     MIRROR,
     MODEL,
     PRECISION,
+    PRETRAINED,
     ROOT,
     VAL_FRACTION,
     Auto,
@@ -56,14 +59,15 @@ class FrozenModelConfig(Config):
 class ExtractConfig(FrozenModelConfig):
     """Options of every command that extracts features."""
 
-    backbone: str | None = option(None, "architecture of a checkpoint without a configuration")
+    backbone: str | None = option(None, ARCHITECTURE)
+    pretrained: bool = option(False, PRETRAINED)
     seed: Seed = option(0, "seed of splits and of all random numbers")
 
 
 class EvalConfig(FrozenModelConfig):
     """Score a classifier on labelled images."""
 
-    model: str = option(help="run folder, checkpoint or exported folder", positional=True)
+    model: str = option(help=CLASSIFIER, positional=True)
     data: str = option(help=DATA, positional=True)
     root: str | None = option(None, ROOT)
     classes: str | None = option(None, "file with the classes to use, one name per line")

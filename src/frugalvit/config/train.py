@@ -13,11 +13,13 @@ from frugalvit.config.data import AugmentConfig, CacheConfig, MixingConfig
 from frugalvit.config.recipes import recipe_values
 from frugalvit.config.semi_supervised import SemiConfig
 from frugalvit.config.types import (
+    CLASSIFIER,
     DATA,
     LABEL_PART,
     MIRROR,
     OBJECTIVES,
     PRECISION,
+    PUBLISHED,
     ROOT,
     VAL_FRACTION,
     Auto,
@@ -78,7 +80,7 @@ class RunConfig(Config):
     out: str | None = option(
         None, "run folder (default: runs/DATE_BACKBONE_DATA or runs/DATE_COMMAND_DATA)", short="-o"
     )
-    init: str | None = option(None, "start from the weights of a run, a checkpoint or an exported folder")
+    init: str | None = option(None, "start from the weights of a run, a checkpoint, an exported folder or NAME.TAG")
     resume: str | None = option(
         None, "resume this run exactly (pass DATA only if it has moved); auto: resume the run in --out, or start it"
     )
@@ -339,7 +341,7 @@ class TrainConfig(RunConfig):
         "'unlabelled', rows without a label, and what --labels leaves out)",
     )
     balance: bool = option(False, "draw classes equally often")
-    pretrained: bool = option(False, "start from timm's published weights (needs a network connection)")
+    pretrained: bool = option(False, PUBLISHED)
     freeze: int = option(0, "freeze the embedding and the first N blocks", ge=0)
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own")
     stretch: float = option(1.0, "use the schedules of a run this many times as long, and stop early", ge=1)
@@ -377,7 +379,7 @@ class TrainConfig(RunConfig):
 class PredictConfig(Config):
     """Classify images with the preprocessing and class names of the training."""
 
-    model: str = option(help="run folder, checkpoint or exported folder", positional=True)
+    model: str = option(help=CLASSIFIER, positional=True)
     images: list[str] = option(help="image files or folders", positional=True)
     top: int = option(5, "number of classes to print", ge=1)
     format: Literal["table", "csv"] = option("table", "output format; or use --json")
