@@ -23,7 +23,7 @@ from frugalvit.backbones.timm_features import Size, cell_sides, cells_in_image, 
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 
-BACKBONE_ONLY_KWARGS = ("mean", "std", "grid_norm", "drop_path", "keep_patch_size")
+BACKBONE_ONLY_KWARGS = ("mean", "std", "grid_norm", "drop_path", "keep_patch_size", "knn_head")
 """Keywords of a backbone that are not passed to the network's constructor under these names."""
 
 

@@ -10,9 +10,10 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
 from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
+from frugalvit.backbones.knn_head import KnnHead
 from frugalvit.backbones.registry import architecture_keywords, get_architecture, get_family
 from frugalvit.backbones.small_images import adapt, format_keywords, note_small_grid, set_stem_stride
-from frugalvit.backbones.timm_features import Size, build_on_meta
+from frugalvit.backbones.timm_features import Size, build_on_meta, classifier_name
 from frugalvit.backbones.weights.published import read_published
 from frugalvit.errors import UserError, to_count
 
@@ -34,6 +35,7 @@ def create_backbone(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     keep_patch_size: bool = False,
+    knn_head: dict[str, Any] | None = None,
     **keywords: Any,
 ) -> Backbone:
     """Create a network by name, ready for images of any size.
@@ -46,6 +48,7 @@ def create_backbone(
     mean, std   of the pixels; None for ImageNet's, or for those of the pretrained weights
     keep_patch_size  True keeps patches, windows and strides at any image size: trained weights need this.
                 False makes patches or strides of a new network smaller if its final grid would be too small.
+    knn_head    a k-NN classifier instead of a linear one: ``{"images": 100, "k": 20, "temperature": 0.07}``
     keywords    go to the network: ``embed_dim=24``, ``patch_size=2``, ``padding="zeros"`` … ``stem_stride=1`` sets the
                 stride of the stem of a convolutional network
     """
@@ -87,6 +90,9 @@ def create_backbone(
         resolved["grid_norm"] = False
     if drop_path is not None:
         resolved["drop_path"] = drop_path
+    if knn_head is not None:
+        resolved["knn_head"] = knn_head
+        _set_knn_head(model, num_classes, **knn_head)
     return Backbone(
         model,
         name=name,
@@ -101,6 +107,15 @@ def create_backbone(
         grid_norm=grid_norm,
         notes=notes,
     )
+
+
+def _set_knn_head(model: nn.Module, classes: int, images: int, k: int, temperature: float) -> None:
+    """Replace the linear classifier."""
+    name = classifier_name(model)
+    linear = None if name is None else model.get_submodule(name)
+    if name is None or not isinstance(linear, nn.Linear):
+        raise UserError(f"{type(model).__name__} has no single linear classifier, which a k-NN classifier replaces.")
+    model.set_submodule(name, KnnHead(images, linear.in_features, classes, k, temperature))
 
 
 def from_spec(spec: dict[str, Any], **changes: Any) -> Backbone:

@@ -1,6 +1,6 @@
 """Options of probe, embed, eval and bench."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import pydantic
 
@@ -92,6 +92,22 @@ class ProbeConfig(FeaturesConfig):
     data: str = option(help=DATA, positional=True)
     root: str | None = option(None, ROOT)
     labels: LabelPart = option(1.0, f"{LABEL_PART}, val included")
+    save: str | None = option(
+        None, "save the classifier as a run in this new folder, for predict, eval, export and report"
+    )
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _save_pooled_features(cls, values: Any) -> Any:
+        """Use pooled features with --save: a saved classifier reads them."""
+        is_saved = isinstance(values, dict) and values.get("save") is not None
+        return {"features": "pooled"} | values if is_saved else values
+
+    @pydantic.model_validator(mode="after")
+    def _check_saved_features(self) -> Self:
+        if self.save is not None and self.features != "pooled":
+            raise ValueError(f"--features {self.features} cannot be used with --save; use pooled")
+        return self
 
 
 class KnnConfig(ProbeConfig):

@@ -10,7 +10,7 @@ import torch
 from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone, create_backbone
-from frugalvit.backbones.weights.fit import classifier_name
+from frugalvit.backbones.timm_features import classifier_name
 from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_config import class_names as names_in_folder
 from frugalvit.config.pretrain import PretrainConfig

@@ -14,6 +14,7 @@ from frugalvit.config.probe import KS, TEMPERATURE, KnnConfig
 from frugalvit.errors import UserError
 from frugalvit.probing.metrics import classification_scores, rank_classes
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
+from frugalvit.probing.saved_probe import KnnClassifier
 from frugalvit.probing.splits import concat, draw_labels, to_probe_split
 from frugalvit.probing.validation import as_features, as_labels
 from frugalvit.utils.tables import CommandResult, Table
@@ -63,7 +64,9 @@ def knn(config: KnnConfig) -> CommandResult:
         columns = ["k", "top1", "top5", "mean_per_class"]
         rows = [[k, *(values[name] for name in columns[1:])] for k, values in scores.items()]
         title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {test_images:,}"
-        return ProbeScores(data, notes=notes, table=Table(columns, rows, title))
+        settings = (inputs.classes, headline, config.temperature)
+        classifier = KnnClassifier(gallery.features, gallery.targets, *settings)
+        return ProbeScores(data, notes=notes, table=Table(columns, rows, title), classifier=classifier)
 
     return run_probe("knn", config, score)
 

@@ -19,6 +19,7 @@ from frugalvit.errors import UserError
 from frugalvit.probing.lbfgs import Axes, minimise, principal_axes
 from frugalvit.probing.metrics import METRIC_NAMES, Metric, classification_scores, rank_classes, score
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
+from frugalvit.probing.saved_probe import LinearClassifier
 from frugalvit.probing.splits import ProbeData, make_probe_splits
 from frugalvit.probing.validation import as_features, as_labels, as_targets
 from frugalvit.utils import console
@@ -50,7 +51,8 @@ def logistic(config: LogisticConfig) -> CommandResult:
             "train_images": len(splits.train) + len(splits.val),
             "test_images": len(splits.test),
         }
-        return ProbeScores(data, ("lambda", "iterations"), splits.notes)
+        classifier = LinearClassifier(*result.classifier) if scored.metric != "map11" else None
+        return ProbeScores(data, ("lambda", "iterations"), splits.notes, classifier=classifier)
 
     return run_probe("logistic", config, score_features, multi_label=True)
 
@@ -78,6 +80,18 @@ class LogisticFit:
         full = logits.new_full((*logits.shape[:2], self.classes), -torch.inf)
         full[:, :, self.present] = logits
         return full
+
+    def to_linear(self) -> tuple[Tensor, Tensor]:
+        """Weight (classes, D) and bias (classes,) with the scores of the first strength.
+
+        A class without a training image gets a bias that is finite, for exports, and never the highest.
+        """
+        weight, bias = self.weight[0].T, self.bias[0]
+        if len(self.present) == 2 and not self.several_labels:
+            weight, bias = F.pad(weight, (0, 0, 1, 0)), F.pad(bias, (1, 0))
+        all_weights, all_biases = weight.new_zeros(self.classes, weight.shape[1]), bias.new_full((self.classes,), -1e9)
+        all_weights[self.present], all_biases[self.present] = weight, bias
+        return all_weights, all_biases
 
     def extrapolate(self, strength: float) -> tuple[Tensor, Tensor]:
         """Weight (1, D, K) and bias (1, K) for another λ, on the line through the two nearest fits over log λ.
@@ -201,9 +215,10 @@ def search_strength(evaluate: Callable[[list[float]], list[float]]) -> tuple[flo
 
 @dataclass
 class LogisticResult:
-    """Scores (N_test, classes) of the test images, and how λ was chosen."""
+    """Scores (N_test, classes) of the test images, the classifier (weight, bias), and how λ was chosen."""
 
     scores: Tensor
+    classifier: tuple[Tensor, Tensor]
     strength: float
     validation: float
     tried: dict[float, float]
@@ -252,7 +267,8 @@ def logistic_probe(
     # From zero, not from the fit without the validation images: with a weak λ its mistakes are corrected slowly.
     final = both.fit([strength], None, max_iterations, tolerance)
     scores = final.scores(test.to(device))[0]
-    return LogisticResult(scores, strength, tried[strength], tried, final.iterations[0], final.converged[0])
+    classifier = final.to_linear()
+    return LogisticResult(scores, classifier, strength, tried[strength], tried, final.iterations[0], final.converged[0])
 
 
 @dataclass
