@@ -56,7 +56,9 @@ class OptimizerConfig(Config):
     clip_per: Literal["global", "tensor"] = option(
         "global", "clip by one norm over all gradients, or by one per tensor"
     )
-    layer_decay: float = option(1.0, "learning-rate factor from each block to the one before it", gt=0, le=1)
+    layer_decay: Annotated[float, pydantic.Field(gt=0, le=1)] | Auto = option(
+        1.0, "learning-rate factor from each block to the one before it; auto: 0.75"
+    )
 
 
 _RESERVED_KWARGS = {"name": "use --backbone", "img_size": "use --img-size", "num_classes": "the data sets it"}
@@ -342,7 +344,13 @@ class TrainConfig(RunConfig):
     )
     balance: bool = option(False, "draw classes equally often")
     pretrained: bool = option(False, PUBLISHED)
-    freeze: int = option(0, "freeze the embedding and the first N blocks", ge=0)
+    freeze: Whole | Auto = option(
+        0, "freeze the embedding and the first N blocks; auto: half of the blocks on a CPU, else none"
+    )
+    lora: Whole = option(0, "train only a change of this rank of each matrix (LoRA), and the classifier; 0: everything")
+    classifier: Literal["auto", "random", "logistic"] = option(
+        "auto", "first classifier; logistic: fitted on the frozen features; auto: logistic for published weights"
+    )
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own")
     stretch: float = option(1.0, "use the schedules of a run this many times as long, and stop early", ge=1)
     ema: Rate | Auto = option("auto", "EMA rate of the weights that are evaluated and exported; 0: no EMA")

@@ -12,9 +12,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lightning_fabric import Fabric
 from torch import Tensor
 
+from frugalvit.backbones import Backbone
 from frugalvit.config.probe import MAX_ITERATIONS, LogisticConfig
+from frugalvit.data.loader import eval_batches
+from frugalvit.data.split import hold_out
 from frugalvit.errors import UserError
 from frugalvit.probing.lbfgs import Axes, minimise, principal_axes
 from frugalvit.probing.metrics import METRIC_NAMES, Metric, classification_scores, rank_classes, score
@@ -269,6 +273,34 @@ def logistic_probe(
     scores = final.scores(test.to(device))[0]
     classifier = final.to_linear()
     return LogisticResult(scores, classifier, strength, tried[strength], tried, final.iterations[0], final.converged[0])
+
+
+def fit_on_features(backbone: Backbone, dataset: Any, classes: int, fabric: Fabric) -> tuple[Tensor, Tensor, float]:
+    """Fit logistic regression on the pooled features of a dataset, before training: weight, bias and λ.
+
+    A fifth of the images chooses λ; then all of them are fitted.
+    """
+    backbone.to(fabric.device).eval()
+    parts: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad(), fabric.autocast():
+        batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
+        for images, labels, _ in console.progress(batches, dataset.batches, "frozen features"):
+            assert labels is not None
+            parts.append((backbone(images).pooled.float().cpu(), labels.cpu()))
+    features, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+    held = torch.from_numpy(hold_out([str(row) for row in range(len(labels))], labels.numpy(), 0.2, 0))
+    strength = 1.0
+    if held.any() and len(labels[~held].unique()) > 1:
+        problem = LogisticRegression(features[~held], labels[~held], classes)
+        fits: list[LogisticFit] = []
+
+        def evaluate(strengths: list[float]) -> list[float]:
+            fits.append(problem.fit(strengths, _concat(fits) if fits else None))
+            return [score("accuracy", scores, labels[held]) for scores in fits[-1].scores(features[held])]
+
+        strength, _ = search_strength(evaluate)
+    weight, bias = LogisticRegression(features, labels, classes).fit([strength]).to_linear()
+    return weight, bias.clamp_min(float(bias[bias > -1e8].min()) - 10), strength
 
 
 @dataclass

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from frugalvit.backbones.base import Backbone
 from frugalvit.backbones.factory import from_spec
@@ -35,14 +35,7 @@ class LinearClassifier:
     def attach_to(self, backbone: Backbone) -> Backbone:
         """Return a copy of the backbone with this classifier."""
         network = _copy_with_classes(backbone, len(self.bias))
-        head = network.model.get_classifier()  # type: ignore[operator]
-        if not isinstance(head, nn.Linear | nn.Conv2d) or head.weight.numel() != self.weight.numel():
-            raise UserError(f"{backbone.name} has no single linear classifier on its features: --save cannot be used.")
-        with torch.no_grad():
-            head.weight.copy_(self.weight.reshape(head.weight.shape))
-            if head.bias is None:
-                head.bias = nn.Parameter(torch.zeros(len(self.bias)))
-            head.bias.copy_(self.bias)
+        network.set_classifier(self.weight, self.bias)
         return network
 
 
@@ -60,7 +53,7 @@ class KnnClassifier:
         """Return a copy of the backbone with this classifier."""
         if len(self.features) > MAX_IMAGES:
             raise UserError(
-                f"--save: a k-NN classifier holds at most {MAX_IMAGES:,} images, not {len(self.features):,}; use logistic."
+                f"--save: a k-NN classifier holds at most {MAX_IMAGES:,} images, not {len(self.features):,}."
             )
         settings = {"images": len(self.features), "k": self.k, "temperature": self.temperature}
         network = _copy_with_classes(backbone, self.classes, knn_head=settings)

@@ -70,13 +70,35 @@ def find_published(name: str) -> Path:
 
     name: also the name of an architecture, for its first tag
     """
+    return locate_published(name) or _download(name, _repository(name))
+
+
+def locate_published(name: str) -> Path | None:
+    """Return the weights of a published network on this machine: in ``FRUGALVIT_WEIGHTS`` or the hub's cache."""
+    repository = _repository(name)
+    names = [repository, repository.rpartition("/")[2]]
+    if is_model_name(name.rpartition(":")[2]):
+        tag = to_tag(name)
+        is_first = tag == next(iter(_tags(tag)))
+        names += [f"{folder}{tag.partition('.')[0]}" for folder in ("", "timm/") if is_first]
+    return _find_local(names) or _get_files(repository, offline=True)
+
+
+def is_online() -> bool:
+    """Whether the hub answers."""
+    try:
+        _check_connection()
+    except Exception:
+        return False
+    return True
+
+
+def _repository(name: str) -> str:
+    """Return the hub's repository, ``owner/name``."""
     repository = re.sub(r"^hf[-_]hub:", "", name)
-    if repository != name:
-        return _find_local([repository, repository.rpartition("/")[2]]) or _download(name, repository)
-    tag = to_tag(name)
-    architecture, first = tag.partition(".")[0], next(iter(_tags(tag)), None)
-    names = [tag, *([architecture] if tag == first else []), *([name] if name != tag else [])]
-    return _find_local([path for stem in names for path in (stem, f"timm/{stem}")]) or _download(name, f"timm/{tag}")
+    if repository != name and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise UserError(f"'{name}' is not a repository of the hub. Use hf-hub:OWNER/NAME.")
+    return repository if repository != name else f"timm/{to_tag(name)}"
 
 
 def read_published(name: str) -> dict[str, Tensor]:
@@ -109,6 +131,13 @@ def to_tag(name: str) -> str:
             f"{source} has published no weights of '{rest}' that fit. See 'frugalvit list models', or use --init FILE."
         )
     return tags[0]
+
+
+def published_size(name: str) -> tuple[int, int]:
+    """Return the input size (height, width) of a published network."""
+    tag = to_tag(name)
+    _, height, width = _tags(tag)[tag]["input_size"]
+    return height, width
 
 
 def describe_file(path: Path, architecture: str | None = None) -> Published:
@@ -199,35 +228,42 @@ def _find_local(names: list[str]) -> Path | None:
     return None
 
 
-def _download(name: str, repository: str) -> Path:
-    """Return the hub's folder of a network from its cache, or download it."""
-    from huggingface_hub import constants, get_session, hf_hub_download
+def _get_files(repository: str, *, offline: bool) -> Path | None:
+    """Return the hub's folder with weights and config.json; None if it has no weights, or not in its cache."""
+    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    def get_files(offline: bool) -> Path | None:
-        for file in _WEIGHTS:
-            try:
-                hf_hub_download(repository, file, local_files_only=offline)
-            except (LocalEntryNotFoundError, EntryNotFoundError):
-                continue
+    for file in _WEIGHTS:
+        try:
+            hf_hub_download(repository, file, local_files_only=offline)
             return Path(hf_hub_download(repository, "config.json", local_files_only=offline)).parent
-        return None
+        except (LocalEntryNotFoundError, EntryNotFoundError):
+            continue
+    return None
+
+
+def _check_connection() -> None:
+    """Raise at once if the hub does not answer: a download would retry for a minute."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE:
+        raise ConnectionError("HF_HUB_OFFLINE is set")
+    get_session().head(constants.ENDPOINT, timeout=_TIMEOUT)
+
+
+def _download(name: str, repository: str) -> Path:
+    from huggingface_hub import constants
 
     try:
-        if (folder := get_files(offline=True)) is not None:
-            return folder
-        if constants.HF_HUB_OFFLINE:
-            raise ConnectionError("HF_HUB_OFFLINE is set")
-        get_session().head(constants.ENDPOINT, timeout=_TIMEOUT)  # fail at once: a download retries for a minute
-        folder = get_files(offline=False)
+        _check_connection()
+        folder = _get_files(repository, offline=False)
     except Exception as error:
-        reason = (" ".join(str(error).split()) or type(error).__name__)[:80]
-        root = os.environ.get(FOLDER) or "FOLDER"
+        reason, root = (" ".join(str(error).split()) or type(error).__name__)[:80], os.environ.get(FOLDER) or "FOLDER"
         raise UserError(
             f"The weights of '{name}' are not on this machine and cannot be downloaded ({reason}). Put "
             f"model.safetensors and config.json of {constants.ENDPOINT}/{repository} into "
             f"{root}/{repository.removeprefix('timm/')}/ and set {FOLDER}={root}."
         ) from None
     if folder is None:
-        raise UserError(f"{constants.ENDPOINT}/{repository} has no {' or '.join(_WEIGHTS)}.")
+        raise UserError(f"{constants.ENDPOINT}/{repository} has no config.json with {' or '.join(_WEIGHTS)}.")
     return folder
