@@ -61,7 +61,12 @@ class OptimizerConfig(Config):
     )
 
 
-_RESERVED_KWARGS = {"name": "use --backbone", "img_size": "use --img-size", "num_classes": "the data sets it"}
+_RESERVED_KWARGS = {
+    "name": "use --backbone",
+    "img_size": "use --img-size",
+    "num_classes": "the data sets it",
+    "pretrained": "use --pretrained or --init",
+}
 """Network arguments that --backbone-args refuses, and what sets them instead."""
 
 
