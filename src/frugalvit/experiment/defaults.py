@@ -409,7 +409,9 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
         if facts.unlabelled:
             probability = 0.0, "mixup and cutmix are off with --unlabelled, as in FixMatch and after"
         auto.choose("mixing.prob", config.mixing.prob, *probability)
-    operations = augment_operations(epochs, steps, facts.parameters, from_scratch=from_scratch or is_short)
+    operations = augment_operations(epochs, steps, facts.parameters, from_scratch=from_scratch)
+    if is_short:
+        operations = 0, "RandAugment is for longer runs"
     if changed := _changed_options(config, _RANDAUGMENT):
         operations = 2, f"RandAugment as in the papers, because {changed[0]} is set"
     auto.choose("augment.operations", config.augment.operations, *operations)
