@@ -33,8 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "weights"
     folder.mkdir()
-    for name in ("test_vit", "vit_tiny_patch16_224"):
-        save_file(timm.create_model(name).state_dict(), folder / f"{name}.safetensors")
+    save_file(timm.create_model("test_vit").state_dict(), folder / "test_vit.safetensors")
     monkeypatch.setenv("FRUGALVIT_WEIGHTS", str(folder))
     return folder
 
@@ -64,8 +63,9 @@ def test_run_takes_the_settings_of_the_weights(
 
 
 def test_auto_takes_a_published_network_on_a_cpu(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data: Path, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    save_file(timm.create_model("vit_tiny_patch16_224").state_dict(), weights / "vit_tiny_patch16_224.safetensors")
     options = SHORT | {"steps": 1, "quiet": False}
     fv.train(data, out=str(tmp_path / "run"), pretrained=True, **options)
     assert settings_of(tmp_path / "run").backbone == "vit_tiny_patch16_224"

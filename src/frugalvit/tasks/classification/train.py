@@ -78,6 +78,9 @@ _AT_CHANCE = (
     "--optimizer.warmup, train longer (--epochs), or start from trained weights (--pretrained, --init)"
 )
 
+MOST_FITTED = 50_000
+"""The most images whose features "auto" fits a classifier on: more take minutes, in which other ranks wait."""
+
 HARDLY = 0.8  # of the error of a constant answer; above it Drloc's task counts as hardly learned
 
 
@@ -129,7 +132,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         """Whether the weights are published ones without a classifier for these classes, and images are at hand."""
         init, is_stream = self.options.init, self.images.streaming is not None
         has_classifier = init is not None and class_names(find_init(init)) == list(self.classes)
-        return self.options.recipe == "finetune" and not is_stream and not has_classifier
+        is_small = len(self.images) <= MOST_FITTED
+        return self.options.recipe == "finetune" and is_small and not is_stream and not has_classifier
 
     def resolve_input(self, options: TrainConfig, facts: Facts) -> TrainConfig:
         published = published_backbone(facts.device)[0]
