@@ -4,11 +4,20 @@ import json
 from pathlib import Path
 
 import pytest
+from sklearn.datasets import load_digits
 
 from frugalvit.cli.demo import demo, write_digits
 from frugalvit.config.compare import DemoConfig
 
 SHORT = DemoConfig(seeds=1, epochs=1, pretrain_epochs=1, drloc_epochs=1, labels=2)
+COUNT = 200
+
+
+@pytest.fixture(autouse=True)
+def _few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of scikit-learn's 1,797 digits only the first."""
+    images, targets = load_digits(return_X_y=True)
+    monkeypatch.setattr("sklearn.datasets.load_digits", lambda return_X_y: (images[:COUNT], targets[:COUNT]))
 
 
 def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,5 +38,5 @@ def test_a_digit_is_trained_on_or_tested_on(tmp_path: Path) -> None:
     for labels, seed in ((2, 0), (5, 0), (3, 1)):
         unlabelled, digits = write_digits(tmp_path / "digits", labels, seed)
         train, test = ({path.name for path in (digits / split).glob("*/*.png")} for split in ("train", "test"))
-        assert len(train) == 10 * labels and len(test) == 1797 - 10 * labels and not train & test
+        assert len(train) == 10 * labels and len(test) == COUNT - 10 * labels and not train & test
         assert {path.name for path in unlabelled.glob("*.png")} == train | test

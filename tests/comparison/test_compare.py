@@ -2,10 +2,13 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
+import torch
 
 from frugalvit.cli.main import main
 from frugalvit.comparison import compare as module
@@ -13,11 +16,12 @@ from frugalvit.comparison.compare import compare, known_metrics
 from frugalvit.config.compare import CompareConfig, parse_assignments
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import Interrupted, UserError
+from frugalvit.probing.metrics import score_facts
 from frugalvit.tasks.detection.metrics import AveragePrecision
 from frugalvit.tasks.detection.task import summary_of
 from frugalvit.tasks.segmentation.metrics import Confusion
 from frugalvit.utils.tables import CommandResult
-from helpers.tiny_runs import TRAIN
+from helpers.tiny_runs import SWIN, TRAIN
 
 
 def config(photos: Path, out: Path, **values: object) -> CompareConfig:
@@ -66,8 +70,11 @@ def test_four_outputs_and_finished_runs_are_kept(photos: Path, tmp_path: Path, m
     assert len(rows) == 4 and {row["seed"] for row in rows} == {"0", "1"}
     assert result.data["differences"]["with"]["count"] == 2 and "\\pm" in (tmp_path / "c/comparison.tex").read_text()
     assert json.loads((tmp_path / "c/comparison.json").read_text())["metric"] == "top1"
-    assert result.tables[0].columns[-1] == "floor" and {row[-1] for row in result.tables[0].rows} == {"100.00"}
-    assert result.data["settings"]["with"]["floor"] == 100 and len(result.notes) == 1
+    assert result.tables[0].columns[-1] == "floor" and {row[-1] for row in result.tables[0].rows} == {"100.0 %"}
+    assert result.data["settings"]["with"]["floor"] == 100 and len(result.notes) == 2
+    assert result.notes[0] == result.data["verdict"] and result.notes[0].startswith("with against without: ")
+    assert (tmp_path / "c" / "comparison.md").read_text().startswith(result.notes[0])
+    assert "overhead" not in result.tables[0].columns and result.tables[0].title.startswith("10 images of val")
     with pytest.raises(UserError, match="steps"):
         compare(config(photos, tmp_path / "c", steps=5))
 
@@ -81,11 +88,66 @@ def test_settings_below_their_floor_are_named(tmp_path: Path) -> None:
 
     scores = {"few": [summary(30, 20), summary(32, 24)], "many": [summary(50, 60), summary(70, 62)]}
     result = module.write_comparison(tmp_path, scores, "top1", report=False)
-    assert [row[-1] for row in result.tables[0].rows] == ["22.00", "61.00"]
-    assert result.notes[1].startswith("below the floor: many;")
+    assert [row[-1] for row in result.tables[0].rows] == ["22.0 %", "61.0 %"]
+    assert result.notes[2].startswith("below the floor: many;")
     del scores["few"][0]["floor"]
     result = module.write_comparison(tmp_path, scores, "top1", report=False)
-    assert "floor" not in result.tables[0].columns and len(result.notes) == 1
+    assert "floor" not in result.tables[0].columns and len(result.notes) == 2
+
+
+def summaries(tmp_path: Path, right: np.ndarray, split: str = "test") -> list[dict[str, Any]]:
+    """Runs that were right on these images: (S, n) of bool."""
+    facts = {"seconds": 1.0, "seconds_per_step": 0.1, "run": str(tmp_path), "scored_on": split, "chosen_on": "val"}
+    runs = []
+    for seed, row in enumerate(right):
+        ranked = torch.tensor(1 - row.astype(int))[:, None]  # all images are of class 0
+        scores = {"top1": 100 * row.mean(), "scored_images": len(row), **score_facts(ranked, ranked[:, 0] * 0, 2)}
+        runs.append(facts | scores | {"seed": seed})
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "verdict"),
+    [
+        (0.9, 0.5, r"a helps by \d+\.\d points \(\d+\.\d to \d+\.\d\) against b"),
+        (0.5, 0.9, r"a hurts by \d+\.\d points \(\d+\.\d to \d+\.\d\) against b"),
+        (0.7, 0.71, r"a against b: cannot tell below \d+\.\d points: (use \d+ seeds|more seeds hardly help.*)"),
+    ],
+)
+def test_verdict_is_one_sentence(better: float, worse: float, verdict: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    scores = {name: summaries(tmp_path, random.random((5, 400)) < p) for name, p in (("a", better), ("b", worse))}
+    result = module.write_comparison(tmp_path, scores, "top1", report=False)
+    assert re.fullmatch(verdict, result.notes[0]) and json.loads((tmp_path / "comparison.json").read_text())["verdict"]
+    assert result.tables[0].title == "400 images of test; chance 100.0 %"
+
+
+def test_images_limit_what_more_seeds_can_show(tmp_path: Path) -> None:
+    """All seeds are right on the same images, so the images alone decide how sure the difference is."""
+    random = np.random.default_rng(1)
+    scores = {name: summaries(tmp_path, np.repeat(random.random((1, 60)) < 0.7, 4, 0)) for name in "ab"}
+    result = module.write_comparison(tmp_path, scores, "top1", report=False)
+    assert "score on more images" in result.notes[0]
+
+
+def test_shares_are_compared_in_points(tmp_path: Path) -> None:
+    facts = {"seconds": 1.0, "seconds_per_step": 0.1, "run": str(tmp_path)}
+    scores = {
+        name: [facts | {"miou": mean + shift, "seed": 0} for shift in (0.0, 0.001, 0.002)]
+        for name, mean in (("a", 0.5), ("b", 0.4))
+    }
+    result = module.write_comparison(tmp_path, scores, "miou", report=False)
+    assert result.data["settings"]["a"]["mean"] == pytest.approx(50.1)
+    result = module.write_comparison(tmp_path, scores, "seconds", report=False)
+    assert "helps" not in result.notes[0]
+
+
+def test_auto_lines_are_printed_once(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    compare(config(photos, tmp_path / "c", report=False))
+    log = capsys.readouterr().err
+    lines, tables = log.splitlines(), re.findall(r"auto chose.*\n(?:  .*\n)+", log)
+    assert tables and len(set(tables)) == len(tables)
+    assert any("run 1 of 4 is done: about" in line for line in lines)
 
 
 def test_out_with_another_comparison_is_refused(photos: Path, tmp_path: Path) -> None:
@@ -116,16 +178,22 @@ def test_default_folder_avoids_other_comparisons(tmp_path: Path) -> None:
 
 def test_free_options_may_change_on_resume(photos: Path, tmp_path: Path) -> None:
     values = TRAIN | {"data": str(photos), "out": str(tmp_path / "run")}
-    other = {"log_every": 5, "save_every": 7, "devices": 2, "workers": 3, "cache": {"where": "off", "folder": "cached"}}
+    other = {
+        "log_every": 5,
+        "save_every": 7,
+        "devices": 2,
+        "workers": 3,
+        "cache": {"location": "off", "folder": "cached"},
+    }
     with pytest.raises(KeyboardInterrupt):
         module.run_once(TrainConfig.parse(values), interrupt)
     (tmp_path / "run" / "config.yaml").write_text("")  # it has started
     runs: list[TrainConfig] = []
     module.run_once(TrainConfig.parse(values | other), lambda run: runs.append(run) or CommandResult({}))
-    assert runs[0].resume == str(tmp_path / "run") and runs[0].is_set("cache.where")
+    assert runs[0].resume == str(tmp_path / "run") and runs[0].is_set("cache.location")
     options = runs[0].model_dump()
     assert [options[name] for name in ("log_every", "save_every", "devices", "workers")] == [5, 7, 2, 3]
-    assert (runs[0].cache.where, runs[0].cache.folder) == ("off", "cached")
+    assert (runs[0].cache.location, runs[0].cache.folder) == ("off", "cached")
     with pytest.raises(UserError, match="was run with cache"):
         module.run_once(TrainConfig.parse(values | {"cache": {"size": 99}}), interrupt)
 
@@ -164,7 +232,7 @@ def test_settings_hold_several_values(photos: Path, tmp_path: Path) -> None:
     made = config(photos, tmp_path, settings=settings, with_settings=[], without_settings=[])
     a, b = (TrainConfig.parse(made.run_values(one, 0, "out")) for one in made.named_settings().values())
     assert (a.optimizer.betas, a.img_size, a.lr) == ((0.9, 0.95), (32, 48), 0.1)
-    assert a.backbone_args == {"embed_dim": 8, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
+    assert a.backbone_args == SWIN | {"depths": [2, 2], "window_size": 4}
     assert (b.img_size, b.optimizer.betas, b.augment.scale) == (32, (0.9, 0.999), (0.1, 0.5))
     assert b.backbone_args["window_size"] == 2
     assert TrainConfig.parse({"img_size": "auto"}).img_size == "auto"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from frugalvit.data import check_trainable, image_size, open_data
 from frugalvit.data.bad_images import UnreadableImage
@@ -121,10 +122,42 @@ def test_classes_that_train_lacks(tmp_path: Path) -> None:
     assert source.classes == ("a", "b", "x", "y", "z") and len(source) == 8
 
 
+def test_an_empty_class_folder_is_left_out(tmp_path: Path) -> None:
+    source = open_data(fill(tmp_path, {"train/a": 2, "train/b": 2, "train/void": 0, "val/a": 1}))
+    check_trainable(source)
+    assert source.classes == ("a", "b") and any("empty class folder left out: void" in note for note in source.notes)
+
+
+@pytest.mark.parametrize(
+    "names", [("PNGImages", "PedMasks", "_mask"), ("photos", "truth", ""), ("images", "labels", "")]
+)
+def test_masks_beside_images_are_not_a_class(names: tuple[str, str, str], tmp_path: Path) -> None:
+    images, masks, ending = names
+    for number in range(3):
+        for folder, mode, end in ((images, "RGB", ""), (masks, "L", ending)):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            Image.new(mode, (8, 8)).save(tmp_path / folder / f"{number}{end}.png")
+    source = open_data(tmp_path)
+    assert source.classes is None and sizes(source) == {"train": 3}
+
+
+def test_classes_with_equal_names_or_odd_names_stay_classes(tmp_path: Path) -> None:
+    """Numbered photographs have the same names in every class; a class may be called labels."""
+    assert open_data(fill(tmp_path / "a", {"cat": 3, "dog": 3})).classes == ("cat", "dog")
+    assert open_data(fill(tmp_path / "b", {"boxes": 3, "labels": 3})).classes == ("boxes", "labels")
+    fill(tmp_path / "c", {"jpg": 3, "docs": 0})
+    (tmp_path / "c" / "docs" / "readme.txt").write_text("no image")
+    assert "the only folder of images" in open_data(tmp_path / "c").notes[0]
+
+
+def test_archives_are_to_be_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "photos.zip").write_bytes(b"PK")
+    for where in (tmp_path, tmp_path / "photos.zip"):
+        with pytest.raises(UserError, match="Unpack"):
+            open_data(where)
+
+
 def test_empty_and_ambiguous_folders_are_errors(tmp_path: Path) -> None:
-    source = open_data(fill(tmp_path / "empty", {"train/a": 2, "train/b": 2, "train/void": 0, "val/a": 1}))
-    with pytest.raises(UserError, match="'void'"):
-        check_trainable(source)
     fill(tmp_path, {"nothing": 0, "both/train/a": 1, "both/val/a": 1, "both/valid/a": 1})
     for folder, message in (
         ("nothing", "holds no images"),

@@ -59,7 +59,7 @@ def test_all_ranks_score_rank_zeros_best_weights(tmp_path: Path) -> None:
         experiment = train.ClassificationExperiment(TrainConfig())
         experiment.fabric, experiment.run_folder = fabric, run
         experiment.task = SimpleNamespace(load_state_dict=loaded.append)  # type: ignore[assignment]
-        assert experiment.load_best({"steps": 9}) and not experiment.load_best({"steps": 3})
+        assert experiment.load_best({"steps": 9}, "best") and not experiment.load_best({"steps": 3}, "best")
         run.close()
         return [state["weight"].tolist() for state in loaded]
 

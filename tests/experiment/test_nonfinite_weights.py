@@ -89,10 +89,10 @@ def test_weights_that_recover_are_scored_again(tmp_path: Path) -> None:
 def test_nonfinite_outputs_are_detected(odd: float | None, broken: bool) -> None:
     scores = ClassificationScores(3, torch.device("cpu"))
     logits = torch.randn(4, 3)
-    scores.add(logits, torch.tensor([0, 1, 2, 0]))
+    scores.add(logits, torch.tensor([0, 1, 2, 0]), torch.arange(4))
     if odd is not None:
         logits[2, 1] = odd
-        scores.add(logits, torch.tensor([0, 1, 2, 0]))
+        scores.add(logits, torch.tensor([0, 1, 2, 0]), torch.arange(4))
     assert scores.has_nonfinite() is broken
 
 

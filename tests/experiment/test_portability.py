@@ -56,12 +56,12 @@ def test_metrics_need_no_float64() -> None:
     features, labels = torch.randn(20, 6), torch.arange(20) % 3
     expected = (effective_rank(features), feature_deviation(features))
     here = ClassificationScores(3, torch.device("cpu"))
-    here.add(features[:, :3], labels)
+    here.add(features[:, :3], labels, torch.arange(20))
     with AppleGpu():
         there = features.to(MPS)
         assert (effective_rank(there), feature_deviation(there)) == pytest.approx(expected)
         scores = ClassificationScores(3, MPS)
-        scores.add(there[:, :3], labels.to(MPS))
+        scores.add(there[:, :3], labels.to(MPS), torch.arange(20))
         assert scores.summary() == here.summary()
 
 
@@ -133,7 +133,7 @@ def test_float64_is_copied_as_float32() -> None:
 def test_spawned_workers_decode_the_same(tmp_path: Path) -> None:
     server = ForkServer(tmp_path)
     write_images(tmp_path / "images")
-    config = write_config(tmp_path / "config.yaml", TRAIN, cache={"where": "off"}, steps=4)
+    config = write_config(tmp_path / "config.yaml", TRAIN, cache={"location": "off"}, steps=4)
     for workers in ("0", "1"):
         words = ["train", "images", "--config", str(config), "--out", f"with_{workers}", "--workers", workers]
         status, output = server.run(*words)

@@ -118,7 +118,7 @@ ONE_CLASS = FLOOR | {"majority": 100.0, "best": 100.0, "method": "majority"}
     [
         (41.0, FLOOR, None),
         (40.0, FLOOR, None),
-        (39.9, FLOOR, "below the floor: logistic regression on thumbnails and colours has 40.00"),
+        (39.9, FLOOR, "below the floor: logistic regression on thumbnails and colours has 40.0 %"),
         (10.0, FLOOR, "not above the most frequent class"),
         (3.0, FLOOR, "not above the most frequent class"),
         (40.0, FLOOR | {"majority": 40.0, "method": "majority"}, "not above the most frequent class"),
@@ -136,9 +136,7 @@ def test_a_network_below_the_floor_is_an_alarm(top1: float, stored: dict[str, An
 
 
 def test_one_line_names_all_methods() -> None:
-    text = describe_floor(FLOOR)
-    assert (
-        text
-        == "40.00 without a network, by logistic regression (the most frequent class 10.00, nearest neighbour 30.00)"
-    )
+    text = describe_floor(FLOOR | {"scored_images": 110})
+    assert text.startswith("40.0 % (95 %: 31.3 to 49.3) on the same images without a network, by logistic regression (")
+    assert text.endswith("(the most frequent class 10.0 %, nearest neighbour 30.0 %)")
     assert describe_floor({"skipped": "a reason"}) == "not computed: a reason"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
@@ -20,8 +21,17 @@ from frugalvit.runs.layout import check_free_for_comparison, contains_run, missi
 from frugalvit.runs.run_folder import RunFolder, read_summary
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, write_text
-from frugalvit.utils.statistics import Difference, Spread, paired_difference, spread
-from frugalvit.utils.tables import CommandResult, Table, as_csv, as_latex, as_markdown
+from frugalvit.utils.scores import SCORE_NAMES, as_percent, read_scores
+from frugalvit.utils.statistics import (
+    Difference,
+    Spread,
+    crossed_difference,
+    holm_levels,
+    mean_interval,
+    paired_difference,
+    spread,
+)
+from frugalvit.utils.tables import CommandResult, Table, as_csv, as_latex, as_markdown, markdown_text
 
 Scores = dict[str, list[dict[str, Any]]]
 Plans = dict[str, list[RunConfig]]
@@ -80,11 +90,17 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
         raise UserError(f"{folder} holds a comparison with {', '.join(others)}. Name these, or choose another --out.")
     check_free_for_comparison(folder)
     scores: Scores = {name: [] for name in settings}
-    with stores.shared():  # all runs train on the same decoded images
+    pending = sum(read_summary(Path(str(run.out))) is None for runs in plans.values() for run in runs)
+    with stores.shared(), console.hide_repeated():  # all runs train on the same decoded images
+        done, started = 0, time.monotonic()
         for k in range(config.seeds):
             for name in settings:
+                done += read_summary(Path(str(plans[name][k].out))) is None
                 scores[name].append(run_once(plans[name][k], train))
                 _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
+                if 0 < done < pending:
+                    left = console.clock((time.monotonic() - started) * (pending - done) / done)
+                    console.info(f"run {done} of {pending} is done: about {left} left")
     if not is_rank_zero(config.devices, config.nodes):
         return CommandResult({"run": str(folder)})
     return write_comparison(folder, scores, config.metric, config.report)
@@ -138,7 +154,7 @@ def run_once(config: RunConfig, train: Train) -> dict[str, Any]:
         if not rank_zero:
             raise SystemExit(0)  # with another status the launcher kills rank 0, which still writes
         raise Interrupted
-    return result.data
+    return read_summary(folder) or result.data  # the file also has what --json leaves out
 
 
 def _resumed(config: RunConfig) -> RunConfig:
@@ -184,29 +200,35 @@ def _request(config: RunConfig) -> dict[str, Any]:
 
 
 def write_comparison(folder: Path, scores: Scores, metric: str, report: bool = True) -> CommandResult:
-    """Write tables of means, runs and differences to the last setting in four formats, and a chart."""
+    """Write the verdict, tables of means, runs and differences to the last setting in four formats, and a chart."""
     summaries = [summary for group in scores.values() for summary in group]
-    values = {name: [float(summary[metric]) for summary in group] for name, group in scores.items()}
+    values = {name: [as_percent(metric, summary[metric]) for summary in group] for name, group in scores.items()}
     spreads = {name: spread(numbers) for name, numbers in values.items()}
     *others, baseline = scores
-    step = _resolution(metric, summaries)
-    differences = {name: paired_difference(values[name], values[baseline], step) for name in others}
-    pace = {name: spread([s["seconds_per_step"] or math.nan for s in group]).mean for name, group in scores.items()}
-    columns = ["setting", metric, "seeds", f"against {baseline}", "seconds a step", "overhead"]
-    rows = _rows(values, spreads, differences, pace)
+    differences = _differences(scores, values, metric)
+    is_score = metric.removeprefix("val_") in SCORE_NAMES
+    words = {} if is_score else {"verbs": ("raises", "lowers"), "unit": f"in {metric}"}
+    verdicts = {name: differences[name].describe(name, baseline, **words) for name in others}
+    columns = ["setting", SCORE_NAMES.get(metric, metric), "95 % interval", "seeds", f"against {baseline}"]
+    rows = _rows(scores, spreads, differences, metric)
     floors = _mean_floors(scores) if metric == "top1" else {}
     if floors:
         columns.append("floor")
-        rows = [[*row, f"{floor:.2f}"] for row, floor in zip(rows, floors.values(), strict=True)]
+        rows = [[*row, f"{floor:.1f} %"] for row, floor in zip(rows, floors.values(), strict=True)]
     facts = ["seed", metric, "seconds", "seconds_per_step", "run"]
     every_run = [[name, *(summary[fact] for fact in facts)] for name, group in scores.items() for summary in group]
-    texts = (as_markdown(columns, rows), as_csv(["setting", *facts], every_run), as_latex(columns, rows))
+    where = _describe_images(summaries)
+    markdown = "".join(f"{markdown_text(text)}.\n\n" for text in [*verdicts.values(), where] if text)
+    texts = (markdown + as_markdown(columns, rows), as_csv(["setting", *facts], every_run), as_latex(columns, rows))
     for name, text in zip(layout.COMPARISON_TABLES, texts, strict=True):
         write_text(folder / name, text)
     _draw_chart(folder, scores, values, metric)
     data = {
         "run": str(folder),
         "metric": metric,
+        "verdict": "; ".join(verdicts.values()),
+        "verdicts": verdicts,
+        "scored": where,
         "settings": {
             name: {"mean": spreads[name].mean, "deviation": spreads[name].deviation, "values": values[name]}
             | ({"floor": floors[name]} if floors else {})
@@ -216,7 +238,10 @@ def write_comparison(folder: Path, scores: Scores, metric: str, report: bool = T
             name: {key: finite(value) for key, value in vars(difference).items()}
             for name, difference in differences.items()
         },
-        "seconds_per_step": {name: finite(seconds) for name, seconds in pace.items()},
+        "seconds_per_step": {
+            name: finite(spread([s["seconds_per_step"] or math.nan for s in group]).mean)
+            for name, group in scores.items()
+        },
     }
     write_text(folder / layout.COMPARISON, json.dumps(data, indent=1))
     files = [*layout.COMPARISON_TABLES, layout.COMPARISON_CHART]
@@ -225,10 +250,50 @@ def write_comparison(folder: Path, scores: Scores, metric: str, report: bool = T
 
         write_report([folder], folder / layout.REPORT)
         files.append(layout.REPORT)
-    notes = [f"{folder}: {', '.join(files)}"]
+    notes = [*verdicts.values(), f"{folder}: {', '.join(files)}"]
     if below := [name for name in floors if spreads[name].mean < floors[name]]:
         notes.append(f"below the floor: {', '.join(below)}; simple methods without a network score higher")
-    return CommandResult(data, [Table(columns, rows)], notes)
+    return CommandResult(data, [Table(columns, rows, where)], notes)
+
+
+def _differences(scores: Scores, values: dict[str, list[float]], metric: str) -> dict[str, Difference]:
+    """Return each setting's difference from the last, at Holm's levels; by seeds alone if the images differ."""
+    *others, baseline = scores
+    summaries = [summary for group in scores.values() for summary in group]
+    step, parts = _resolution(metric, summaries), _pseudo_values(scores, metric)
+    differences: dict[str, Difference] = {}
+    for name in others:
+        difference = paired_difference(values[name], values[baseline], step)
+        if parts and difference.count > 1:
+            difference = crossed_difference(parts[name], parts[baseline], difference.mean, step)
+        differences[name] = difference
+    levels = holm_levels([difference.p_value for difference in differences.values()])
+    return {
+        name: difference if math.isnan(difference.p_value) else difference.at_level(level)
+        for (name, difference), level in zip(differences.items(), levels, strict=True)
+    }
+
+
+def _pseudo_values(scores: Scores, metric: str) -> dict[str, list[list[float]]]:
+    """Return the metric's pseudo-values by setting and seed; {} if the runs were not scored on the same images."""
+    summaries = [summary for group in scores.values() for summary in group]
+    stored = [summary.get("pseudo_values", {}).get(metric, ()) for summary in summaries]
+    images = {
+        (summary.get("scored_on"), summary.get("scored_images"), len(part))
+        for summary, part in zip(summaries, stored, strict=True)
+    }
+    if len(images) > 1 or not stored[0]:
+        return {}
+    return {
+        name: [[as_percent(metric, value) for value in summary["pseudo_values"][metric]] for summary in group]
+        for name, group in scores.items()
+    }
+
+
+def _describe_images(summaries: list[dict[str, Any]]) -> str:
+    """Return what the runs were scored on, e.g. "200 images of val; chance 50.0 %"; "" if they differ."""
+    texts = {str(score).rpartition(" on ")[2] for summary in summaries for score in read_scores(summary)[:1]}
+    return texts.pop() if len(texts) == 1 else ""
 
 
 def _mean_floors(scores: Scores) -> dict[str, float]:
@@ -248,7 +313,7 @@ def _draw_chart(folder: Path, scores: Scores, values: dict[str, list[float]], me
     for name, summaries in scores.items():
         runs = [RunFolder(Path(summary["run"]), writer=False).metrics() for summary in summaries]
         lines = [[line for line in run if line.get("split") in ("val", "test") and metric in line] for run in runs]
-        curves[name] = [[(line["epoch"], line[metric]) for line in run] for run in lines]
+        curves[name] = [[(line["epoch"], as_percent(metric, line[metric])) for line in run] for run in lines]
         splits |= {line["split"] for run in lines for line in run}
     scored = {str(summary["scored_on"]) for group in scores.values() for summary in group if summary.get("scored_on")}
     labels = None
@@ -279,21 +344,19 @@ def _check_metric(summary: dict[str, Any], metric: str) -> None:
 
 
 def _rows(
-    values: dict[str, list[float]],
-    spreads: dict[str, Spread],
-    differences: dict[str, Difference],
-    pace: dict[str, float],
+    scores: Scores, spreads: dict[str, Spread], differences: dict[str, Difference], metric: str
 ) -> list[list[object]]:
-    """Return one table row per setting; the overhead is relative to the last setting."""
-    base = list(pace.values())[-1]
-    return [
-        [
-            name,
-            str(spreads[name]),
-            len(numbers),
-            str(differences[name]) if name in differences else "-",
-            f"{pace[name]:.4f}" if math.isfinite(pace[name]) else "-",
-            f"{100 * (pace[name] / base - 1):+.1f} %" if name in differences and base * pace[name] > 0 else "-",
-        ]
-        for name, numbers in values.items()
-    ]
+    """Return one table row per setting: mean and deviation over seeds, and the interval over seeds and images."""
+    parts, rows = _pseudo_values(scores, metric), []
+    sign = " %" if metric.removeprefix("val_") in SCORE_NAMES else ""
+    for name, group in scores.items():
+        mean = spreads[name].mean
+        interval = "-"
+        if parts and len(group) > 1:
+            low, high = mean_interval(mean, parts[name])
+            interval = f"{max(0.0, low):.1f} to {min(100.0, high):.1f}{sign}"
+        elif len(group) == 1 and (score := next((s for s in read_scores(group[0]) if s.value == mean), None)):
+            interval = score.interval_text.removeprefix("95 %: ") + sign
+        against = str(differences[name]) if name in differences else "-"
+        rows.append([name, f"{spreads[name]}{sign}", interval, len(group), against])
+    return rows

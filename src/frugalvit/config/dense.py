@@ -56,7 +56,7 @@ class SegmentOptimizerConfig(TransferOptimizerConfig):
 class PicturesConfig(CacheConfig):
     """Cache of decoded images: full images, in memory."""
 
-    where: Literal["auto", "device", "ram", "off"] = option(  # type: ignore[assignment]
+    location: Literal["auto", "device", "ram", "off"] = option(  # type: ignore[assignment]
         "auto", "cache decoded images on the device, in RAM, or not at all; auto: in RAM if they fit"
     )
 
@@ -78,6 +78,10 @@ class TransferConfig(RunConfig):
     pretrained: bool = option(False, PUBLISHED)
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
     compile: bool | Auto = option("auto", "torch.compile the backbone; auto: no, because sizes change between steps")
+    weights: Literal["auto", "best", "last"] = option(
+        "auto",
+        "weights to export; best: on val; auto: the best if test scores them, else the last: val must not do both",
+    )
     evaluate_every: Count | Auto = option("auto", "steps between evaluations; auto: an epoch, or a tenth of the run")
 
     cache: PicturesConfig = option(default_factory=PicturesConfig)  # type: ignore[assignment]
@@ -119,7 +123,9 @@ class DetectorConfig(Config):
 class DetectConfig(TransferConfig):
     """Mask R-CNN or Cascade Mask R-CNN on COCO-format data."""
 
-    data: str | None = option(None, "folder with COCO-format JSON files and images, or one JSON file", positional=True)
+    data: str | None = option(
+        None, "folder of images with boxes (COCO, Pascal VOC, YOLO, Penn-Fudan), or one COCO file", positional=True
+    )
     img_size: int | Auto = option(  # type: ignore[assignment]
         "auto", "short side of test images, in pixels; auto: 5/3 of the data's, at most 800 (128 on a CPU)"
     )
@@ -193,7 +199,9 @@ class _TrainedModelConfig(Config):
 class DetectEvalConfig(_TrainedModelConfig):
     """COCO AP of a trained detector on another dataset, or another split."""
 
-    data: str = option(help="folder with COCO-format JSON files and images, or one JSON file", positional=True)
+    data: str = option(
+        help="folder of images with boxes (COCO, Pascal VOC, YOLO, Penn-Fudan), or one COCO file", positional=True
+    )
     split: Literal["train", "val", "test"] = option("val", "split of a folder; a single file is evaluated in full")
     out: str | None = option(None, "folder for pictures and transfer_report.json", short="-o")
 

@@ -50,7 +50,7 @@ class OptimizerConfig(Config):
     weight_decay: float = option(0.05, "weight decay of matrices, not of biases, norms and position tables", ge=0)
     betas: Annotated[tuple[Rate, Rate], pydantic.BeforeValidator(split_commas)] = option((0.9, 0.999), "AdamW's betas")
     warmup: float = option(20.0, "warm-up in epochs, at most a fifth of the run", ge=0)
-    whole_cosine: bool = option(False, "start the cosine at the first step instead of after the warm-up")
+    cosine_from_start: bool = option(False, "start the cosine at the first step instead of after the warm-up")
     min_lr: float = option(0.005, "final learning rate as a share of the highest", ge=0, le=1)
     clip: float = option(5.0, "gradient norm limit; 0 for none", ge=0)
     clip_per: Literal["global", "tensor"] = option(
@@ -250,7 +250,7 @@ class RunConfig(Config):
 
 
 FREE_ON_RESUME = (
-    *("device", "devices", "nodes", "peer_timeout", "workers", "cache.where", "cache.folder", "cache.max_bad"),
+    *("device", "devices", "nodes", "peer_timeout", "workers", "cache.location", "cache.folder", "cache.max_bad"),
     *("log_every", "save_every", "track", "report", "plugin"),
 )
 """Options that do not affect the scores: they may change when a run or a comparison is resumed."""
@@ -358,6 +358,10 @@ class TrainConfig(RunConfig):
     )
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own")
     stretch: float = option(1.0, "use the schedules of a run this many times as long, and stop early", ge=1)
+    weights: Literal["auto", "best", "last"] = option(
+        "auto",
+        "weights to export; best: on val; auto: the best if test scores them, else the last: val must not do both",
+    )
     ema: Rate | Auto = option("auto", "EMA rate of the weights that are evaluated and exported; 0: no EMA")
     evaluate_every: Count | Auto = option(
         "auto", "steps between evaluations; auto: an epoch, or more if evaluation would take over a quarter of the time"

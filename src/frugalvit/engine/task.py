@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from frugalvit.engine.health import RunHealth
+from frugalvit.utils.scores import SCORE_NAMES, read_scores
 
 
 class Task(nn.Module, ABC):
@@ -45,11 +46,11 @@ class Task(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Any, step: int) -> dict[str, Tensor]:
-        """Return the losses of a batch: ``loss`` is minimised, the others are logged."""
+        """Return the losses of a batch: ``loss`` is minimized, the others are logged."""
 
     @abstractmethod
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the optimiser's parameter groups, with named parameters."""
+        """Return the optimizer's parameter groups, with named parameters."""
 
     @abstractmethod
     def batch_at(self, step: int) -> Any:
@@ -58,6 +59,18 @@ class Task(nn.Module, ABC):
     @abstractmethod
     def evaluate(self, step: int) -> dict[str, float]:
         """Score the evaluation split; return {} if the run has none."""
+
+    def describe_scores(self, scores: dict[str, float]) -> str:
+        """Return the scores of evaluate() in one line: the main one with images, interval and chance level."""
+        known = read_scores(scores | self.score_facts())[:1]
+        others = [
+            f"{name} {value:.4g}" for name, value in scores.items() if name not in {*SCORE_NAMES, *self.unprinted}
+        ]
+        return " · ".join([*map(str, known), *others])
+
+    def score_facts(self) -> dict[str, Any]:
+        """Return what the last evaluate() was scored on: images, intervals, chance levels; see utils/scores.py."""
+        return {}
 
     @abstractmethod
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
@@ -76,10 +89,10 @@ class Task(nn.Module, ABC):
         raise NotImplementedError
 
     def before_optimizer(self, step: int) -> None:
-        """Run between backward and the optimiser. Does nothing by default."""
+        """Run between backward and the optimizer. Does nothing by default."""
 
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
-        """Run after the optimiser. Does nothing by default.
+        """Run after the optimizer. Does nothing by default.
 
-        skipped: True if the gradients were non-finite and the optimiser kept the weights; stays on the device
+        skipped: True if the gradients were non-finite and the optimizer kept the weights; stays on the device
         """

@@ -26,6 +26,7 @@ from frugalvit.engine.step import equal_parts, in_equal_parts, steps_per_epoch, 
 from frugalvit.errors import UserError
 from frugalvit.objectives import LOCALIZATION_WEIGHTS
 from frugalvit.utils.launch_env import devices_and_nodes
+from frugalvit.utils.tables import as_text
 from frugalvit.utils.text import pluralize
 
 SMALL_NETWORK = 2_000_000  # parameters; smaller networks learn faster than those of the papers
@@ -51,6 +52,7 @@ class Facts:
     unlabelled: int = 0  # further training images, of --unlabelled
     blocks: int = 0  # of the backbone; 0 if it does not define their order
     fits_classifier: bool = False  # published features and single images: logistic regression is possible
+    tested: bool = False  # test images score the weights that val chose
 
     def with_backbone(self, backbone: Backbone) -> Facts:
         """Return a copy with the facts of the backbone."""
@@ -151,6 +153,13 @@ def frozen_blocks(facts: Facts) -> tuple[int, str]:
     if facts.device != "cpu" or facts.blocks < 4:
         return 0, "every block learns"
     return facts.blocks // 2, f"half of the {facts.blocks} blocks: a third less time on a CPU"
+
+
+def exported_weights(facts: Facts) -> tuple[str, str]:
+    """Return which weights to export: images that score the weights must not choose them, too."""
+    if facts.tested:
+        return "best", "val chooses them, test scores them"
+    return "last", "there is no second split, and the images that score the weights must not choose them"
 
 
 def ema_rate(steps: int) -> tuple[float, str]:
@@ -335,6 +344,15 @@ class AutoValues(list[AutoValue]):
         self.append(AutoValue(name, value, reason))
         return value
 
+    def summarize(self) -> list[str]:
+        """Return all values in a few lines: the report and decisions.json have the reasons."""
+        cells = [f"{value.name} {as_text(value.value)}" for value in self]
+        width = max(map(len, cells), default=0) + 3
+        columns = max(1, 100 // width)
+        rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+        rows = ["".join(cell.ljust(width) for cell in row).rstrip() for row in rows]
+        return ["auto chose (the report says why):", *(f"  {row}" for row in rows)] if rows else []
+
     def apply(self, config: RunConfig, kind: type[C]) -> C:
         """Return a frozen copy of class ``kind`` with all recorded values."""
         return config.with_options({value.name: value.value for value in self}, kind)
@@ -428,6 +446,7 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
             auto.choose("semi.momentum", semi.momentum, *threshold_momentum(steps))
         if semi.region_weight:
             auto.choose("semi.prototypes", semi.prototypes, *prototype_count(facts.unlabelled))
+    auto.choose("weights", config.weights, *exported_weights(facts))
     every = evaluation_interval(steps, per_epoch, seen, facts.eval_images)
     auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
     return auto.apply(config, ResolvedTrainConfig)

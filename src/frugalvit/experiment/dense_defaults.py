@@ -11,6 +11,7 @@ from frugalvit.experiment.defaults import (
     AutoValues,
     Facts,
     describe_interval,
+    exported_weights,
     papers_backbone,
     published_backbone,
     resolve_batch_size,
@@ -81,6 +82,7 @@ def _resolve_interval(config: TransferConfig, facts: Facts, batch: int, epochs: 
     steps, per_epoch = total_steps(config.steps, epochs, facts.images, batch), steps_per_epoch(facts.images, batch)
     every = max(per_epoch, -(-steps // 10))
     auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
+    auto.choose("weights", config.weights, *exported_weights(facts))
 
 
 def _resolve_anchors(config: DetectConfig, side: int, strides: list[float], auto: AutoValues) -> None:

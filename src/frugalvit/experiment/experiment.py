@@ -216,8 +216,9 @@ class Experiment(ABC, Generic[C, R]):
 
     def log_values(self) -> None:
         """Log the notes about the data and the values that "auto" chose."""
-        for note in [*self.data.notes, *(f"auto: {value}" for value in self.auto_values)]:
-            console.info(note)
+        for note in [*self.data.notes, "\n".join(self.auto_values.summarize())]:
+            if note:
+                console.info_once(note)
 
     def fit(self) -> dict[str, Any]:
         """Train to the end."""
@@ -226,8 +227,13 @@ class Experiment(ABC, Generic[C, R]):
         self.compile_task()
         return fit(self.task, self.plan, self.run_folder, self.fabric)
 
-    def load_best(self, outcome: dict[str, Any]) -> bool:
-        """Load the best weights into the task; False if there are none, or if they are the last ones."""
+    def load_best(self, outcome: dict[str, Any], weights: str) -> bool:
+        """Load the best weights into the task; False if the last ones are exported, or if there are no others.
+
+        weights: "best" or "last"; the best ones also replace last weights with non-finite outputs
+        """
+        if weights == "last" and not outcome["broken"]:
+            return False
         # Rank 0 wrote the file; other ranks may not see it yet.
         best = run_on_rank_zero(self.fabric, self.run_folder.load_best)
         if best is None or best["step"] == outcome["steps"]:

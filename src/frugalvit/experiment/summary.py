@@ -4,6 +4,7 @@ import base64
 import io
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +24,48 @@ from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.tables import CommandResult, Table
 
 
+@dataclass(frozen=True)
+class Answers:
+    """The answers of a classifier on N images, each (N,) on the CPU; ``index`` is the image's place in the store."""
+
+    confidence: Tensor
+    predicted: Tensor
+    labels: Tensor
+    index: Tensor
+
+    @property
+    def right(self) -> Tensor:
+        return self.predicted == self.labels
+
+
 @torch.inference_mode()
+def collect_answers(backbone: Backbone, dataset: EvalSet, label: str) -> Answers:
+    """Classify every readable image of the dataset."""
+    backbone.eval()
+    none = torch.empty(0, dtype=torch.long)
+    parts: list[tuple[Tensor, ...]] = [(none.float(), none, none, none)]  # all images may be unreadable
+    batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
+    for images, labels, index in console.progress(batches, dataset.batches, label):
+        assert labels is not None
+        confidence, predicted = backbone.classify(backbone(images).pooled).float().softmax(1).max(1)
+        parts.append((confidence.cpu(), predicted.cpu(), labels.cpu(), index))
+    return Answers(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
 def worst_mistakes(
-    backbone: Backbone, dataset: EvalSet, classes: tuple[str, ...], location: str = "", count: int = 24
+    answers: Answers, store: ImageStore, classes: tuple[str, ...], location: str = "", count: int = 24
 ) -> list[dict[str, Any]]:
     """Return the most confident wrong predictions, as thumbnails with both class names and the file name.
 
     location: folder or table of the data; file names are relative to it
     """
-    backbone.eval()
-    mistakes: list[tuple[float, int, int, int]] = []
-    batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
-    for images, labels, index in console.progress(batches, dataset.batches, "collecting mistakes"):
-        assert labels is not None
-        probability, predicted = backbone.classify(backbone(images).pooled).float().softmax(1).max(1)
-        wrong = (predicted != labels).nonzero()[:, 0]
-        columns = (probability[wrong], index[wrong.cpu()], labels[wrong], predicted[wrong])
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        mistakes = sorted([*mistakes, *rows], reverse=True)[:count]
-    thumbnails = _thumbnails(dataset.store, [index for _, index, _, _ in mistakes])
+    wrong = (~answers.right).nonzero()[:, 0]
+    columns = (answers.confidence[wrong], answers.index[wrong], answers.labels[wrong], answers.predicted[wrong])
+    mistakes = sorted(zip(*(column.tolist() for column in columns), strict=True), reverse=True)[:count]
+    thumbnails = _thumbnails(store, [index for _, index, _, _ in mistakes])
     return [
         {
-            "file": relative_name(location, dataset.store.names[index]),
+            "file": relative_name(location, store.names[index]),
             "image": thumbnail,
             "label": classes[label],
             "predicted": classes[predicted],
@@ -52,6 +73,17 @@ def worst_mistakes(
         }
         for thumbnail, (probability, index, label, predicted) in zip(thumbnails, mistakes, strict=True)
     ]
+
+
+def measure_calibration(answers: Answers, bins: int = 10) -> dict[str, Any]:
+    """Compare confidence with accuracy, in per cent: per bin of equal width, and their mean distance (ECE)."""
+    number = (answers.confidence * bins).long().clamp(max=bins - 1)
+    rows = []
+    for part in (number == k for k in number.unique().tolist()):
+        confidence, accuracy = (100 * x[part].double().mean().item() for x in (answers.confidence, answers.right))
+        rows.append({"images": int(part.sum()), "confidence": confidence, "accuracy": accuracy})
+    distance = sum(row["images"] * abs(row["confidence"] - row["accuracy"]) for row in rows)
+    return {"bins": rows, "error": distance / max(1, len(number))}
 
 
 def relative_name(location: str, name: str) -> str:
@@ -146,25 +178,30 @@ def run_result(summary: dict[str, Any], table: Table, commands: list[str], notes
     notes:    printed before the commands
     """
     folder = Path(summary["run"])
-    lines = [f"run folder  {folder}"]
+    lines = [f"run folder  {folder}", f"time        {console.clock(summary['seconds'])}"]
     lines += [f"weights     {summary['weights']}"] if summary.get("weights") else []
     if skipped := summary.get("skipped_steps"):
         lines.append(f"skipped     {skipped:,} of {summary['steps']:,} steps had non-finite gradients")
     lines += notes
     lines += [f"report      {folder}/{layout.REPORT}"] if (folder / layout.REPORT).exists() else []
     lines += [f"{'' if number else 'next':<12}{command}" for number, command in enumerate(commands)]
-    shown = {key: value for key, value in summary.items() if key not in ("auto", "classes", "confusion")}
+    shown = {
+        key: value for key, value in summary.items() if key not in ("auto", "classes", "confusion", "pseudo_values")
+    }
     return CommandResult(shown, [table], lines)
 
 
-def describe_weights(outcome: Mapping[str, Any], eval_split: str) -> dict[str, Any]:
-    """Return which weights a run exports: without a score on val, those of the last step."""
+def describe_weights(outcome: Mapping[str, Any], eval_split: str, weights: str) -> dict[str, Any]:
+    """Return which weights a run exports, and the split that chose them: without a score on val, the last."""
     step = int(outcome["best_step"])
-    if step >= 0:
+    facts = {"best_step": step if step >= 0 else None, "chosen_on": None}
+    if step >= 0 and (weights == "best" or outcome["broken"]):
         broken = "; outputs of the last weights are non-finite" if outcome["broken"] else ""
-        return {"best_step": step, "weights": f"the best on {eval_split}, step {step:,}{broken}"}
+        return facts | {"chosen_on": eval_split, "weights": f"the best on {eval_split}, step {step:,}{broken}"}
+    if step >= 0:
+        return facts | {"weights": f"the last step ({eval_split} scores it and chooses nothing)"}
     reason = "no score on val" if eval_split == "val" else "no validation images"
-    return {"best_step": None, "weights": f"the last step ({reason})"}
+    return facts | {"weights": f"the last step ({reason})"}
 
 
 def finite(number: float) -> float | None:

@@ -16,6 +16,7 @@ from frugalvit.data.rng import generator_for
 from frugalvit.probing.knn import nearest
 from frugalvit.probing.logistic import LogisticRegression
 from frugalvit.probing.metrics import top_k_accuracy
+from frugalvit.utils.statistics import wilson_interval
 
 METHODS = {
     "majority": "the most frequent class",
@@ -57,6 +58,7 @@ def compute_floor(train: ImageStore, scored: ImageStore, classes: int, seed: int
         "method": method,
         "fitted_images": len(labels),
         "train_images": len(train),
+        "scored_images": len(truth),
     }
 
 
@@ -79,11 +81,15 @@ def describe_floor(floor: dict[str, Any]) -> str:
     """Return the floor in one line, with the score of every method."""
     if "skipped" in floor:
         return f"not computed: {floor['skipped']}"
-    others = ", ".join(f"{text} {floor[name]:.2f}" for name, text in METHODS.items() if name != floor["method"])
+    others = ", ".join(f"{text} {floor[name]:.1f} %" for name, text in METHODS.items() if name != floor["method"])
     part = ""
     if floor["fitted_images"] < floor["train_images"]:
         part = f", {floor['fitted_images']:,} of {floor['train_images']:,} training images"
-    return f"{floor['best']:.2f} without a network, by {METHODS[floor['method']]} ({others}){part}"
+    interval = ""
+    if images := floor.get("scored_images"):  # runs of older versions lack it
+        interval = " (95 %: {:.1f} to {:.1f})".format(*wilson_interval(round(floor["best"] * images / 100), images))
+    by = METHODS[floor["method"]]
+    return f"{floor['best']:.1f} %{interval} on the same images without a network, by {by} ({others}){part}"
 
 
 def check_floor(top1: float, floor: dict[str, Any], pretrained: bool = False) -> list[str]:
@@ -95,9 +101,10 @@ def check_floor(top1: float, floor: dict[str, Any], pretrained: bool = False) ->
         return []
     by = METHODS[floor["method"]]
     if top1 <= floor["majority"]:
-        sign = f"top-1 {top1:.2f} is not above the most frequent class: always answering it has {floor['majority']:.2f}"
+        majority = f"{floor['majority']:.1f} %"
+        sign = f"top-1 {top1:.1f} % is not above the most frequent class: always answering it has {majority}"
     else:
-        sign = f"top-1 {top1:.2f} is below the floor: {by} on thumbnails and colours has {floor['best']:.2f}"
+        sign = f"top-1 {top1:.1f} % is below the floor: {by} on thumbnails and colours has {floor['best']:.1f} %"
     published = "" if pretrained else "published weights (--pretrained, or 'frugalvit probe' on their features), "
     return [f"{sign}. Try {published}more --epochs, or a smaller --backbone"]
 

@@ -4,6 +4,8 @@
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +19,8 @@ from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.saved_probe import KnnClassifier
 from frugalvit.probing.splits import concat, draw_labels, to_probe_split
 from frugalvit.probing.validation import as_features, as_labels
-from frugalvit.utils.tables import CommandResult, Table
+from frugalvit.utils.scores import read_scores, score_table
+from frugalvit.utils.tables import CommandResult
 
 HEADLINE_K = 20  # "top1" is the score at this k if --ks has it, as DINO and EsViT report it
 # Similarities in memory at a time: 64 Mi float32 are 256 MiB, small on any GPU and large enough to keep it busy.
@@ -53,7 +56,7 @@ def knn(config: KnnConfig) -> CommandResult:
         )
         headline = HEADLINE_K if HEADLINE_K in scores else min(scores)
         train_images, test_images = len(gallery), len(gallery if queries is None else queries)
-        data = {
+        data: dict[str, Any] = {
             **scores[headline],
             "k": headline,
             "knn": {str(k): values["top1"] for k, values in scores.items()},
@@ -61,12 +64,15 @@ def knn(config: KnnConfig) -> CommandResult:
             "train_images": train_images,
             "test_images": test_images,
         }
-        columns = ["k", "top1", "top5", "mean_per_class"]
-        rows = [[k, *(values[name] for name in columns[1:])] for k, values in scores.items()]
-        title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {test_images:,}"
+        truth = gallery.targets if queries is None else queries.targets
+        data["chance"] = {"top1": 100 * float(truth.bincount().max()) / test_images}
+        where = {"scored_on": "test", "scored_images": test_images, "chance": data["chance"]}
+        tops = {k: read_scores({"top1": values["top1"]} | where)[0] for k, values in scores.items()}
+        table = score_table([replace(top, name=f"top-1, k = {k}") for k, top in tops.items()])
+        title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {test_images:,} test images"
         settings = (inputs.classes, headline, config.temperature)
         classifier = KnnClassifier(gallery.features, gallery.targets, *settings)
-        return ProbeScores(data, notes=notes, table=Table(columns, rows, title), classifier=classifier)
+        return ProbeScores(data, notes=notes, table=replace(table, title=title), classifier=classifier)
 
     return run_probe("knn", config, score)
 
@@ -163,7 +169,7 @@ def knn_accuracy(
 ) -> dict[int, dict[str, float]]:
     """Return {k: {"top1", "top5", "mean_per_class"}} in percent; test=None leaves one out.
 
-    Features need not be normalised. Labels are integers from 0. With k below 5, top5 counts k classes.
+    Features need not be normalized. Labels are integers from 0. With k below 5, top5 counts k classes.
     """
     if min(ks, default=0) < 1 or temperature <= 0:
         raise UserError(f"k-NN needs k of at least 1 and a temperature above 0, not {list(ks)} and {temperature}.")

@@ -11,13 +11,14 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from frugalvit.config.probe import BATCH, EPOCHS, LEARNING_RATES, WEIGHT_DECAYS, LinearConfig
 from frugalvit.errors import UserError
-from frugalvit.probing.metrics import classification_scores, rank_classes, score
+from frugalvit.probing.metrics import classification_scores, rank_classes, score, score_facts, without_parts
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.saved_probe import LinearClassifier
 from frugalvit.probing.splits import labelled_splits, make_probe_splits
@@ -55,7 +56,9 @@ def linear(config: LinearConfig) -> CommandResult:
             device=inputs.device,
             held_out=None if splits.held_out is None else splits.held_out.features,
         )
-        data = classification_scores(rank_classes(result.scores), splits.test.targets) | {
+        ranked = rank_classes(result.scores)
+        data: dict[str, Any] = classification_scores(ranked, splits.test.targets) | {
+            **without_parts(score_facts(ranked, splits.test.targets, splits.classes)),
             "val_top1": result.validation,
             "lr": result.learning_rate,
             "weight_decay": result.weight_decay,

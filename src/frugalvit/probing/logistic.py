@@ -20,8 +20,17 @@ from frugalvit.config.probe import MAX_ITERATIONS, LogisticConfig
 from frugalvit.data.loader import eval_batches
 from frugalvit.data.split import hold_out
 from frugalvit.errors import UserError
-from frugalvit.probing.lbfgs import Axes, minimise, principal_axes
-from frugalvit.probing.metrics import METRIC_NAMES, Metric, classification_scores, rank_classes, score
+from frugalvit.probing.lbfgs import Axes, minimize, principal_axes
+from frugalvit.probing.metrics import (
+    METRIC_NAMES,
+    Metric,
+    classification_scores,
+    metric_interval,
+    rank_classes,
+    score,
+    score_facts,
+    without_parts,
+)
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.saved_probe import LinearClassifier
 from frugalvit.probing.splits import ProbeData, make_probe_splits
@@ -47,7 +56,7 @@ def logistic(config: LogisticConfig) -> CommandResult:
         result = scored.result
         data: dict[str, Any] = {**scored.by_class, "val_top1": result.validation}
         if scored.metric == "map11":
-            data = {"map11": scored.score, "val_map11": result.validation}
+            data = {"map11": scored.score, "map11_interval": scored.interval, "val_map11": result.validation}
         data |= {
             "lambda": result.strength,
             "iterations": result.iterations,
@@ -177,7 +186,7 @@ class LogisticRegression:
     ) -> LogisticFit:
         weight, bias = self.axes.into(*_concat(earlier).extrapolate(strength)) if earlier else (None, None)
         outputs = self.targets.shape[1]
-        minimum = minimise(
+        minimum = minimize(
             self.axes,
             self.targets,
             self.axes.rows.new_tensor([strength]),
@@ -309,7 +318,8 @@ class LogisticScore:
 
     metric: Metric
     score: float
-    by_class: dict[str, float]
+    interval: tuple[float, float]
+    by_class: dict[str, Any]
     result: LogisticResult
 
 
@@ -330,8 +340,13 @@ def fit_and_score(data: ProbeData, metric: Metric, device: torch.device, max_ite
     )
     if not result.converged:
         console.warning(f"L-BFGS reached its limit of {max_iterations} iterations; raise --max-iterations")
-    by_class = {} if multi_label else classification_scores(rank_classes(result.scores), data.test.targets)
-    return LogisticScore(metric, score(metric, result.scores, data.test.targets), by_class, result)
+    by_class: dict[str, Any] = {}
+    if not multi_label:
+        ranked = rank_classes(result.scores)
+        facts = without_parts(score_facts(ranked, data.test.targets, data.classes))
+        by_class = classification_scores(ranked, data.test.targets) | facts
+    interval = metric_interval(metric, result.scores, data.test.targets)
+    return LogisticScore(metric, score(metric, result.scores, data.test.targets), interval, by_class, result)
 
 
 def _concat(fits: Sequence[LogisticFit]) -> LogisticFit:

@@ -3,13 +3,13 @@
 Every metric takes tensors on any device and returns a float in [0, 100].
 """
 
-import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from frugalvit.errors import UserError
+from frugalvit.utils.statistics import PARTS, jackknife_interval, pseudo_values, wilson_interval
 
 Metric = Literal["accuracy", "mean_per_class", "map11", "roc_auc"]
 METRIC_NAMES: dict[Metric, str] = {
@@ -71,16 +71,85 @@ def classification_scores(ranked: Tensor, labels: Tensor) -> dict[str, float]:
     }
 
 
-def wilson_interval(right: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of an accuracy measured on ``count`` images, in percent (Wilson 1927).
+def metric_interval(metric: Metric, scores: Tensor, targets: Tensor) -> tuple[float, float]:
+    """Return the 95 % interval of ``score``: Wilson's for an accuracy, the jackknife's for other metrics."""
+    targets, total = targets.to(scores.device), score(metric, scores, targets)
+    if metric == "accuracy":
+        return wilson_interval(round(total * len(targets) / 100), len(targets))
+    part, without = torch.arange(len(targets), device=scores.device) % PARTS, []
+    for number in range(min(PARTS, len(targets))):
+        rest = part != number
+        try:
+            without.append(score(metric, scores[rest], targets[rest]))
+        except UserError:  # a class has images in this part only
+            continue
+    return jackknife_interval(total, pseudo_values(total, without))
 
-    It stays within 0 and 100, also if all or none are right.
-    """
-    z = 1.959963984540054  # of 95 %
-    share, weight = right / count, z * z / count
-    middle = (share + weight / 2) / (1 + weight)
-    half = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
-    return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
+
+class PartCounts:
+    """Images, top-1 hits and top-5 hits by part and class, for the intervals of a classifier's scores."""
+
+    def __init__(self, classes: int, device: torch.device | str = "cpu") -> None:
+        self.classes = classes
+        self.counts = torch.zeros(3 * PARTS * classes, dtype=torch.int64, device=device)
+
+    def add(self, ranked: Tensor, labels: Tensor, index: Tensor) -> None:
+        """Count images by their index in the dataset; ranked: (N, up to 5) classes, best first."""
+        hits = ranked == labels[:, None]
+        cells = index.to(labels.device) % PARTS * self.classes + labels
+        for kind, counted in enumerate((torch.ones_like(hits[:, 0]), hits[:, 0], hits.any(1))):
+            self.counts.index_add_(0, cells + kind * PARTS * self.classes, counted.long())
+
+    def facts(self) -> dict[str, Any]:
+        """Return chance levels, the interval of the mean per class, and the pseudo-values of each score.
+
+        Chance is what answering the most frequent classes of these images has, and 1/K for the mean per class.
+        """
+        counts = self.counts.cpu().double().view(3, PARTS, self.classes)
+        counts, images = counts[:, counts[0].sum(1) > 0], counts[0].sum(0)
+        total, without = (
+            _scores_of(counts.sum(1)),
+            [_scores_of(part) for part in (counts.sum(1, True) - counts).unbind(1)],
+        )
+        values = {name: pseudo_values(total[name], [part[name] for part in without if part]) for name in total}
+        frequent = images.sort(descending=True).values / images.sum().clamp(min=1)
+        chance = {
+            "top1": frequent[0],
+            "top5": frequent[:5].sum(),
+            "mean_per_class": 1 / (images > 0).sum().clamp(min=1),
+        }
+        interval = jackknife_interval(total["mean_per_class"], values["mean_per_class"]) if total else (0.0, 100.0)
+        return {
+            "mean_per_class_interval": list(interval),
+            "chance": {name: round(100 * float(share), 6) for name, share in chance.items()},
+            "pseudo_values": {name: [round(value, 6) for value in part] for name, part in values.items()},
+        }
+
+
+def _scores_of(counts: Tensor) -> dict[str, float]:
+    """Return the scores of counts (3, C); {} without images."""
+    images, right, in_five = counts
+    present = images > 0
+    if not present.any():
+        return {}
+    return {
+        "top1": 100 * float(right.sum() / images.sum()),
+        "top5": 100 * float(in_five.sum() / images.sum()),
+        "mean_per_class": 100 * float((right[present] / images[present]).mean()),
+    }
+
+
+def score_facts(ranked: Tensor, labels: Tensor, classes: int | None = None) -> dict[str, Any]:
+    """Return chance levels, intervals and pseudo-values of a classifier's scores; see ``PartCounts``."""
+    labels = labels.to(ranked.device)
+    counts = PartCounts(classes or 1 + int(max(labels.max(), ranked.max())), ranked.device)
+    counts.add(ranked, labels, torch.arange(len(labels)))
+    return counts.facts()
+
+
+def without_parts(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of a score without the pseudo-values, which only comparisons need."""
+    return {name: value for name, value in facts.items() if name != "pseudo_values"}
 
 
 def eleven_point_average_precision(scores: Tensor, targets: Tensor) -> float:

@@ -22,9 +22,8 @@ from frugalvit.runs import layout
 from frugalvit.utils import console
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import read_json, write_text
-from frugalvit.utils.tables import CommandResult, Table
-
-_SCORES = ("top1", "top5", "mean_per_class", "map11", "val_top1", "val_map11")
+from frugalvit.utils.scores import read_scores, score_table
+from frugalvit.utils.tables import CommandResult, Table, as_text
 
 
 @dataclass(frozen=True)
@@ -46,8 +45,8 @@ class ProbeScores:
     """The result of a probe.
 
     data:     scores and chosen settings as --json prints them; test_images is required
-    settings: the keys of ``data`` that the table shows beside the scores
-    table:    replaces the table of one line that ``run_probe`` makes
+    settings: the keys of ``data`` that a note below the scores shows
+    table:    replaces the table of scores that ``run_probe`` makes
     classifier: for --save; None if it cannot be saved
     """
 
@@ -83,14 +82,16 @@ def run_probe(
     data = {"probe": name, "model": config.model, "data": source.name, "features": config.features} | scores.data
     data["seconds"] = round(time.monotonic() - began, 2)
     data = _record_result(config, f"{name} {source.name}", data)
-    notes = [*source.notes, *scores.notes]
+    title = f"{name} probe on {source.name}: {data['test_images']:,} test images"
+    where = {"scored_on": "test", "scored_images": data["test_images"]}
+    settings = [f"{key.replace('_', ' ')} {as_text(data[key])}" for key in scores.settings]
+    notes = [*source.notes, *scores.notes, ", ".join([*settings, console.clock(data["seconds"])])]
     if config.save is not None:
         if scores.classifier is None:
             raise UserError(f"{source.name} has several labels per image: --save needs one.")
         data["saved"] = str(save_probe_run(config.save, model, scores.classifier, source, features, data))
         notes += [f"saved  {config.save}", f"next   frugalvit predict {shell_quote(config.save)} IMAGE…"]
-    table = scores.table or _scores_table(data, scores.settings)
-    return CommandResult(data, [table], notes)
+    return CommandResult(data, [scores.table or score_table(read_scores(data | where), title)], notes)
 
 
 def _read_results(config: ProbeConfig) -> dict[str, Any]:
@@ -111,9 +112,3 @@ def _record_result(config: ProbeConfig, key: str, data: dict[str, Any]) -> dict[
     except OSError as error:  # a full disk, another person's run: the scores must still be printed
         console.warning(f"cannot write {run / 'probes.json'} ({error.strerror}): note the scores now")
     return {"run": config.model} | data
-
-
-def _scores_table(data: dict[str, Any], settings: tuple[str, ...]) -> Table:
-    columns = [*(name for name in _SCORES if name in data), *settings, "seconds"]
-    title = f"{data['probe']} probe on {data['data']}: {data['test_images']:,} test images"
-    return Table(columns, [[data[name] for name in columns]], title)

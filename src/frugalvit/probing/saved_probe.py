@@ -86,7 +86,8 @@ def save_probe_run(
     meta |= {"classes": classes, "data": source.name, "recipe": f"probe {scores['probe']}", "top1": scores["top1"]}
     save_model_folder(network, folder / layout.MODEL, classes=classes, meta=meta)
     scored = next((name for name in ("test", "val") if name in features), None)
-    summary = {"run": out, "task": "probe"} | scores | {"classes": classes, "scored_on": scored or "train"}
+    summary = {"run": out, "task": "probe", "scored_images": scores["test_images"], **scores}
+    summary |= {"classes": classes, "scored_on": scored or "train"}
     if scored is not None:
         summary["confusion"] = _confusion(network, features[scored], len(classes)).tolist()
     facts = {"data": source.location, "images": scores["train_images"], "classes": classes}

@@ -34,10 +34,11 @@ from frugalvit.probing.splits import (
 )
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, write_text
+from frugalvit.utils.scores import Score
 from frugalvit.utils.tables import CommandResult, Table, as_csv
 
 Scores = dict[str, dict[str, Any]]  # by dataset
-_VERSION = 1  # of the protocol; raise it when results of the old one are not comparable
+_VERSION = 2  # of the protocol; raise it when results of the old one are not comparable
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def _score(entry: Entry, extractor: FeatureExtractor, config: SuiteConfig, folde
             console.warning(f"{error} Scoring {entry.title} again")
             cached = {}
         if cached.get("identity") == identity and isinstance(cached.get("score"), int | float):
-            console.info(f"{entry.title}: {cached['score']:.2f} (from {path})")
+            console.info(f"{entry.title}: {_describe(cached)} (from {path})")
             return cached
         result: dict[str, Any] = {"identity": identity} | score_dataset(source, entry.metric, extractor, config)
     except UserError as error:
@@ -127,8 +128,13 @@ def _score(entry: Entry, extractor: FeatureExtractor, config: SuiteConfig, folde
         console.warning(f"{entry.title}: {error}")
         return {"error": str(error)}
     write_text(path, json.dumps(result, indent=1, ensure_ascii=False))
-    console.info(f"{entry.title}: {result['score']:.2f} {METRIC_NAMES[result['metric']]}, {result['seconds']:.1f} s")
+    console.info(f"{entry.title}: {_describe(result)}, {result['seconds']:.1f} s")
     return result
+
+
+def _describe(result: dict[str, Any]) -> str:
+    name, interval = METRIC_NAMES[result["metric"]], tuple(result["score_interval"])
+    return str(Score(name, result["score"], "test", result["test_images"], interval))
 
 
 def score_dataset(
@@ -142,6 +148,7 @@ def score_dataset(
     scored = fit_and_score(splits, metric, probe_device(extractor.model), config.max_iterations)
     result: dict[str, Any] = {
         "score": scored.score,
+        "score_interval": scored.interval,
         "metric": scored.metric,
         "validation": scored.result.validation,
         "lambda": scored.result.strength,
@@ -196,7 +203,10 @@ def summarize(entries: Sequence[Entry], scores: dict[str, Scores], out: Path) ->
             facts["against"] = others[0][entry.name].get("score")
         datasets[entry.name] = facts
         values = [model[entry.name].get("score") for model in scores.values()]
-        rows.append([entry.title, METRIC_NAMES[facts["metric"]], *values, *_difference(values)])
+        cells = [_cell(model[entry.name]) for model in scores.values()]
+        rows.append(
+            [entry.title, METRIC_NAMES[facts["metric"]], facts.get("test_images"), *cells, *_difference(values)]
+        )
         errors = [model[entry.name]["error"] for model in scores.values() if "error" in model[entry.name]]
         missing += [[entry.name, "failed", error] for error in errors[:1]]
     data: dict[str, Any] = {"average": averages[0], "scored": len(complete), "datasets": datasets}
@@ -208,7 +218,8 @@ def summarize(entries: Sequence[Entry], scores: dict[str, Scores], out: Path) ->
         title += f": wins on {wins} of {len(complete)} datasets"
         notes.insert(0, title)
     if complete:
-        rows.append(["Average", "", *averages, *_difference(averages)])
+        shown = [None if value is None else f"{value:.1f} %" for value in averages]
+        rows.append(["Average of the scores", "", "", *shown, *_difference(averages)])
         _draw(complete, scores, title, out / "suite.png")
     columns = ["metric", "classes", "train_images", "test_images"]
     lines = [
@@ -216,11 +227,17 @@ def summarize(entries: Sequence[Entry], scores: dict[str, Scores], out: Path) ->
         for entry in complete
     ]
     write_text(out / "suite.csv", as_csv(["dataset", *columns, *scores], lines))
-    columns = ["dataset", "metric", *scores, *(["difference"] if others else [])]
-    tables = [Table(columns, rows, "Logistic regression on frozen features (%)")]
+    columns = ["dataset", "metric", "test images", *scores, *(["difference"] if others else [])]
+    tables = [Table(columns, rows, "Logistic regression on frozen features, 95 % interval of the test images")]
     if missing:
         tables.append(Table(["dataset", "status", "what to do"], missing, "not scored"))
     return CommandResult(data, tables, notes)
+
+
+def _cell(result: dict[str, Any]) -> str | None:
+    if "score" not in result:
+        return None
+    return "{:.1f} % ({:.1f} to {:.1f})".format(result["score"], *result["score_interval"])
 
 
 def _difference(values: Sequence[float | None]) -> list[str | None]:

@@ -30,6 +30,7 @@ _SECONDS_BEFORE_FIRST = 2.0
 _quiet = False
 _rank = 0
 _silent_contexts = 0  # open contexts of ``quiet``
+_printed: set[str] | None = None  # lines printed so far, while ``hide_repeated`` is open
 
 
 def set_quiet(quiet: bool) -> None:
@@ -47,6 +48,25 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         _silent_contexts -= 1
+
+
+@contextlib.contextmanager
+def hide_repeated() -> Iterator[None]:
+    """Print each line of ``info_once`` only once inside the context, over all its runs."""
+    global _printed
+    before, _printed = _printed, set()
+    try:
+        yield
+    finally:
+        _printed = before
+
+
+def info_once(message: str) -> None:
+    """Print one line of information, unless ``hide_repeated`` is open and it was printed before."""
+    if _printed is None or message not in _printed:
+        info(message)
+    if _printed is not None:
+        _printed.add(message)
 
 
 def set_rank(rank: int) -> None:

@@ -1,13 +1,17 @@
-"""Means, deviations and paired differences over seeds."""
+"""Means, deviations and paired differences over seeds; the interval of a share."""
 
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 _ROUNDING = 1e-12
 """Differences that vary less than this, relative to the scores, differ by rounding alone: 80.1 - 79.1."""
+
+
+PARTS = 20
+"""Image i is in part i mod 20. Leaving out one part at a time shows how much a score depends on the images."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,12 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """Paired difference of two settings over the same seeds, with a 95 % interval (Student's t).
+    """Difference of two settings over the same seeds, with a 95 % interval (Student's t).
 
-    The interval and p are NaN if the differences do not vary.
+    Interval and p are NaN with one seed, or if the differences do not vary.
+
+    error, freedom: standard error of the mean, and degrees of freedom
+    seed_share:     the part of error² that more seeds reduce; the rest comes from the images
     """
 
     mean: float
@@ -34,6 +41,9 @@ class Difference:
     high: float
     p_value: float
     count: int
+    error: float = math.nan
+    freedom: float = math.nan
+    seed_share: float = 1.0
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
@@ -53,9 +63,142 @@ class Difference:
         """True if the interval excludes zero."""
         return self.count > 1 and (self.low > 0 or self.high < 0)
 
+    def at_level(self, alpha: float) -> Self:
+        """Return the same difference with an interval that misses the truth with this probability."""
+        from scipy import stats
+
+        half = float(stats.t.ppf(1 - alpha / 2, self.freedom)) * self.error
+        return replace(self, low=self.mean - half, high=self.mean + half)
+
+    def describe(
+        self, name: str, baseline: str, verbs: tuple[str, str] = ("helps", "hurts"), unit: str = "points"
+    ) -> str:
+        """Return the verdict in one sentence: it helps, it hurts, or nobody can tell yet."""
+        if self.clear:
+            low, high = sorted((abs(self.low), abs(self.high)))
+            verb = verbs[self.mean < 0]
+            return f"{name} {verb} by {abs(self.mean):.1f} {unit} ({low:.1f} to {high:.1f}) against {baseline}"
+        if self.count < 2:
+            return f"{name} against {baseline}: one seed cannot tell: use 3 seeds or more"
+        if math.isnan(self.p_value):
+            return f"{name} against {baseline}: no difference that varies between seeds, so no verdict"
+        limit, seeds = (self.high - self.low) / 2, self._seeds_needed()
+        advice = f"use {seeds} seeds" if seeds else "more seeds hardly help, score on more images"
+        return f"{name} against {baseline}: cannot tell below {limit:.1f} {unit}: {advice}"
+
+    def _seeds_needed(self) -> int | None:
+        """Return the seeds after which this difference, or half of today's limit, would show; None if images limit."""
+        from scipy import stats
+
+        half = (self.high - self.low) / 2
+        coverage = stats.t.cdf(half / self.error, self.freedom)  # of Holm's level
+        for seeds in range(self.count + 1, 31):
+            error = self.error * math.sqrt(self.seed_share * self.count / seeds + 1 - self.seed_share)
+            freedom = self.freedom * (seeds - 1) / (self.count - 1)
+            if float(stats.t.ppf(coverage, freedom)) * error < max(abs(self.mean), half / 2):
+                return seeds
+        return None
+
+
+def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
+    """Return the level of each comparison's interval, so that it excludes zero if and only if Holm's test rejects.
+
+    Sorted by p, the k-th of m is tested at α / (m - k + 1); from the first that fails on, this level stays.
+    """
+    levels, level, failed = [alpha] * len(p_values), alpha, False
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: (math.isnan(p_values[i]), p_values[i]))):
+        level = level if failed else alpha / (len(p_values) - rank)
+        levels[index], failed = level, failed or not p_values[index] <= level
+    return levels
+
+
+def crossed_error(values: Any) -> tuple[Any, Any, Any]:
+    """Return standard error, degrees of freedom and seed share of the mean of values (..., S seeds, G parts of images).
+
+    Both seeds and images are random, and crossed: all seeds see the same images. With the mean squares of a two-way
+    analysis of variance, the mean of all S·G values has the variance
+
+        (max(MS_seed, MS_rest) + max(MS_image - MS_rest, 0)) / (S·G)
+
+    Satterthwaite's degrees of freedom are limited to 2 (S - 1): with three seeds MS_seed is often too small. Then at
+    most 5 % of comparisons of equally good settings show a difference, which a test simulates.
+    """
+    import numpy as np
+
+    seeds, parts = values.shape[-2:]
+    mean, by_seed, by_part = values.mean((-2, -1)), values.mean(-1), values.mean(-2)
+    seed = parts * ((by_seed - mean[..., None]) ** 2).sum(-1) / (seeds - 1)
+    image = seeds * ((by_part - mean[..., None]) ** 2).sum(-1) / max(1, parts - 1)
+    rest = values - by_seed[..., None] - by_part[..., None, :] + mean[..., None, None]
+    rest = (rest**2).sum((-2, -1)) / ((seeds - 1) * max(1, parts - 1))
+    seed, added = np.maximum(seed, rest), np.maximum(image - rest, 0)
+    total = np.maximum(seed + added, 1e-300)
+    freedom = total**2 / np.maximum(seed**2 / (seeds - 1) + image**2 / max(1, parts - 1), 1e-300)
+    freedom = np.clip(freedom, seeds - 1, 2 * (seeds - 1))
+    return np.sqrt(total / (seeds * parts)), freedom, seed / total
+
+
+def mean_interval(mean: float, values: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the 95 % interval of a setting's mean score from its pseudo-values (S seeds, G parts)."""
+    import numpy as np
+
+    error, freedom, _ = (float(number) for number in crossed_error(np.asarray(values, float)))
+    found = Difference(mean, math.nan, math.nan, math.nan, len(values), error, freedom).at_level(0.05)
+    return found.low, found.high
+
+
+def crossed_difference(
+    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], mean: float, resolution: float | None = None
+) -> Difference:
+    """Return the difference of two settings from their pseudo-values (S seeds, G parts); ``mean`` is the difference.
+
+    resolution: as in ``paired_difference``
+    """
+    import numpy as np
+    from scipy import stats
+
+    values = np.asarray(first, float) - np.asarray(second, float)
+    error, freedom, share = (float(number) for number in crossed_error(values))
+    error = max(error, (resolution or 0) / math.sqrt(6 * len(values)))
+    if error <= _ROUNDING * float(np.abs([first, second]).max()):
+        return Difference(mean, math.nan, math.nan, math.nan, len(values))
+    p_value = float(2 * stats.t.sf(abs(mean) / error, freedom))
+    return Difference(mean, math.nan, math.nan, p_value, len(values), error, freedom, share).at_level(0.05)
+
 
 def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0, len(values))
+
+
+def wilson_interval(right: int, count: int) -> tuple[float, float]:
+    """The 95 % interval of an accuracy measured on ``count`` images, in percent (Wilson 1927).
+
+    It stays within 0 and 100, also if all or none are right.
+    """
+    z = 1.959963984540054  # of 95 %
+    share, weight = right / count, z * z / count
+    middle = (share + weight / 2) / (1 + weight)
+    half = math.sqrt(share * (1 - share) * weight + weight * weight / 4) / (1 + weight)
+    return 100 * max(0.0, middle - half), 100 * min(1.0, middle + half)
+
+
+def pseudo_values(total: float, without: Sequence[float]) -> list[float]:
+    """Return the jackknife's pseudo-values G·θ - (G - 1)·θ_g of a score θ, which is θ_g without part g.
+
+    They vary like independent scores of the G parts; for a share of images they are nearly the scores of the parts.
+    """
+    count = len(without)
+    return [count * total - (count - 1) * score for score in without]
+
+
+def jackknife_interval(score: float, values: Sequence[float], highest: float = 100.0) -> tuple[float, float]:
+    """Return the 95 % interval of a score between 0 and ``highest`` from its pseudo-values (Tukey 1958)."""
+    from scipy import stats
+
+    if len(values) < 2:
+        return 0.0, highest
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    return max(0.0, score - half), min(highest, score + half)
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float], resolution: float | None = None) -> Difference:
@@ -75,6 +218,5 @@ def paired_difference(first: Sequence[float], second: Sequence[float], resolutio
     if deviation <= _ROUNDING * max(map(abs, [*first, *second])):
         return Difference(mean, math.nan, math.nan, math.nan, count)
     error = deviation / math.sqrt(count)
-    half = float(stats.t.ppf(0.975, count - 1)) * error
     p_value = float(2 * stats.t.sf(abs(mean) / error, count - 1))
-    return Difference(mean, mean - half, mean + half, p_value, count)
+    return Difference(mean, math.nan, math.nan, p_value, count, error, count - 1).at_level(0.05)

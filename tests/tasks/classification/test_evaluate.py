@@ -17,11 +17,11 @@ from frugalvit.data import open_data
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import load_model
 from frugalvit.probing.extractor import FeatureExtractor
-from frugalvit.probing.metrics import wilson_interval
 from frugalvit.tasks.classification import evaluate as evaluation
 from frugalvit.tasks.classification.evaluate import evaluate
 from frugalvit.tasks.classification.predict import predict
 from frugalvit.tasks.classification.train import train
+from frugalvit.utils.statistics import wilson_interval
 from helpers import suite_layouts
 
 SMALL = {

@@ -133,6 +133,13 @@ def test_vanished_gradients_and_dead_features() -> None:
     assert first_alarm(fitted, lines) is None
 
 
+@pytest.mark.parametrize(("gap", "norm", "expected"), [(0.03, 300.0, True), (0.03, 20.0, False), (0.3, 300.0, False)])
+def test_exploded_gradients(gap: float, norm: float, expected: bool) -> None:
+    lines = [(step, values | {"gradient_norm": 1.0 if step < 400 else norm}) for step, values in curve(lambda t: gap)]
+    alarm = first_alarm(make_health(), lines)
+    assert (alarm is not None and alarm[1] == "exploded gradients" and 400 < alarm[0] <= 450) == expected
+
+
 def test_a_score_back_at_chance_counts_only_with_the_loss() -> None:
     for gap, expected in ((0.01, "back at chance"), (0.5, None)):
         health = make_health()
@@ -205,10 +212,9 @@ def test_a_run_that_collapses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
     monkeypatch.setattr(ClassificationTask, "after_step", collapse)
     data, out = write_images(tmp_path / "images"), tmp_path / "run"
     more: dict[str, Any] = {"localization": {"weight": 0}, "mixing": {"prob": 0}, "ema": 0, "split": "train+val"}
+    more |= {"save_every": 20, "report": True, "rescue": rescue}
     shutil.copytree(data / "val", data / "test")
-    result = run_tiny(
-        "train", data=data, out=out, steps=120, lr=3e-3, evaluate_every=60, report=True, rescue=rescue, **more
-    )
+    result = run_tiny("train", data=data, out=out, steps=120, lr=3e-3, evaluate_every=60, **more)
     summary, page = json.loads((out / "summary.json").read_text()), (out / "report.html").read_text()
     names = [line["reason"] for line in read_metrics(out) if line["split"] == "rescue"]
     assert result.data["at_chance"] == summary["at_chance"] == (not rescue)

@@ -15,7 +15,7 @@ def test_scores_by_batch_equal_those_of_all_images(classes: int) -> None:
     logits = torch.randn(60, classes, generator=generator) + 2 * torch.nn.functional.one_hot(labels, classes)
     scores = ClassificationScores(classes, torch.device("cpu"))
     for part in torch.arange(60).split(7):
-        scores.add(logits[part], labels[part])
+        scores.add(logits[part], labels[part], part)
     assert scores.summary() == pytest.approx(classification_scores(rank_classes(logits), labels))
     answers = logits.argmax(1)
     for truth in range(classes):

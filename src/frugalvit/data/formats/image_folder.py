@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
 from frugalvit.data.decode import EXTENSIONS
@@ -27,7 +28,10 @@ SPLIT_NAMES = {
     "test": "test", "testing": "test",
 }  # fmt: skip
 _UNLABELLED_FOLDERS = frozenset({"unlabelled", "unlabeled"})  # beside class folders: not a class
-_ANNOTATION_FOLDERS = frozenset({"masks", "mask", "annotations", "labels", "segmentation", "segmentationclass"})
+_MASK_WORDS = ("mask", "annot", "label", "segm")
+_IMAGE_FOLDERS = frozenset({"images", "image", "imgs", "img", "jpegimages", "pngimages", "photos"})
+_MASK_ENDINGS = ("_mask", "_labelids", "_l")
+_ARCHIVES = frozenset({".zip", ".rar", ".7z", ".gz", ".tgz", ".bz2", ".xz"})
 _VOC_FOLDERS = frozenset({"JPEGImages", "SegmentationClass", "SegmentationObject"})
 # Files and folders that file managers and archivers leave behind.
 _LITTER = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin"})
@@ -91,6 +95,8 @@ def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
     if options.labels != "folders":
         _separate_unlabelled(trees, root if folders else None)
     if not any(tree.all_images() for tree in trees.values()):
+        if archives := sorted(path.name for path in Path(where).rglob("*") if is_archive(path)):
+            raise UserError(f"{where} holds no images, but archives: {truncate_list(archives)}. Unpack them first.")
         raise UserError(
             f"{where} holds no images. Put class folders of images into it, or unlabelled images. For a known dataset "
             "in its original files, write NAME:FOLDER, for example cifar100:FOLDER."
@@ -106,6 +112,9 @@ def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
             splits[split] = FileExamples(tree.all_images(), None, root)
         return DatasetSplits(name, where, "unlabelled images", None, _ordered(splits), notes)
     classes = _class_names(trees, options)
+    empty = sorted({name for tree in trees.values() for name in tree.empty} - set(classes))
+    if empty:
+        notes.append(f"warning: {pluralize(len(empty), 'empty class folder')} left out: {truncate_list(empty)}.")
     for split, tree in trees.items():
         paths = [path for label in classes if label in tree.classes for path in tree.classes[label].images]
         counts = [len(tree.classes[label].images) if label in tree.classes else 0 for label in classes]
@@ -117,11 +126,56 @@ def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
 def _find_image_root(where: str, notes: list[str]) -> str:
     """Enter the only folder of images, such as ``flowers/jpg/`` or ``camvid/images/`` beside ``masks/``."""
     listing = open_root(where)
-    folders = [path for path in listing.folders if Path(path).name.lower() not in _ANNOTATION_FOLDERS]
-    if listing.images or len(folders) != 1 or _split_folders(where):
+    if listing.images or _split_folders(where) or len(listing.folders) > _MOST_FOLDERS:
+        return where
+    first = {path: names for path in listing.folders if (names := _first_images(path))}
+    folders = [path for path in first if not any(_are_masks(path, other, first) for other in first if other != path)]
+    if len(folders) != 1:
         return where
     notes.append(f"Read {folders[0]}, the only folder of images in {where}.")
     return _find_image_root(folders[0], notes)
+
+
+_MOST_FOLDERS = 20  # beside each other, if one holds the images and another the masks
+_FIRST_IMAGES = 20  # whose names are compared
+
+
+def _first_images(folder: str) -> list[Path]:
+    """Return the first images below a folder."""
+    images: list[str] = []
+    waiting, visits = [folder], 0
+    while waiting and len(images) < _FIRST_IMAGES and visits < 200:  # links may lead in circles
+        entries, visits = open_root(waiting.pop()), visits + 1
+        images += entries.images
+        waiting += reversed(entries.folders)
+    return [Path(path) for path in images[:_FIRST_IMAGES]]
+
+
+def _are_masks(folder: str, other: str, first: dict[str, list[Path]]) -> bool:
+    """True if a folder holds the masks of the images in another: the name says so, or grey files named like photos."""
+    named = any(word in Path(folder).name.lower() for word in _MASK_WORDS)
+    if named and Path(other).name.lower() in _IMAGE_FOLDERS:
+        return True
+    stems = [{_plain_stem(path) for path in first[part]} for part in (folder, other)]
+    return stems[0] == stems[1] and _is_grey(first[folder]) and not _is_grey(first[other])
+
+
+def _plain_stem(path: Path) -> str:
+    stem = path.stem.lower()
+    return next((stem.removesuffix(ending) for ending in _MASK_ENDINGS if stem.endswith(ending)), stem)
+
+
+def _is_grey(paths: list[Path]) -> bool:
+    """True if the first files have one channel, as masks do; unreadable files count as photographs."""
+    try:
+        return all(Image.open(path).mode in ("1", "L", "P", "I", "I;16") for path in paths[:3])
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return False
+
+
+def is_archive(path: Path) -> bool:
+    """True for a packed file, which people must unpack first."""
+    return path.suffix.lower() in _ARCHIVES
 
 
 def _split_folders(root: str) -> dict[str, str]:
@@ -198,7 +252,7 @@ def _has_class_folders(trees: dict[str, _Tree], root: str, notes: list[str]) -> 
         notes.append(
             f"{root}: most images are more than one folder deep, so read as unlabelled. Class folders must hold their "
             "images directly: move the images up, list them in a CSV (path,label), or use the top folders as classes "
-            f"with 'frugalvit data pack {console.shell_quote(root)} PACKED --labels folders'."
+            f"with 'frugalvit data pack {console.shell_quote(root)} PACKED --label-source folders'."
         )
         return False
     return True
@@ -207,7 +261,7 @@ def _has_class_folders(trees: dict[str, _Tree], root: str, notes: list[str]) -> 
 def _class_names(trees: dict[str, _Tree], options: OpenOptions) -> list[str]:
     """Return the sorted classes of the splits that define them, or of all splits if these are absent."""
     decisive = [trees[split] for split in options.class_splits if split in trees] or list(trees.values())
-    names = sorted({name for tree in decisive for name in (*tree.classes, *tree.empty)})
+    names = sorted({name for tree in decisive for name in tree.classes})
     if not names:
         raise UserError(f"{decisive[0].path} has no class folders.")
     for split, tree in trees.items():

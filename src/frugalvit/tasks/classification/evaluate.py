@@ -21,13 +21,15 @@ from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by
 from frugalvit.probing.floor import check_floor, describe_floor
-from frugalvit.probing.metrics import classification_scores, rank_classes, wilson_interval
+from frugalvit.probing.metrics import classification_scores, rank_classes, score_facts, without_parts
 from frugalvit.probing.splits import make_extractor
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import read_summary
 from frugalvit.tasks.classification.predict import class_probabilities, load_classifier, nonfinite_message
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, utf8_safe, write_text
+from frugalvit.utils.scores import read_scores, score_table
+from frugalvit.utils.statistics import wilson_interval
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
 
@@ -59,18 +61,15 @@ def evaluate(config: EvalConfig) -> CommandResult:
     if not bool(probabilities.isfinite().all()):
         raise UserError(nonfinite_message(config.model))
     ranked = rank_classes(probabilities)
-    scores = _scores(ranked, truth)
+    scores = _scores(ranked, truth, len(names))
     summary: dict[str, Any] = {"model": config.model, "data": source.name, **scores}
-    shown = {"": scores}
     if config.mirror:
-        summary["without_mirror"] = _scores(rank_classes(plain), truth)
-        shown = {"with mirror images": scores, "without": summary["without_mirror"]}
+        summary["without_mirror"] = _scores(rank_classes(plain), truth, len(names))
     per_class = _per_class(ranked[:, 0], truth, names)
     rows = _predictions(features.names, probabilities, ranked[:, 0], truth, names)
     mistakes = sorted((row for row in rows if row["class"] != row["predicted"]), key=lambda row: -row["probability"])
     summary |= {
-        "scored_on": split,
-        "scored_images": len(truth),
+        **(where := {"scored_on": split, "scored_images": len(truth)}),
         "left_out": len(features.bad),
         "per_class": per_class,
         "surest_mistakes": mistakes[: _SHOWN_MISTAKES * 4],
@@ -85,7 +84,10 @@ def evaluate(config: EvalConfig) -> CommandResult:
         notes.append(f"predictions of all images: {out}")
         summary["out"] = str(out)
     title = f"{config.model} on {source.name}, {split}: {pluralize(len(truth), 'image')}"
-    return CommandResult(summary, [_score_table(shown, title), *_mistake_tables(per_class, mistakes)], notes)
+    tables = [score_table(read_scores(summary), f"{title}{', with mirror images' if config.mirror else ''}")]
+    if config.mirror:
+        tables.append(score_table(read_scores(summary["without_mirror"] | where), "without mirror images"))
+    return CommandResult(summary, [*tables, *_mistake_tables(per_class, mistakes)], notes)
 
 
 def _check_output(out: str | None) -> Path | None:
@@ -163,19 +165,10 @@ def _match_classes(model: str, names: tuple[str, ...], source: DatasetSplits, ex
     return torch.tensor(numbers)
 
 
-def _scores(ranked: Tensor, truth: Tensor) -> dict[str, Any]:
+def _scores(ranked: Tensor, truth: Tensor, classes: int) -> dict[str, Any]:
     right = int((ranked[:, 0] == truth).sum())
-    return classification_scores(ranked, truth) | {"top1_interval": list(wilson_interval(right, len(truth)))}
-
-
-def _score_table(shown: dict[str, dict[str, Any]], title: str) -> Table:
-    """Build one row per kind of score; a single row needs no name."""
-    columns = ["", "top-1", "95 % interval", "top-5", "mean per class"]
-    rows: list[list[object]] = []
-    for name, scores in shown.items():
-        low, high = scores["top1_interval"]
-        rows.append([name, scores["top1"], f"{low:.1f} to {high:.1f}", scores["top5"], scores["mean_per_class"]])
-    return Table(columns, rows, title) if len(rows) > 1 else Table(columns[1:], [rows[0][1:]], title)
+    facts = without_parts(score_facts(ranked, truth, classes))
+    return classification_scores(ranked, truth) | {"top1_interval": list(wilson_interval(right, len(truth)))} | facts
 
 
 def _per_class(predicted: Tensor, truth: Tensor, names: tuple[str, ...]) -> list[dict[str, Any]]:

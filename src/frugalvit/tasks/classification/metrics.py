@@ -8,30 +8,35 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
+from frugalvit.probing.metrics import PartCounts
+
 
 class ClassificationScores:
-    """Counts over batches. Counting does not synchronise the device."""
+    """Counts over batches. Counting does not synchronize the device."""
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
         self.top5 = torch.zeros((), dtype=torch.int64, device=device)
         self.features: Tensor | None = None  # of the first batch, (B, D)
         self.nonfinite = torch.zeros((), dtype=torch.int64, device=device)  # images with non-finite logits
+        self.parts = PartCounts(classes, device)
 
-    def add(self, logits: Tensor, labels: Tensor) -> None:
+    def add(self, logits: Tensor, labels: Tensor, index: Tensor) -> None:
+        """Count a batch; index: (B,) of the images in their dataset."""
         classes = len(self.confusion)
         self.nonfinite += (~logits.isfinite()).any(1).sum()
         best = logits.topk(min(5, classes), dim=1).indices
         self.top5 += (best == labels[:, None]).any(1).sum()
+        self.parts.add(best, labels, index)
         cells = labels * classes + best[:, 0]
         self.confusion += torch.bincount(cells, minlength=classes * classes).view(classes, classes)
 
     def reduced(self, fabric: Fabric) -> ClassificationScores:
         """Sum the counts over all ranks."""
         if fabric.world_size > 1:
-            counts = (self.confusion, self.top5, self.nonfinite)
+            counts = (self.confusion, self.top5, self.nonfinite, self.parts.counts)
             summed: Any = [fabric.all_reduce(count, reduce_op="sum") for count in counts]
-            self.confusion, self.top5, self.nonfinite = summed
+            self.confusion, self.top5, self.nonfinite, self.parts.counts = summed
         return self
 
     def has_nonfinite(self) -> bool:
@@ -52,6 +57,10 @@ class ClassificationScores:
         deviation = (shares * (1 - shares) / images).sum().sqrt().item() / max(count, 1)
         score = (confusion.diagonal()[present] / images).mean().item() if count else 0.0
         return count > 1 and score <= shares.sum().item() / count + deviation + 1e-9
+
+    def facts(self, split: str) -> dict[str, Any]:
+        """Return what the scores were measured on, intervals, chance levels and pseudo-values."""
+        return {"scored_on": split, "scored_images": int(self.confusion.sum()), **self.parts.facts()}
 
     def summary(self) -> dict[str, float]:
         """Return the scores in percent. Mean per class covers the classes that have images."""

@@ -86,7 +86,7 @@ class ClassificationTask(Task):
         return self.batches.batch_at(step)
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        """Return the losses of a batch: ``loss`` is minimised, the others are logged."""
+        """Return the losses of a batch: ``loss`` is minimized, the others are logged."""
         images, targets, clean, pairs, weight = self.step_inputs(batch, step)
         losses = self.compute_losses(images, targets, clean, pairs, weight)
         if isinstance(self.localization, DenseLocalization):
@@ -208,6 +208,9 @@ class ClassificationTask(Task):
         rank = {} if scores.features is None else {"effective_rank": effective_rank(scores.features)}
         return scores.summary() | rank
 
+    def score_facts(self) -> dict[str, Any]:
+        return {} if self.cached_scores is None else self.cached_scores[1].facts(self.eval_split)
+
     def score(self, dataset: Any) -> ClassificationScores:
         """Return the scores of the current weights on a dataset, from the cache if they were just computed."""
         cached = self.cached_scores
@@ -249,13 +252,13 @@ class ClassificationTask(Task):
             rank, world = self.fabric.global_rank, self.fabric.world_size
             batches = eval_batches(dataset.store, dataset.transform, dataset.batch, rank=rank, world=world)
             count = len(range(rank, dataset.batches, world))
-            for images, labels, _ in console.progress(batches, count, "scoring"):
+            for images, labels, index in console.progress(batches, count, "scoring"):
                 assert labels is not None
                 pooled = self.result(images).pooled
                 # In bf16 the highest logits may tie, and the order of ties is arbitrary.
                 with torch.autocast(pooled.device.type, enabled=False):
                     logits = self.result.classify(pooled.float())
-                scores.add(logits, labels)
+                scores.add(logits, labels, index)
                 scores.features = pooled.float() if scores.features is None else scores.features
         self.train(was_training)
         return scores.reduced(self.fabric)

@@ -45,8 +45,10 @@ from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.load_model import find_init
 from frugalvit.experiment.summary import (
     augmentation_sheet,
+    collect_answers,
     describe_weights,
     finite,
+    measure_calibration,
     per_class_table,
     run_facts,
     run_result,
@@ -67,8 +69,8 @@ from frugalvit.tasks.classification.semi_supervised import (
 )
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.utils import console
-from frugalvit.utils.tables import CommandResult, Table
-from frugalvit.utils.text import pluralize
+from frugalvit.utils.scores import read_scores, score_table
+from frugalvit.utils.tables import CommandResult
 
 SHORTEST_RESCUED = 100
 """The shortest run, in steps, that can be rescued: ten lines of metrics are too few to tell a collapse."""
@@ -80,6 +82,8 @@ _AT_CHANCE = (
 
 MOST_FITTED = 50_000
 """The most images whose features "auto" fits a classifier on: more take minutes, in which other ranks wait."""
+
+_TRAINING_SAMPLE = 500  # training images to score at the end
 
 HARDLY = 0.8  # of the error of a constant answer; above it Drloc's task counts as hardly learned
 
@@ -126,6 +130,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             eval_images=len(self.evaluated),
             unlabelled=len(self.unlabelled or ()),
             fits_classifier=self._can_fit_classifier(),
+            tested=self.unseen is not None,
         )
 
     def _can_fit_classifier(self) -> bool:
@@ -209,7 +214,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     def score(self, outcome: dict[str, Any]) -> dict[str, Any]:
         """Score the best weights on test; without it, on the images of the evaluations."""
         config, task = self.config, self.task
-        if self.load_best(outcome):
+        if self.load_best(outcome, config.weights):
             task.cached_scores = None
         self.final_set, unseen = self.eval_set, self.unseen
         if unseen is not None:
@@ -226,10 +231,9 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             "task": "train",
             **top,
             "floor": floor,
-            "scored_on": "test" if unseen is not None else task.eval_split,
-            "scored_images": int(self.scores.confusion.sum()),
+            **self.scores.facts("test" if unseen is not None else task.eval_split),
             "val_top1": finite(outcome["best"]),
-            **describe_weights(outcome, task.eval_split),
+            **describe_weights(outcome, task.eval_split, config.weights),
             **task.localization_summary(),
             "at_chance": self.scores.is_at_chance(),
             "health": self.health.verdict(),
@@ -245,8 +249,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             return {"skipped": "the training images are a stream"}
         # The run has this store: without fabric, because only rank 0 is here.
         store = builders.get_image_store(self.images, self.task.backbone.img_size, self.config, self.fabric.device)
-        if store.found_late or self.final_set.store.found_late:
-            return {"skipped": "the images are not cached (--cache.where off)"}
+        if store.decodes_on_demand or self.final_set.store.decodes_on_demand:
+            return {"skipped": "the images are not cached (--cache.location off)"}
         return compute_floor(store, self.final_set.store, len(self.classes), self.config.seed)
 
     def _check_floor(self, top1: float, floor: dict[str, Any]) -> list[str]:
@@ -259,26 +263,41 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         meta = {"classes": list(classes), "data": self.data.name, "recipe": self.config.recipe, "top1": summary["top1"]}
         merge_lora(task.result)
         save_model_folder(task.result, run.path(layout.MODEL), classes=classes, meta=meta)
-        mistakes = worst_mistakes(task.result, self.final_set, classes, self.data.location)
+        answers = collect_answers(task.result, self.final_set, "collecting mistakes")
+        mistakes = worst_mistakes(answers, self.final_set.store, classes, self.data.location)
         save_pictures(run, mistakes, augmentation_sheet(batches, task.backbone))
         run.table("per_class", per_class_table(confusion, classes))
         details = {"classes": list(classes), "confusion": confusion.tolist()}
+        details |= {"calibration": measure_calibration(answers), **self._score_training_images()}
         if self.unlabelled is None:
             return details
         table = task.pseudo_label_table(classes)
         run.table("pseudo_labels", table)
         return details | {"pseudo_labels": {"columns": table.columns, "rows": table.rows}}
 
+    def _score_training_images(self) -> dict[str, Any]:
+        """Score a few training images without augmentation: the report tells over- from underfitting by it."""
+        if self.images.streaming is not None:
+            return {}
+        images = self.images.subset(np.unique(np.linspace(0, len(self.images) - 1, _TRAINING_SAMPLE).astype(int)))
+        transform, config, device = self.final_set.transform, self.config, self.fabric.device
+        # Rank 0 is here alone, and the share of unreadable images may be higher in a sample.
+        config = config.model_copy(update={"cache": config.cache.model_copy(update={"max_bad": 1.0})})
+        with console.quiet():
+            store = builders.get_image_store(images, transform.out_size, config, device, crop=transform.crop)
+            dataset = builders.EvalSet(store, transform, self.final_set.batch)
+            right = collect_answers(self.task.result, dataset, "scoring training images").right
+        if not len(right):  # none is readable any more
+            return {}
+        return {"training_images": {"top1": 100 * right.double().mean().item(), "count": len(right)}}
+
     def report_inputs(self) -> dict[str, Any]:
         images = self.unseen or self.data.splits.get("val") or self.data.splits["train"]
         return {"model": self.task.result.cpu().eval(), "examples": images}
 
     def result(self, summary: dict[str, Any]) -> CommandResult:
-        names = ["top1", "floor", "top5", "mean_per_class", "val_top1", "seconds"]
         floor = summary.get("floor", {"skipped": "the run is from an older version"})
-        shown = summary | {"floor": floor.get("best")}
-        title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
-        table = Table(names, [[shown.get(name) for name in names]], title)
+        table = score_table(read_scores(summary))
         commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
         rescues = [f"{'rescue':<12}{describe_rescue(rescue)}" for rescue in summary["rescues"]]
         notes = [f"{'floor':<12}{describe_floor(floor)}"]
@@ -320,7 +339,12 @@ def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan
     warmup = warmup_steps(optimizer.warmup, plan.steps_per_epoch, plan.steps)
     lowest, first = config.lr * optimizer.min_lr, config.lr * 1e-3
     lr = Cosine(
-        config.lr, lowest, _schedule_steps(config, plan), warmup, warmup_from=first, from_zero=optimizer.whole_cosine
+        config.lr,
+        lowest,
+        _schedule_steps(config, plan),
+        warmup,
+        warmup_from=first,
+        from_zero=optimizer.cosine_from_start,
     )
     rescues = 2 if config.rescue and plan.steps >= SHORTEST_RESCUED else 0
     first = config.classifier == "logistic"

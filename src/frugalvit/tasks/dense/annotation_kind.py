@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from frugalvit.data.formats.image_folder import are_layout_folders
 from frugalvit.errors import UserError
-from frugalvit.tasks.detection.coco import find_annotations, read_coco_file
+from frugalvit.tasks.detection.coco import read_contents
 from frugalvit.tasks.segmentation.dataset import find_pairs
 from frugalvit.utils.text import pluralize
 
@@ -41,7 +41,7 @@ def find_annotation_kind(where: str | Path, classes: Sequence[str] | None = None
 
 
 def _find_boxes(root: Path) -> AnnotationInfo:
-    contents = {split: read_coco_file(path) for split, path in find_annotations(root).items()}
+    contents = read_contents(root)[1]
     objects = sum(len(content["annotations"]) for content in contents.values())
     categories = {entry["name"] for content in contents.values() for entry in content["categories"]}
     text = f"boxes of {pluralize(objects, 'object')} in {pluralize(len(categories), 'category')}"

@@ -15,6 +15,8 @@ from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.dense import DetectEvalConfig, SegmentEvalConfig, TransferConfig
 from frugalvit.config.resolved import ResolvedTransferConfig
+from frugalvit.config.train import same_value
+from frugalvit.config.yaml import read_yaml
 from frugalvit.data.dataset import FileExamples
 from frugalvit.engine.distributed import collective_timeout
 from frugalvit.engine.loop import TrainPlan
@@ -83,7 +85,8 @@ class DenseExperiment(Experiment[C, R]):
 
     def facts(self) -> Facts:
         side = int(statistics.median(min(item.height, item.width) for item in self.items))
-        return Facts(len(self.items), len(self.data.classes), side, self.fabric.device.type)
+        facts = Facts(len(self.items), len(self.data.classes), side, self.fabric.device.type)
+        return replace(facts, tested=self.unseen is not None)
 
     def resolve(self) -> None:
         torch.manual_seed(self.options.seed)  # before --init builds a network, which draws random numbers too
@@ -148,7 +151,7 @@ class DenseExperiment(Experiment[C, R]):
         images does not depend on the cache.
         """
         config, items = self.config, self.items
-        pictures = open_pictures(items, config.cache.where, self.fabric.device)
+        pictures = open_pictures(items, config.cache.location, self.fabric.device)
         bad = pictures.find_bad(worker_count(config.workers), config.cache.max_bad)
         builders.check_same_images(self.fabric, len(items) - len(bad), len(items), config)
         return self.task.make_dataset(items, self.data, pictures)
@@ -156,7 +159,7 @@ class DenseExperiment(Experiment[C, R]):
     def _open_eval_set(self, items: list[Any]) -> Any:
         """Open the images to score on; warn of unreadable ones and leave them out."""
         config, device = self.config, self.fabric.device
-        intact, pictures = readable(items, config.cache.max_bad, config.workers, config.cache.where, device)
+        intact, pictures = readable(items, config.cache.max_bad, config.workers, config.cache.location, device)
         builders.check_same_images(self.fabric, len(intact), len(items), config)
         return self.task.make_dataset(intact, self.data, pictures)
 
@@ -178,7 +181,7 @@ class DenseExperiment(Experiment[C, R]):
         self.used |= {scored_on: final}
         self._record_usage()
         run, task = self.run_folder, self.task
-        if self.load_best(outcome):
+        if self.load_best(outcome, self.config.weights):
             task.last_evaluation = None
         with collective_timeout(self.fabric, self.config.peer_timeout):
             scores = self.score_task(task, final, run.folder if run.writer else None)
@@ -189,7 +192,7 @@ class DenseExperiment(Experiment[C, R]):
             "scored_on": scored_on,
             "scored_images": len(final),
             f"val_{task.best_metric}": finite(outcome["best"]),
-            **describe_weights(outcome, task.eval_split),
+            **describe_weights(outcome, task.eval_split, self.config.weights),
             **run_facts(self.config, outcome, task.net),
         }
 
@@ -280,6 +283,15 @@ def evaluate_model(
     details = {"scored_on": scored_on, "scored_images": len(items), "seconds": seconds}
     summary = {"run": config.model, **scores, **details}
     return CommandResult(summary, make_tables(summary), [f"pictures  {folder}/{layout.PICTURES}"] if folder else [])
+
+
+def splitting_of(model: str, data: str) -> dict[str, Any]:
+    """Return how the run split this data, so that eval scores the val that training made; else the stored splits."""
+    file = Path(model) / layout.CONFIG
+    run = read_yaml(file) if file.is_file() else {}
+    if not run or not same_value("data", str(run.get("data")), data):
+        return {"split": "given"}
+    return {"split": run["split"], "val_fraction": run["val_fraction"]}
 
 
 def unique_names(paths: list[Path]) -> list[str]:

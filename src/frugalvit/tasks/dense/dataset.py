@@ -89,6 +89,13 @@ def check_bad(faults: Sequence[UnreadableImage], count: int, max_bad: float) -> 
     check_unreadable([(fault.name, fault.reason) for fault in faults], limit, count)
 
 
+def select_split(splits: dict[str, list[Any]], only: str | None, where: str) -> dict[str, list[Any]]:
+    """Return one split, or all if ``only`` is None."""
+    if only is not None and only not in splits:
+        raise UserError(f"{where} has no split '{only}'. It has: {', '.join(splits)}. Choose one with --split.")
+    return splits if only is None else {only: splits[only]}
+
+
 def make_splits(splits: dict[str, list[Any]], mode: str, fraction: float, notes: list[str]) -> dict[str, list[Any]]:
     """Make the splits for --split. Val is chosen by a hash of the file names."""
     splits = dict(splits)

@@ -1,5 +1,7 @@
 """Read COCO-format datasets: JSON files with boxes, polygons and run-length masks, and their images.
 
+``annotations.py`` converts other layouts (Pascal VOC, YOLO, Penn-Fudan) to the content of such files.
+
 | in the file | what happens |
 | --- | --- |
 | category ids with gaps | classes are numbered 1, 2, … in the order of the ids |
@@ -27,7 +29,8 @@ from typing_extensions import TypedDict
 from frugalvit.data.formats.image_folder import SPLIT_NAMES
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import SkippedFile
-from frugalvit.tasks.dense.dataset import find_image_folder, make_splits, read_image_sizes
+from frugalvit.tasks.dense.dataset import find_image_folder, make_splits, read_image_sizes, select_split
+from frugalvit.tasks.detection.annotations import read_annotations
 from frugalvit.utils.files import read_bytes
 from frugalvit.utils.text import pluralize
 
@@ -121,12 +124,10 @@ def open_coco(
     only:       read only this split of a folder
     max_bad:    share of a file's images that may be unreadable
     """
-    files = find_annotations(Path(where))
-    if only is not None and Path(where).is_dir():
-        if only not in files:
-            raise UserError(f"{where} has no split '{only}'. It has: {', '.join(files)}.")
-        files = {only: files[only]}
-    contents = {name: read_coco_file(path) for name, path in files.items()}
+    files, contents = read_contents(Path(where))
+    only = only if Path(where).is_dir() else None
+    if only in files:
+        files, contents = {only: files[only]}, {only: contents[only]}
     names = {name: _class_names(content, files[name], categories) for name, content in contents.items()}
     if known is None:
         known = names["train"] if "train" in names else next(iter(names.values()))
@@ -137,9 +138,22 @@ def open_coco(
         images = _read_images(name, files[name], Path(where), content, max_bad, data.bad)
         _add_objects(files[name], content, images, names[name], data)
         data.splits[name] = [image for image in images.values() if image is not None]
-    data.splits = make_splits(data.splits, split, val_fraction, data.notes)
+    data.splits = select_split(make_splits(data.splits, split, val_fraction, data.notes), only, where)
     data.name = (Path(where) if Path(where).is_dir() else Path(where).parent).resolve().name
     return data
+
+
+def read_contents(where: Path) -> tuple[dict[str, Path], dict[str, dict[str, Any]]]:
+    """Return file and content of every split; the file is the folder itself if it has no COCO files."""
+    others = read_annotations(where) if where.is_dir() and not _list_candidates(where) else {}
+    if others:
+        return dict.fromkeys(others, where), others
+    files = find_annotations(where)
+    return files, {name: read_coco_file(path) for name, path in files.items()}
+
+
+def _list_candidates(where: Path) -> list[Path]:
+    return sorted({*where.glob("*.json"), *where.glob("annotations/*.json"), *where.glob("*/*coco*.json")})
 
 
 def find_annotations(where: Path) -> dict[str, Path]:
@@ -151,7 +165,7 @@ def find_annotations(where: Path) -> dict[str, Path]:
         return {"train": where}
     if not where.is_dir():
         raise UserError(f"There is no folder or JSON file {where}.")
-    candidates = sorted({*where.glob("*.json"), *where.glob("annotations/*.json"), *where.glob("*/*coco*.json")})
+    candidates = _list_candidates(where)
     files: dict[str, Path] = {}
     for path in sorted(candidates, key=lambda path: "instances" not in path.stem):
         words = [*re.split("[_-]", path.stem.lower().rstrip("0123456789")), path.parent.name.lower()]
@@ -162,8 +176,8 @@ def find_annotations(where: Path) -> dict[str, Path]:
         files = {"train": candidates[0]}
     if not files:
         raise UserError(
-            f"{where} holds no COCO annotations: put JSON files such as instances_train.json and instances_val.json "
-            "into it, or into its folder annotations."
+            f"{where} holds no boxes that frugalvit reads: COCO files (instances_train.json, in it or in its folder "
+            "annotations), Pascal VOC's XML files, YOLO's labels/*.txt, or the masks of Penn-Fudan."
         )
     return {split: files[split] for split in ("train", "val", "test") if split in files}
 
@@ -270,7 +284,8 @@ def _read_images(
             raise UserError(f"{path.name} has two images with the id {entry['id']}.")
         images[entry["id"]] = None
         if size is not None:
-            image = images[entry["id"]] = CocoImage(entry["id"], folder / entry["file_name"], *size, path)
+            truth = entry.get("truth", path)
+            image = images[entry["id"]] = CocoImage(entry["id"], folder / entry["file_name"], *size, truth)
             stated = (int(entry.get("height") or size[0]), int(entry.get("width") or size[1]))
             if stated != size:
                 raise UserError(

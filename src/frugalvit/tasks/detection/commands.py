@@ -26,6 +26,7 @@ from frugalvit.tasks.dense.commands import (
     check_empty_folder,
     evaluate_model,
     limit_warmup,
+    splitting_of,
     unique_names,
 )
 from frugalvit.tasks.dense.drawing import draw_best_and_worst, draw_objects, save_picture, side_by_side
@@ -37,8 +38,9 @@ from frugalvit.tasks.detection.metrics import agreement
 from frugalvit.tasks.detection.model import Detector
 from frugalvit.tasks.detection.task import DetectionTask, summary_of
 from frugalvit.utils.files import make_folder, write_text
+from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult, Table, to_json
-from frugalvit.utils.text import pluralize, truncate_list
+from frugalvit.utils.text import truncate_list
 
 _MIN_SCORE = 0.5
 """Detections with at least this score are drawn in a report and count for best and worst."""
@@ -104,7 +106,7 @@ def score_detector(task: DetectionTask, dataset: DetectionDataset, folder: Path 
             **_draw_images(dataset, detections, folder),
         }
         write_text(folder / layout.DENSE_REPORT, to_json(material, indent=1))
-    return summary_of(scores)
+    return summary_of(scores) | task.jackknife(dataset, detections, scores)
 
 
 def _draw_images(
@@ -135,18 +137,9 @@ def _draw_images(
 
 
 def _make_tables(summary: dict[str, Any]) -> list[Table]:
-    """Return the scores, and the scores by object size."""
-    names = ["box_ap", "box_ap50", "box_ap75", "mask_ap", "mask_ap50", "mask_ap75", "seconds"]
-    names = [name for name in names if name in summary]
-    title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
-    overall = Table(names, [[summary[name] for name in names]], title)
-    sizes = ("small", "medium", "large")
-    rows = [
-        [f"{kind} AP", *(summary[f"{kind}_ap_{size}"] for size in sizes)]
-        for kind in ("box", "mask")
-        if all(f"{kind}_ap_{size}" in summary for size in sizes)
-    ]
-    return [overall, Table(["objects", *sizes], rows)] if rows else [overall]
+    """Return the scores; those of sizes without objects are left out."""
+    scores = read_scores(summary)
+    return [score_table(scores, title="" if scores else "no objects to score on")]
 
 
 class DetectExperiment(DenseExperiment[DetectConfig, ResolvedDetectConfig]):
@@ -196,7 +189,8 @@ def evaluate(config: DetectEvalConfig) -> CommandResult:
 def _open_model(config: DetectEvalConfig) -> tuple[DetectionTask, CocoData, str]:
     task, facts = load_task(config.model, config.device, config.batch)
     known = dict(zip(facts["category_ids"], facts["classes"], strict=True))
-    data = open_coco(config.data, "given", categories=facts["categories"], known=known, only=config.split, max_bad=1.0)
+    parts: dict[str, Any] = {"only": config.split, **splitting_of(config.model, config.data)}
+    data = open_coco(config.data, categories=facts["categories"], known=known, max_bad=1.0, **parts)
     return task, data, config.split if Path(config.data).is_dir() else Path(config.data).name
 
 

@@ -14,7 +14,7 @@ from frugalvit.tasks.dense.task import DenseTask
 from frugalvit.tasks.detection.coco import CocoData, CocoImage
 from frugalvit.tasks.detection.dataset import DetectionDataset, Objects, View, make_targets, padded_size, stack_images
 from frugalvit.tasks.detection.layers import Target
-from frugalvit.tasks.detection.metrics import AveragePrecision, average_precision
+from frugalvit.tasks.detection.metrics import AP_KEYS, AveragePrecision, average_precision, precision_facts
 from frugalvit.tasks.detection.model import Detector
 from frugalvit.utils import console
 
@@ -79,6 +79,12 @@ class DetectionTask(DenseTask):
         overall = {name: value for name, value in scores.items() if name.endswith(("ap", "ap50", "ap75"))}
         return {name: value for name, value in overall.items() if value is not None}
 
+    def score_facts(self) -> dict[str, Any]:
+        assert self.last_evaluation is not None
+        dataset, detections = self.last_evaluation
+        facts = self.jackknife(dataset, detections, self.scores(dataset, detections))
+        return {"scored_on": self.eval_split, "scored_images": len(dataset), **facts}
+
     def cached_detections(self, dataset: DetectionDataset) -> list[dict[str, Any]]:
         """Return the detections of a dataset; those of the last evaluation if no step followed it."""
         if self.last_evaluation is not None and self.last_evaluation[0] is dataset:
@@ -134,12 +140,24 @@ class DetectionTask(DenseTask):
         kinds = ("bbox", "segm") if has_masks else ("bbox",)
         return {kind: average_precision(dataset.images, dataset.data, detections, kind) for kind in kinds}
 
+    def jackknife(
+        self, dataset: DetectionDataset, detections: list[dict[str, Any]], scores: dict[str, AveragePrecision]
+    ) -> dict[str, Any]:
+        """Return intervals and pseudo-values of the scores; a detector has no chance level to speak of."""
+        intervals: dict[str, Any] = {}
+        pseudo: dict[str, list[float]] = {}
+        for kind, total in scores.items():
+            facts = precision_facts(dataset.images, dataset.data, detections, kind, total)
+            name = {"bbox": "box", "segm": "mask"}[kind]
+            intervals |= {f"{name}_{key}_interval": interval for key, (interval, _) in facts.items()}
+            pseudo |= {f"{name}_{key}": values for key, (_, values) in facts.items()}
+        return intervals | {"pseudo_values": pseudo}
+
 
 def summary_of(scores: dict[str, AveragePrecision]) -> dict[str, float | None]:
     """Return box_ap, box_ap50, box_ap75, mask_ap, …; None if there is no such object."""
     names = {"bbox": "box", "segm": "mask"}
-    keys = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
-    return {f"{names[kind]}_{key}": getattr(ap, key) for kind, ap in scores.items() for key in keys}
+    return {f"{names[kind]}_{key}": getattr(ap, key) for kind, ap in scores.items() for key in AP_KEYS}
 
 
 def _entries(objects: Target, maskless: tuple[int, ...]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning_fabric import Fabric
@@ -239,6 +239,14 @@ class FeatureMonitor:
 
     def __init__(self, gallery: EvalSet, queries: EvalSet | None, classes: int, fabric: Fabric) -> None:
         self.gallery, self.queries, self.classes, self.fabric = gallery, queries, classes, fabric
+
+    def facts(self) -> dict[str, Any]:
+        """Return the number of images that k-NN is scored on, and its chance level."""
+        store = (self.queries or self.gallery).store
+        if store.labels is None or self.classes < 2:
+            return {}
+        chance = 100 * float(store.labels.bincount().max()) / len(store.labels)
+        return {"scored_images": store.readable, "chance": {"knn": chance}}
 
     def evaluate(self, backbone: Backbone) -> dict[str, float]:
         """Return effective rank, feature deviation and, with labels, the 20-NN top-1 accuracy."""

@@ -249,6 +249,10 @@ class PretrainingTask(Task):
         self.train(was_training)
         return scores
 
+    def score_facts(self) -> dict[str, Any]:
+        facts = {} if self.monitor is None else self.monitor.facts()
+        return {"scored_on": self.eval_split, **facts} if facts else {}
+
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
         """Log new alarms; return True if the run has collapsed and should end."""
         assert self.health is not None

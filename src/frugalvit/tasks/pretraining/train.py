@@ -30,6 +30,7 @@ from frugalvit.tasks.pretraining.collapse import FeatureMonitor, Health, health_
 from frugalvit.tasks.pretraining.continue_run import ContinuedRun, import_checkpoint, start_from_heads
 from frugalvit.tasks.pretraining.task import PretrainingTask, make_teacher
 from frugalvit.utils import console
+from frugalvit.utils.scores import read_scores
 from frugalvit.utils.tables import CommandResult, Table
 
 SAMPLE = "sample"
@@ -63,7 +64,7 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
         options = self.options
         keep_all = options.images != "train"
-        source = builders.open_source(options, fabric, labels=options.labels, loose=True, keep_all=keep_all)
+        source = builders.open_source(options, fabric, labels=options.label_source, loose=True, keep_all=keep_all)
         self.images = _choose_images(source, options.images)
         builders.check_enough_images(options, self.images)
         return source
@@ -124,6 +125,7 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
             "knn": last.get("knn"),
             "knn_on": None if last.get("knn") is None else task.eval_split,
             "best_knn": finite(outcome["best"]),
+            **task.score_facts(),
             "health": self.health.verdict(),
             "alarms": [str(alarm) for alarm in self.health.raised.values()],
             "first_loss": losses[0] if losses else None,
@@ -152,11 +154,11 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
         return {"model": teacher, "examples": images}
 
     def result(self, summary: dict[str, Any]) -> CommandResult:
-        names = ["first_loss", "loss", "knn", "effective_rank", "health", "seconds"]
-        table = Table(names, [[summary.get(name) for name in names]], "pre-training")
+        names = ["first_loss", "loss", "effective_rank", "health"]
+        table = Table([n.replace("_", " ") for n in names], [[summary.get(name) for name in names]], "pre-training")
         run = console.shell_quote(summary["run"])
         commands = [f"frugalvit probe knn {run} LABELLED_IMAGES/", f"frugalvit train LABELLED_IMAGES/ --init {run}"]
-        return run_result(summary, table, commands)
+        return run_result(summary, table, commands, [f"{'score':<12}{score}" for score in read_scores(summary)])
 
 
 def _choose_images(source: DatasetSplits, images: str) -> ImageDataset:
@@ -194,7 +196,7 @@ def make_plan(config: ResolvedPretrainConfig, images: int, world: int) -> TrainP
     warm = warmup_steps(optimizer.warmup, per_epoch, steps)
     return replace(
         plan,
-        lr=Cosine(config.lr, config.lr * optimizer.min_lr, steps, warm, from_zero=optimizer.whole_cosine),
+        lr=Cosine(config.lr, config.lr * optimizer.min_lr, steps, warm, from_zero=optimizer.cosine_from_start),
         weight_decay=Cosine(optimizer.weight_decay, config.weight_decay_end, steps),
         evaluate_every=max(round(config.health.every * per_epoch), -(-steps // 50)),
     )

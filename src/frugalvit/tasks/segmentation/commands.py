@@ -26,6 +26,7 @@ from frugalvit.tasks.dense.commands import (
     check_empty_folder,
     evaluate_model,
     limit_warmup,
+    splitting_of,
     unique_names,
 )
 from frugalvit.tasks.dense.drawing import (
@@ -42,8 +43,8 @@ from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
 from frugalvit.tasks.segmentation.task import COLUMNS, SegmentationTask
 from frugalvit.tasks.segmentation.upernet import Segmenter, SegmenterSpec
 from frugalvit.utils.files import make_folder, write_text
+from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult, Table, to_json
-from frugalvit.utils.text import pluralize
 
 _PANEL = 320
 """Longer side of small images in a report, in pixels: three fill the page's width."""
@@ -95,9 +96,11 @@ def score_segmenter(task: SegmentationTask, dataset: SegmentationDataset, folder
     With multi-scale testing ``miou`` is the multi-scale score; ``single_scale_miou`` is the plain one.
     """
     confusion, shares = task.cached_scores(dataset, task.test)
-    scores = confusion.summary()
+    scores: dict[str, Any] = confusion.summary() | confusion.facts()
     if task.test.multi_scale:
-        scores["single_scale_miou"] = task.cached_scores(dataset, TestConfig())[0].summary()["miou"]
+        single = task.cached_scores(dataset, TestConfig())[0]
+        scores |= {"single_scale_miou": single.summary()["miou"]}
+        scores |= {"single_scale_miou_interval": single.facts()["miou_interval"]}
     if folder is not None:
         make_folder(folder / layout.PICTURES)
         material = {
@@ -141,10 +144,7 @@ def _draw_images(
 
 
 def _make_tables(summary: dict[str, Any]) -> list[Table]:
-    names = ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "seconds"]
-    names = [name for name in names if name in summary]
-    title = f"{summary['scored_on']}: {pluralize(summary['scored_images'], 'image')}"
-    return [Table(names, [[summary[name] for name in names]], title)]
+    return [score_table(read_scores(summary))]
 
 
 class SegmentExperiment(DenseExperiment[SegmentConfig, ResolvedSegmentConfig]):
@@ -194,7 +194,8 @@ def _open_model(config: SegmentEvalConfig) -> tuple[SegmentationTask, SceneData,
     task, facts = load_task(config.model, config.device, config.batch, config.test)
     ignore = facts["ignored"] if config.ignore_index == "auto" else config.ignore_index
     count = max(facts["labels"]) + 1
-    data = open_scenes(config.data, ignore=ignore, count=count, split="given", only=config.split, max_bad=1.0)
+    parts: dict[str, Any] = {"only": config.split, **splitting_of(config.model, config.data)}
+    data = open_scenes(config.data, ignore=ignore, count=count, max_bad=1.0, **parts)
     names = [classes for classes in (list(data.classes), facts["classes"]) if not all(map(str.isdecimal, classes))]
     if np.flatnonzero(data.table != IGNORED).tolist() != facts["labels"] or (len(names) == 2 and names[0] != names[1]):
         raise UserError(

@@ -23,7 +23,7 @@ from frugalvit.data.decode import known_formats
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, list_images
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import SkippedFile
-from frugalvit.tasks.dense.dataset import UNREADABLE, make_splits, read_image_sizes
+from frugalvit.tasks.dense.dataset import UNREADABLE, make_splits, read_image_sizes, select_split
 from frugalvit.tasks.dense.loader import ImageReader
 from frugalvit.tasks.segmentation.metrics import IGNORED
 from frugalvit.utils import console
@@ -122,7 +122,7 @@ def open_scenes(
     labels = _choose_labels(root, count, names, _find_labels(splits), ignored)
     classes, table = tuple((names[k] if k < len(names) else str(k)) for k in labels), np.full(256, IGNORED, np.uint8)
     table[labels] = np.arange(len(labels))
-    splits = make_splits(splits, split, val_fraction, notes)
+    splits = select_split(make_splits(splits, split, val_fraction, notes), only, where)
     return SceneData(root.resolve().name, classes, table, ignored, splits, notes, bad)
 
 
@@ -153,9 +153,7 @@ def find_pairs(root: Path, only: str | None = None) -> tuple[dict[str, Pairs], s
     is_voc = (root / "JPEGImages").is_dir() and (root / "SegmentationClass").is_dir()
     splits: dict[str, Any]
     splits, layout = (_read_voc_lists(root), "voc") if is_voc else _find_folders(root)
-    if only is not None and only not in splits:
-        raise UserError(f"{root} has no split '{only}'. It has: {', '.join(splits)}.")
-    splits = {split: part for split, part in splits.items() if only in (None, split)}
+    splits = {only: splits[only]} if only in splits else splits  # training may have made the split
     return splits if is_voc else {split: match_masks(*folders) for split, folders in splits.items()}, layout
 
 

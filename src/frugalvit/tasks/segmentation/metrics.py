@@ -7,26 +7,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from frugalvit.utils.statistics import PARTS, jackknife_interval, pseudo_values
+
 IGNORED = 255
 """Class of the pixels that do not count, after a dataset's labels are mapped to classes."""
 
 
 class Confusion:
-    """Pixels by true class (rows) and predicted class (columns), without those of class ``IGNORED``."""
+    """Pixels by true class (rows) and predicted class (columns), without those of class ``IGNORED``.
+
+    parts: the same pixels by part of the images, (PARTS, C, C), for intervals
+    """
 
     def __init__(self, classes: int, device: torch.device | str = "cpu") -> None:
         self.classes = classes
-        self.counts = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+        self.parts = torch.zeros(PARTS, classes, classes, dtype=torch.int64, device=device)
 
-    def add(self, predicted: Tensor, truth: Tensor) -> None:
-        """Count pixels; both tensors hold class numbers and have the same shape."""
+    @property
+    def counts(self) -> Tensor:
+        return self.parts.sum(0)
+
+    def add(self, predicted: Tensor, truth: Tensor, index: int = 0) -> None:
+        """Count the pixels of an image; both tensors hold class numbers. ``index``: of the image in its dataset."""
         counted = truth != IGNORED
         pairs = truth[counted].long() * self.classes + predicted[counted].long()
-        self.counts += torch.bincount(pairs, minlength=self.classes**2).view(self.classes, self.classes)
+        self.parts[index % PARTS] += torch.bincount(pairs, minlength=self.classes**2).view(self.classes, self.classes)
 
     def reduced(self, fabric: Any) -> Confusion:
         """Sum the counts over all ranks."""
-        self.counts = fabric.all_reduce(self.counts, reduce_op="sum")
+        self.parts = fabric.all_reduce(self.parts, reduce_op="sum")
         return self
 
     def ious(self) -> Tensor:
@@ -49,6 +58,26 @@ class Confusion:
             "miou": _mean(self.ious()),
             "mean_accuracy": _mean(self.accuracies()),
             "pixel_accuracy": float(correct / total) if total else 0.0,
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """Return intervals, pseudo-values and chance levels of the scores.
+
+        Chance is what calling every pixel the most frequent class has.
+        """
+        total, counts = self.summary(), self.counts
+        without = []
+        for part in self.parts[self.parts.sum((1, 2)) > 0]:
+            rest = Confusion(self.classes, counts.device)
+            rest.parts[0] = counts - part
+            without.append(rest.summary())
+        values = {name: pseudo_values(total[name], [scores[name] for scores in without]) for name in total}
+        guess = Confusion(self.classes, counts.device)
+        guess.parts[0, :, int(counts.sum(1).argmax())] = counts.sum(1)
+        return {
+            **{f"{name}_interval": list(jackknife_interval(total[name], values[name], 1.0)) for name in total},
+            "chance": guess.summary(),
+            "pseudo_values": {name: [round(value, 8) for value in part] for name, part in values.items()},
         }
 
 

@@ -168,6 +168,11 @@ class SegmentationTask(DenseTask):
         self.last_evaluation = (self.evaluated, self.scores(self.evaluated, TestConfig()))
         return self.last_evaluation[1][0].summary()
 
+    def score_facts(self) -> dict[str, Any]:
+        assert self.last_evaluation is not None
+        dataset, (confusion, _) = self.last_evaluation
+        return {"scored_on": self.eval_split, "scored_images": len(dataset), **confusion.facts()}
+
     def cached_scores(
         self, dataset: SegmentationDataset, test: TestConfig
     ) -> tuple[Confusion, list[tuple[int, float]]]:
@@ -190,7 +195,8 @@ class SegmentationTask(DenseTask):
         for indices in console.progress(list(self._groups(dataset)), label="evaluating"):
             predicted = self.predict([dataset.pictures.read(index) for index in indices], test)
             truth = torch.stack([dataset.labels(index) for index in indices]).to(self.device)
-            confusion.add(predicted, truth)
+            for index, answer, labels in zip(indices, predicted, truth, strict=True):
+                confusion.add(answer, labels, index)
             counted = truth != IGNORED
             correct = ((predicted == truth) & counted).sum((1, 2)) / counted.sum((1, 2))
             shares += [(index, s) for index, s in zip(indices, correct.tolist(), strict=True) if not math.isnan(s)]
