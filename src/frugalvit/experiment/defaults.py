@@ -135,7 +135,8 @@ def finetuning_epochs(facts: Facts) -> tuple[int, str]:
 def finetuning_lr(batch: int) -> tuple[float, str]:
     """Return a quarter of the rate of a long fine-tuning: the classifier is fitted, and the run is short.
 
-    ViT-Ti on 918 flowers, 3 epochs: validation accuracy fell from 97.1 to 94.1 % with the full rate.
+    ViT-Ti on 918 flowers, validation accuracy after 0, 1, 2 and 3 epochs: 97.1, 91.2, 94.1 % and not run with the full
+    rate, 97.1, 96.1, 94.1, 94.1 % with a quarter (one seed, 102 images). No rate was measured to gain.
     """
     lr = float(f"{1.25e-4 * math.sqrt(batch / 1024):.2g}")
     return lr, f"1.25e-4 at batch 1,024, scaled with the square root to batch {batch}: a fitted classifier moves little"
@@ -149,10 +150,10 @@ def layer_decay(facts: Facts) -> tuple[float, str]:
 
 
 def frozen_blocks(facts: Facts) -> tuple[int, str]:
-    """Return half of the blocks on a CPU, where this saves a third of the time; none elsewhere."""
+    """Return half of the blocks on a CPU, which then computes fewer gradients; none elsewhere."""
     if facts.device != "cpu" or facts.blocks < 4:
         return 0, "every block learns"
-    return facts.blocks // 2, f"half of the {facts.blocks} blocks: a third less time on a CPU"
+    return facts.blocks // 2, f"half of the {facts.blocks} blocks: fewer gradients on a CPU"
 
 
 def exported_weights(facts: Facts) -> tuple[str, str]:
