@@ -193,7 +193,7 @@ def test_default_mean_and_std_are_those_of_imagenet() -> None:
         ({"name": "test_vit", "img_size": (64, 64, 64)}, "not a size"),
         ({"name": "test_vit", "img_size": True}, "img_size=True"),
         ({"name": "test_vit", "mean": (0.5,), "img_size": 64}, "mean has 1 numbers"),
-        ({"name": "swin_nano", "pretrained": True}, "pretrained weights of swin_nano"),
+        ({"name": "swin_nano", "pretrained": True}, "no weights of 'swin_nano'"),
         ({"name": "swin_nano", "num_classes": -1}, "num_classes=-1"),
         ({"name": "swin_nano", "in_chans": 0}, "in_chans=0"),
         ({"name": "swin_nano", "drop_path": float("nan")}, "drop_path=nan"),

@@ -37,6 +37,24 @@ def check_command(text: str) -> None:
     parser.parse(command.load_config(), options, command.name, command.help)
 
 
+@pytest.fixture(autouse=True)
+def online(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """Tests choose whether the hub answers; no weights are on this machine."""
+    state = {"online": False}
+    monkeypatch.setattr("frugalvit.cli.advise.is_online", lambda: state["online"])
+    monkeypatch.setattr("frugalvit.cli.advise.locate_published", lambda name: None)
+    return state
+
+
+def test_published_weights_come_first_where_they_can_be_had(tmp_path: Path, online: dict[str, bool]) -> None:
+    folder, found = write_images(tmp_path / "photos", 2, 4), {}
+    for online["online"] in (True, False):
+        proposals = advise(AdviseConfig(data=str(folder), trial=0, device="cpu")).data["proposals"]
+        found[online["online"]] = [proposal["command"].split()[1:3] for proposal in proposals]
+    assert found[True][:2] == [["probe", "logistic"], ["train", str(folder)]] and len(found[True]) == 6
+    assert found[False][0][0] == "train" and found[False][3:5] == found[True][:2]
+
+
 def test_labelled_images(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "my photos", 3, 12)
     data = advise(AdviseConfig(data=str(folder), trial=1, device="cpu")).data
@@ -45,7 +63,7 @@ def test_labelled_images(tmp_path: Path) -> None:
     for proposal in proposals:
         check_command(proposal["command"])
         assert proposal["seconds"] > 0 and proposal["why"]
-    assert [p["command"].split()[1] for p in proposals] == ["train", "pretrain", "train", "train", "compare"]
+    assert [p["command"].split()[1] for p in proposals] == ["train", "pretrain", "train", "probe", "train", "compare"]
     assert proposals[0]["seconds"] >= proposals[0]["steps"] * proposals[0]["seconds_per_step"]
     floor = data["floor"]
     assert floor["train_images"] == data["splits"]["train"] and 0 < floor["majority"] <= floor["best"] <= 100

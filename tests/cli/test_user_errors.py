@@ -88,7 +88,10 @@ MISTAKES = [
     ("pretrain photos --continue run", "--continue takes runs of 'frugalvit pretrain'; --init run starts from its"),
     ("pretrain photos --continue nothere", "nothere holds no run"),
     # names
-    ("train photos --init nothere", "--init nothere: there is no such run, exported folder or checkpoint file."),
+    (
+        "train photos --init nothere",
+        "--init nothere: there is no such run, exported folder, checkpoint file or published network.",
+    ),
     ("train photos --backbone swin_nano --backbone-args {a:", "it must be a group, {name: value}"),
     ('train photos --backbone-args {"img_size":32}', "'img_size' cannot be set here: use --img-size"),
     ('train photos --backbone-args {"in_chans":4}', "in_chans must be 3"),
@@ -96,8 +99,7 @@ MISTAKES = [
     ("probe knn empty photos", "empty holds no model"),
     ("export nothere", "There is no folder, file or network 'nothere'"),
     ("predict run empty", "empty holds no images"),
-    ("predict bare.safetensors photos", "bare.safetensors is a bare weight file"),
-    ("embed vit_tiny_patch16_224.augreg_in21k photos", "hf download timm/vit_tiny_patch16_224.augreg_in21k"),
+    ("predict bare.safetensors photos", "bare.safetensors is a bare checkpoint"),
     ("report run pre --out photos", "photos is a folder: name a file in it, for instance photos/report.html"),
 ]
 

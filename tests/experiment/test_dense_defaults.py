@@ -87,3 +87,11 @@ def test_epochs_on_a_cpu() -> None:
     for images in (10, 100, 1000):
         epochs, reason = dense_epochs(Facts(images, 2, 64, "cpu"), 4, True)
         assert 100 <= epochs * max(1, images // 4) <= 300 and "CPU" in reason
+
+
+@pytest.mark.parametrize(
+    ("device", "backbone"), [("cpu", "vit_tiny_patch16_224"), ("cuda", "swin_tiny_patch4_window7_224")]
+)
+def test_published_weights_have_a_network(device: str, backbone: str) -> None:
+    config = DetectConfig.parse({"data": "x", "pretrained": True})
+    assert resolve_dense_input(config, Facts(40, 3, 64, device), AutoValues()).backbone == backbone

@@ -107,7 +107,7 @@ def test_export_of_a_checkpoint_has_no_scores(
 
 
 @pytest.mark.parametrize(
-    ("extra", "text"), [({}, "classifier of 3 classes left out"), ({"wings.weight": torch.ones(2)}, "no wings.weight")]
+    ("extra", "text"), [({}, "with ImageNet's pixel statistics"), ({"wings.weight": torch.ones(2)}, "no wings.weight")]
 )
 def test_bare_files_are_loaded_into_the_published_network(
     extra: dict[str, torch.Tensor], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -127,5 +127,3 @@ def test_names_have_random_weights(capsys: pytest.CaptureFixture[str]) -> None:
     assert "warning: 'test_vit' is only a name: its weights are random" in capsys.readouterr().err
     load_model("test_vit", img_size=160, random=True)
     assert not capsys.readouterr().err
-    with pytest.raises(UserError, match="published weights, which are not downloaded here"):
-        load_model("vit_tiny_patch16_224.augreg_in21k")

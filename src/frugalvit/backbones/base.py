@@ -23,7 +23,7 @@ from frugalvit.backbones.timm_features import Size, cell_sides, cells_in_image, 
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 
-BACKBONE_ONLY_KWARGS = ("mean", "std", "grid_norm", "drop_path", "keep_patch_size")
+BACKBONE_ONLY_KWARGS = ("mean", "std", "grid_norm", "drop_path", "keep_patch_size", "knn_head")
 """Keywords of a backbone that are not passed to the network's constructor under these names."""
 
 
@@ -144,6 +144,15 @@ class Backbone(nn.Module):
         # Distilled networks average two classifiers: DeiT's read one token each, LeViT's the same features.
         parts = pooled.chunk(2, 1) if self._has_two_tokens() else (pooled, pooled)
         return (heads[0](parts[0]) + heads[1](parts[1])) / 2
+
+    @torch.no_grad()
+    def set_classifier(self, weight: Tensor, bias: Tensor) -> None:
+        """Set the linear classifier: weight (classes, pooled_dim), bias (classes,)."""
+        head = self.model.get_classifier()  # type: ignore[operator]
+        if not isinstance(head, nn.Linear | nn.Conv2d) or head.weight.numel() != weight.numel() or head.bias is None:
+            raise UserError(f"{self.name} has no single linear classifier on its pooled features, which could be set.")
+        head.weight.copy_(weight.reshape(head.weight.shape))
+        head.bias.copy_(bias)
 
     def stages(self, images: Tensor) -> list[Tensor]:
         """Return the output of every stage without final norm, (B, C_i, h_i, w_i), fine to coarse.

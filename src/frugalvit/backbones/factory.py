@@ -12,9 +12,11 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
 from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
+from frugalvit.backbones.knn_head import KnnHead
 from frugalvit.backbones.registry import architecture_keywords, get_architecture, get_family
 from frugalvit.backbones.small_images import adapt, format_keywords, note_small_grid, set_stem_stride
-from frugalvit.backbones.timm_features import Size, build_on_meta
+from frugalvit.backbones.timm_features import Size, build_on_meta, classifier_name
+from frugalvit.backbones.weights.published import read_published
 from frugalvit.errors import UserError, to_count
 
 # Tried with every network, and dropped if it lacks the keyword. With them one object takes every image size.
@@ -35,6 +37,7 @@ def create_backbone(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     keep_patch_size: bool = False,
+    knn_head: dict[str, Any] | None = None,
     **keywords: Any,
 ) -> Backbone:
     """Create a network by name, ready for images of any size.
@@ -47,6 +50,7 @@ def create_backbone(
     mean, std   of the pixels; None for ImageNet's, or for those of the pretrained weights
     keep_patch_size  True keeps patches, windows and strides at any image size: trained weights need this.
                 False makes patches or strides of a new network smaller if its final grid would be too small.
+    knn_head    a k-NN classifier instead of a linear one: ``{"images": 100, "k": 20, "temperature": 0.07}``
     keywords    go to the network: ``embed_dim=24``, ``patch_size=2``, ``padding="zeros"`` … ``stem_stride=1`` sets the
                 stride of the stem of a convolutional network
     """
@@ -88,6 +92,9 @@ def create_backbone(
         resolved["grid_norm"] = False
     if drop_path is not None:
         resolved["drop_path"] = drop_path
+    if knn_head is not None:
+        resolved["knn_head"] = knn_head
+        _set_knn_head(model, num_classes, **knn_head)
     return Backbone(
         model,
         name=name,
@@ -102,6 +109,15 @@ def create_backbone(
         grid_norm=grid_norm,
         notes=notes,
     )
+
+
+def _set_knn_head(model: nn.Module, classes: int, images: int, k: int, temperature: float) -> None:
+    """Replace the linear classifier."""
+    name = classifier_name(model)
+    linear = None if name is None else model.get_submodule(name)
+    if name is None or not isinstance(linear, nn.Linear):
+        raise UserError(f"{type(model).__name__} has no single linear classifier, which a k-NN classifier replaces.")
+    model.set_submodule(name, KnnHead(images, linear.in_features, classes, k, temperature))
 
 
 def from_spec(spec: dict[str, Any], **changes: Any) -> Backbone:
@@ -132,12 +148,13 @@ def build_timm(
         allowed |= architecture_keywords(get_architecture(keywords["architecture"]))
     if refused := sorted(set(keywords) - allowed):
         raise UserError(_unknown_keyword(name, refused[0]))
+    weights: dict[str, Any] = {"pretrained_cfg_overlay": {"state_dict": read_published(name)}} if pretrained else {}
     square = img_size[0] == img_size[1]  # some networks take only one number
     optional: dict[str, Any] = {"img_size": img_size[0] if square else img_size, **_FLEXIBLE}
     optional = {key: value for key, value in optional.items() if key not in keywords}
     while True:
         try:
-            model = timm.create_model(architecture, pretrained=pretrained, **keywords, **optional)
+            model = timm.create_model(architecture, pretrained=pretrained, **keywords, **optional, **weights)
             break
         except UserError:
             raise
@@ -151,10 +168,7 @@ def build_timm(
             raise UserError(f"{name} cannot be built with {format_keywords(keywords)}: {_first_line(error)}") from error
         except Exception as error:
             if pretrained:
-                raise UserError(
-                    f"pretrained weights of {name} cannot be downloaded ({_first_line(error)}); "
-                    "check the connection, or use a weights file (--init, load_weights)"
-                ) from error
+                raise UserError(f"The published weights of {name} do not fit: {_first_line(error)}.") from error
             options = format_keywords({**keywords, "img_size": img_size})
             raise UserError(f"{name} cannot be built with {options}: {_first_line(error)}") from error
     if stem_stride is not None:

@@ -331,3 +331,10 @@ def is_exporting() -> bool:
 def _name(model: nn.Module) -> str:
     configuration = getattr(model, "pretrained_cfg", None) or {}
     return configuration.get("architecture") or type(model).__name__
+
+
+def classifier_name(model: nn.Module) -> str | None:
+    """Return the name of the linear classifier, or None."""
+    classifier: Any = model.get_classifier() if hasattr(model, "get_classifier") else None  # type: ignore[operator]
+    first = classifier[0] if isinstance(classifier, tuple) else classifier
+    return next((name for name, module in model.named_modules() if module is first and name), None)

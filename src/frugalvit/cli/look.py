@@ -205,7 +205,8 @@ def read_picture(path: str) -> Picture:
 
 def _load_models(config: Any, paths: list[str]) -> list[Model]:
     device = pick_device(config.device)
-    models = [load_model(path, device, img_size=config.img_size, architecture=config.backbone) for path in paths]
+    options = {"img_size": config.img_size, "architecture": config.backbone, "pretrained": config.pretrained}
+    models = [load_model(path, device, **options) for path in paths]
     names = [model.name for model in models]
     for number, model in enumerate(models):
         name = f"{model.name} ({paths[number]})" if names.count(model.name) > 1 else model.name

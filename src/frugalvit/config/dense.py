@@ -11,7 +11,7 @@ from frugalvit.config.base import Config, option
 from frugalvit.config.compare import Compared
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.train import RunConfig
-from frugalvit.config.types import Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Span, Whole
+from frugalvit.config.types import PUBLISHED, Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Span, Whole
 
 DETECTOR_HEADS: dict[str, str | type[Any]] = {
     "mask-rcnn": "frugalvit.tasks.detection.heads:MaskRCNNHead",
@@ -75,7 +75,7 @@ class TransferConfig(RunConfig):
     """Inherited options that are refused, with the reason; --help hides them."""
 
     img_size: int | Auto = option("auto", "input size in pixels")  # type: ignore[assignment]
-    pretrained: bool = option(False, "start from timm's published weights (needs a network connection)")
+    pretrained: bool = option(False, PUBLISHED)
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
     compile: bool | Auto = option("auto", "torch.compile the backbone; auto: no, because sizes change between steps")
     weights: Literal["auto", "best", "last"] = option(

@@ -1,17 +1,20 @@
 """Options of probe, embed, eval and bench."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import pydantic
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.types import (
+    ARCHITECTURE,
+    CLASSIFIER,
     DATA,
     LABEL_PART,
     LABELS,
     MIRROR,
     MODEL,
     PRECISION,
+    PRETRAINED,
     ROOT,
     VAL_FRACTION,
     Auto,
@@ -56,14 +59,15 @@ class FrozenModelConfig(Config):
 class ExtractConfig(FrozenModelConfig):
     """Options of every command that extracts features."""
 
-    backbone: str | None = option(None, "architecture of a checkpoint without a configuration")
+    backbone: str | None = option(None, ARCHITECTURE)
+    pretrained: bool = option(False, PRETRAINED)
     seed: Seed = option(0, "seed of splits and of all random numbers")
 
 
 class EvalConfig(FrozenModelConfig):
     """Score a classifier on labelled images."""
 
-    model: str = option(help="run folder, checkpoint or exported folder", positional=True)
+    model: str = option(help=CLASSIFIER, positional=True)
     data: str = option(help=DATA, positional=True)
     root: str | None = option(None, ROOT)
     classes: str | None = option(None, "file with the classes to use, one name per line")
@@ -88,6 +92,22 @@ class ProbeConfig(FeaturesConfig):
     data: str = option(help=DATA, positional=True)
     root: str | None = option(None, ROOT)
     labels: LabelPart = option(1.0, f"{LABEL_PART}, val included")
+    save: str | None = option(
+        None, "save the classifier as a run in this new folder, for predict, eval, export and report"
+    )
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _save_pooled_features(cls, values: Any) -> Any:
+        """Use pooled features with --save: a saved classifier reads them."""
+        is_saved = isinstance(values, dict) and values.get("save") is not None
+        return {"features": "pooled"} | values if is_saved else values
+
+    @pydantic.model_validator(mode="after")
+    def _check_saved_features(self) -> Self:
+        if self.save is not None and self.features != "pooled":
+            raise ValueError(f"--features {self.features} cannot be used with --save; use pooled")
+        return self
 
 
 class KnnConfig(ProbeConfig):

@@ -10,7 +10,7 @@ compile, workers, cache), in options that say how to read data, and in the optio
 from frugalvit.config.base import option
 from frugalvit.config.dense import DecoderConfig, DetectConfig, DetectorConfig, SegmentConfig, TransferConfig
 from frugalvit.config.pretrain import Centering, MatchingConfig, PretrainConfig
-from frugalvit.config.train import DrlocConfig, LocalizationConfig, RunConfig, TrainConfig
+from frugalvit.config.train import DrlocConfig, LocalizationConfig, OptimizerConfig, RunConfig, TrainConfig
 
 
 class ResolvedRunConfig(RunConfig):
@@ -40,7 +40,13 @@ class ResolvedLocalizationConfig(LocalizationConfig):
         )
 
 
+class ResolvedOptimizerConfig(OptimizerConfig):
+    layer_decay: float = option()
+
+
 class ResolvedTrainConfig(ResolvedRunConfig, TrainConfig):
+    optimizer: ResolvedOptimizerConfig = option()
+    freeze: int = option()
     ema: float = option()
     evaluate_every: int = option()
     localization: ResolvedLocalizationConfig = option()

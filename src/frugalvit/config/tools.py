@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.types import DATA, MODEL, ROOT, Auto, Device, Seed, Side
+from frugalvit.config.types import ARCHITECTURE, DATA, MODEL, PRETRAINED, ROOT, Auto, Device, Seed, Side
 
 EXPORTS = {
     "timm": "frugalvit.export.timm_folder:TimmFolder",
@@ -33,7 +33,7 @@ class ExportConfig(Config):
     images: str | None = option(
         None, "file, folder or dataset to check the export with (default: the run's data, or noise)"
     )
-    backbone: str | None = option(None, "architecture of a checkpoint without a configuration")
+    backbone: str | None = option(None, ARCHITECTURE)
     img_size: Side | None = option(None, "input size in pixels (default: the model's)")
     license: str = option("unknown", "licence of the weights, as the hub spells it (apache-2.0, mit …); for hf")
 
@@ -88,7 +88,8 @@ class ReproduceConfig(Config):
 
 class _LookConfig(Config):
     model: str = option(help=MODEL, positional=True)
-    backbone: str | None = option(None, "architecture of a checkpoint without a configuration")
+    backbone: str | None = option(None, ARCHITECTURE)
+    pretrained: bool = option(False, PRETRAINED)
     img_size: Side | None = option(None, "input size in pixels (default: the model's)")
     device: Device = option("auto", "device to compute on")
     out: str | None = option(None, "file to write, or a folder for it (default: a new name in this folder)", short="-o")

@@ -13,11 +13,13 @@ from frugalvit.config.data import AugmentConfig, CacheConfig, MixingConfig
 from frugalvit.config.recipes import recipe_values
 from frugalvit.config.semi_supervised import SemiConfig
 from frugalvit.config.types import (
+    CLASSIFIER,
     DATA,
     LABEL_PART,
     MIRROR,
     OBJECTIVES,
     PRECISION,
+    PUBLISHED,
     ROOT,
     VAL_FRACTION,
     Auto,
@@ -54,7 +56,9 @@ class OptimizerConfig(Config):
     clip_per: Literal["global", "tensor"] = option(
         "global", "clip by one norm over all gradients, or by one per tensor"
     )
-    layer_decay: float = option(1.0, "learning-rate factor from each block to the one before it", gt=0, le=1)
+    layer_decay: Annotated[float, pydantic.Field(gt=0, le=1)] | Auto = option(
+        1.0, "learning-rate factor from each block to the one before it; auto: 0.75"
+    )
 
 
 _RESERVED_KWARGS = {
@@ -83,7 +87,7 @@ class RunConfig(Config):
     out: str | None = option(
         None, "run folder (default: runs/DATE_BACKBONE_DATA or runs/DATE_COMMAND_DATA)", short="-o"
     )
-    init: str | None = option(None, "start from the weights of a run, a checkpoint or an exported folder")
+    init: str | None = option(None, "start from the weights of a run, a checkpoint, an exported folder or NAME.TAG")
     resume: str | None = option(
         None, "resume this run exactly (pass DATA only if it has moved); auto: resume the run in --out, or start it"
     )
@@ -344,8 +348,14 @@ class TrainConfig(RunConfig):
         "'unlabelled', rows without a label, and what --labels leaves out)",
     )
     balance: bool = option(False, "draw classes equally often")
-    pretrained: bool = option(False, "start from timm's published weights (needs a network connection)")
-    freeze: int = option(0, "freeze the embedding and the first N blocks", ge=0)
+    pretrained: bool = option(False, PUBLISHED)
+    freeze: Whole | Auto = option(
+        0, "freeze the embedding and the first N blocks; auto: half of the blocks on a CPU, else none"
+    )
+    lora: Whole = option(0, "train only a change of this rank of each matrix (LoRA), and the classifier; 0: everything")
+    classifier: Literal["auto", "random", "logistic"] = option(
+        "auto", "first classifier; logistic: fitted on the frozen features; auto: logistic for published weights"
+    )
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own")
     stretch: float = option(1.0, "use the schedules of a run this many times as long, and stop early", ge=1)
     weights: Literal["auto", "best", "last"] = option(
@@ -386,7 +396,7 @@ class TrainConfig(RunConfig):
 class PredictConfig(Config):
     """Classify images with the preprocessing and class names of the training."""
 
-    model: str = option(help="run folder, checkpoint or exported folder", positional=True)
+    model: str = option(help=CLASSIFIER, positional=True)
     images: list[str] = option(help="image files or folders", positional=True)
     top: int = option(5, "number of classes to print", ge=1)
     format: Literal["table", "csv"] = option("table", "output format; or use --json")

@@ -88,6 +88,8 @@ class Trainer(TrainStep):
         plan, progress = self.plan, console.ProgressBar(self.plan.steps, "training", start=self.step)
         self.window_began = (time.monotonic(), self.step)
         with self.stop.installed():
+            if plan.evaluate_first and self.step == 0:
+                self.evaluate()
             while self.step < plan.steps and not self.should_end:
                 self.one_step()
                 self.step += 1

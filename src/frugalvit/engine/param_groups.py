@@ -80,6 +80,14 @@ def layers_of(model: nn.Module) -> list[list[tuple[str, nn.Parameter]]]:
     return layers
 
 
+def count_blocks(model: nn.Module) -> int:
+    """Return the number of blocks between embedding and head; 0 if the network does not define their order."""
+    try:
+        return len(layers_of(model)) - 2
+    except UserError:
+        return 0
+
+
 def layer_groups(model: nn.Module, weight_decay: float, layer_decay: float) -> list[dict[str, Any]]:
     """Make groups whose learning rate falls by ``layer_decay`` per layer, from the output to the input."""
     layers, undecayed = layers_of(model), no_weight_decay_names(model)

@@ -42,6 +42,7 @@ class TrainPlan:
     seed: int = 0
     log_every: int = 10
     evaluate_every: int = 0
+    evaluate_first: bool = False  # before the first step too: the initial weights may be the best
     save_every: int = 0
     save_minutes: float = 10.0
     max_nonfinite_steps: int = 5  # in a row

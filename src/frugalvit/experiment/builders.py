@@ -10,7 +10,7 @@ import torch
 from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone, create_backbone
-from frugalvit.backbones.weights.fit import classifier_name
+from frugalvit.backbones.timm_features import classifier_name
 from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_config import class_names as names_in_folder
 from frugalvit.config.pretrain import PretrainConfig
@@ -36,6 +36,7 @@ from frugalvit.engine.hardware import configure_cuda, make_precision, pick_devic
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment.defaults import PAIR, AutoValue, AutoValues
+from frugalvit.experiment.load_model import find_init
 from frugalvit.objectives import RelativeLocalization
 from frugalvit.runs import layout
 from frugalvit.runs.layout import has_checkpoint
@@ -266,9 +267,10 @@ def load_initial_weights(backbone: Backbone, config: RunConfig, classes: Sequenc
 
 
 def _load_init(backbone: Backbone, init: str, classes: Sequence[str]) -> None:
-    stored = names_in_folder(init)
+    path = find_init(init)
+    stored = names_in_folder(path)
     same_classes = stored is None or stored == list(classes)
-    report = load_weights(backbone, init, classifier=same_classes)
+    report = load_weights(backbone, path, classifier=same_classes)
     parts = [f"{len(report.matched)} tensors loaded"]
     for names, text in ((report.missing, "missing"), (report.left_over, "left over")):
         parts.append(f"{len(names)} {text}{f' ({truncate_list(names, 4)})' if names else ''}")

@@ -13,6 +13,7 @@ from frugalvit.experiment.defaults import (
     describe_interval,
     exported_weights,
     papers_backbone,
+    published_backbone,
     resolve_batch_size,
 )
 
@@ -23,7 +24,8 @@ _STEPS_ON_CPU = 200
 
 def resolve_dense_input(config: D, facts: Facts, auto: AutoValues) -> D:
     """Resolve backbone and input size: the short side (detection), or the side of a crop (segmentation)."""
-    auto.choose("backbone", config.backbone, *papers_backbone(facts.device))
+    rule = published_backbone if config.pretrained else papers_backbone
+    auto.choose("backbone", config.backbone, *rule(facts.device))
     on_cpu = facts.device == "cpu"
     if isinstance(config, DetectConfig):
         limit, wanted, rule = (128 if on_cpu else 800), 5 / 3 * facts.side, "the papers enlarge 480 px to 800"

@@ -26,7 +26,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.defaults import AutoValues, Facts, record_recipe, resolve_input
 from frugalvit.experiment.extra_objectives import load_plugins
-from frugalvit.experiment.load_model import adopt_init_architecture
+from frugalvit.experiment.load_model import adopt_init_architecture, find_init
 from frugalvit.report.html import write_report
 from frugalvit.runs import layout, resume
 from frugalvit.runs.layout import missing_parents, remove_empty_run
@@ -147,9 +147,9 @@ class Experiment(ABC, Generic[C, R]):
         load_plugins(requested.plugin)
         if requested.resume:
             self.options = resume.load_resumed_config(requested)
-        elif requested.init and not Path(requested.init).exists():
-            raise UserError(f"--init {requested.init}: there is no such run, exported folder or checkpoint file.")
         else:
+            if requested.init:
+                find_init(requested.init)
             self._check_data_early()
         fabric = self.fabric = builders.make_fabric(self.options)
         check_same_resume(fabric, bool(requested.resume), requested.out)

@@ -10,6 +10,13 @@ from frugalvit.backbones.registry import get_architecture, is_model_name, sugges
 from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, find_model_folder
 from frugalvit.backbones.weights.model_folder import load_model_folder
+from frugalvit.backbones.weights.published import (
+    describe_file,
+    find_published,
+    has_published,
+    is_published,
+    network_in_name,
+)
 from frugalvit.backbones.weights.released_checkpoints import classifier_part
 from frugalvit.config.train import RunConfig
 from frugalvit.data.augmentation.transforms import EvalTransform
@@ -48,13 +55,20 @@ def load_model(
     img_size: int | tuple[int, int] | None = None,
     architecture: str | None = None,
     random: bool = False,
+    pretrained: bool = False,
 ) -> Model:
     """Load a model in eval mode on ``device``.
 
-    architecture: of a bare checkpoint file, which does not store it
+    architecture: of a bare checkpoint file, which does not store it; a tag of timm also sets the preprocessing
+    pretrained:   the name of an architecture means its published weights
     random:       do not warn that the name of an architecture alone has random weights
     """
     path, checkpoint = Path(source), None
+    by_name = not path.exists() and (pretrained or (is_published(source) and not (random and is_model_name(source))))
+    if pretrained and not (by_name and (is_model_name(source) or is_published(source))):
+        raise UserError(f"--pretrained needs the name of a published network, not '{source}'. Drop --pretrained.")
+    if by_name:
+        path = find_published(source)
     meta: dict[str, Any] = {}
     folder = described_by(path)
     if folder is not None and (architecture is None or path.name not in WEIGHT_FILES):
@@ -72,15 +86,13 @@ def load_model(
             raise UserError(f"{path} holds a {backbone.name}. Drop --backbone {architecture}.")
         if img_size is not None:
             _log_notes(backbone.notes)
-        name = path.resolve().name
+        name = source if by_name else path.resolve().name
         if checkpoint is not None:
             load_weights(backbone, _checkpoint_weights(checkpoint), strict=True)
             name, meta = f"{name}-{checkpoint.stem}", without_scores(meta)  # scores belong to the folder's weights
     elif path.is_file():
-        if architecture is None:
-            raise UserError(f"{path} is a bare checkpoint, which does not store its network. Set --backbone NAME.")
-        backbone = _load_file(path, architecture, img_size or 224)
-        name = path.stem
+        backbone, meta = _load_file(path, source if by_name else architecture, img_size)
+        name = source if by_name else path.stem
     else:
         if "/" in source or source.endswith((".pt", ".pth", ".safetensors")):
             raise UserError(f"There is no model at {source}. {_MODELS}.")
@@ -89,14 +101,9 @@ def load_model(
             raise UserError(
                 f"There is no folder, file or network '{source}'.{suggest_names(source)} {_MODELS}, {names}."
             )
-        published, _, tag = source.partition(".")
-        if tag and not random:
-            raise UserError(
-                f"'{source}' names published weights, which are not downloaded here. Download the folder ('hf download "
-                f"timm/{source} --local-dir FOLDER') and pass it, or pass '{published}' for random weights."
-            )
         if not random:
-            console.warning(f"'{source}' is only a name: its weights are random. {_MODELS} for trained ones")
+            hint = "Set --pretrained for the published ones" if has_published(source) else f"{_MODELS} for trained ones"
+            console.warning(f"'{source}' is only a name: its weights are random. {hint}")
         backbone = create_backbone(source, img_size=img_size or 224)
         _log_notes(backbone.notes)
         name = source
@@ -124,12 +131,15 @@ def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = Tr
     """
     if not config.init or config.resume:
         return config
-    folder = find_model_folder(config.init)
-    if folder is None and (Path(config.init) / layout.DATA).is_file():
+    path = find_init(config.init)
+    folder = find_model_folder(described_by(path) or path)
+    if folder is None and (path / layout.DATA).is_file():
         raise UserError(
             f"--init {config.init}: this run is not finished. Resume it, or use --init "
             f"{shell_quote(f'{config.init}/{layout.CHECKPOINTS}/{layout.LAST}')} with its --backbone."
         )
+    if folder is None and path.is_file():
+        return _adopt_published(config, path, auto, with_size)
     if folder is None:
         return config
     try:
@@ -151,6 +161,27 @@ def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = Tr
     return auto.apply(config.with_options({"backbone_args": keywords}, type(config)), type(config))
 
 
+def _adopt_published(config: C, path: Path, auto: AutoValues, with_size: bool) -> C:
+    """Take the network and the pixel statistics of a bare file of --init from the tag of timm that it fits."""
+    init = str(config.init)
+    name = config.backbone if config.backbone != "auto" else network_in_name(path) if path == Path(init) else init
+    if name is None:
+        return config
+    published = describe_file(path, name)
+    if published.tag is None:
+        return config
+    console.info(f"{path} does not store its network: {published}")
+    auto.choose("backbone", config.backbone, published.architecture, f"the network of {config.init}")
+    if with_size:
+        size = published.keywords["img_size"]
+        auto.choose("img_size", config.img_size, size, f"the input size of {published.tag}")
+    statistics = {key: published.keywords[key] for key in ("mean", "std")} | {"keep_patch_size": True}
+    if config.backbone_args.get("in_chans", 3) != 3:  # mean and std are per channel
+        statistics = {}
+    config = config.with_options({"backbone_args": statistics | config.backbone_args}, type(config))
+    return auto.apply(config, type(config))
+
+
 def described_by(path: Path) -> Path | None:
     """Return the folder that describes the network of a weights file: the model's or the finished run's."""
     if not path.is_file():
@@ -167,20 +198,36 @@ def without_scores(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in meta.items() if name not in SCORES}
 
 
-def _load_file(path: Path, architecture: str, img_size: int | tuple[int, int]) -> Backbone:
-    """Load a bare file into the published network."""
-    backbone = create_backbone(architecture, img_size=img_size, keep_patch_size=True)
+def _load_file(
+    path: Path, architecture: str | None, img_size: int | tuple[int, int] | None
+) -> tuple[Backbone, dict[str, Any]]:
+    """Load a bare file into the published network, with the preprocessing of the tag of timm that it fits."""
+    published = describe_file(path, architecture)
+    keywords = {"img_size": 224, "keep_patch_size": True} | published.keywords
+    if img_size is not None:
+        keywords["img_size"] = img_size
+    backbone = create_backbone(published.architecture, **keywords)
     report = load_weights(backbone, path)
     if report.missing:
         lacking = truncate_list(report.missing, 4)
-        raise UserError(f"{path} lacks these tensors of '{architecture}': {lacking}. Is --backbone right?")
-    console.info(f"{path} does not store how its network was built: using the published {architecture}.")
+        raise UserError(f"{path} lacks these tensors of '{published.architecture}': {lacking}. Is --backbone right?")
+    console.info(f"{path} does not store its network: {published}")
     unused = [name for name in report.left_over if classifier_part(name) is None]
     if unused:
         console.warning(f"{path}: the network has no {truncate_list(unused, 4)}. Is --backbone right?")
     if report.notes:
         console.info(f"{path}: {'; '.join(report.notes)}")
-    return backbone
+    classes = published.meta.get("classes")
+    return backbone, published.meta | {"classes": classes if len(classes or ()) == backbone.num_classes else None}
+
+
+def find_init(init: str) -> Path:
+    """Return the path of --init: as typed, or the weights of a published network."""
+    if Path(init).exists():
+        return Path(init)
+    if is_published(init):
+        return find_published(init)
+    raise UserError(f"--init {init}: there is no such run, exported folder, checkpoint file or published network.")
 
 
 def _log_notes(notes: list[str]) -> None:

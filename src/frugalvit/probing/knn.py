@@ -16,6 +16,7 @@ from frugalvit.config.probe import KS, TEMPERATURE, KnnConfig
 from frugalvit.errors import UserError
 from frugalvit.probing.metrics import classification_scores, rank_classes
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
+from frugalvit.probing.saved_probe import KnnClassifier
 from frugalvit.probing.splits import concat, draw_labels, to_probe_split
 from frugalvit.probing.validation import as_features, as_labels
 from frugalvit.utils.scores import read_scores, score_table
@@ -69,7 +70,9 @@ def knn(config: KnnConfig) -> CommandResult:
         tops = {k: read_scores({"top1": values["top1"]} | where)[0] for k, values in scores.items()}
         table = score_table([replace(top, name=f"top-1, k = {k}") for k, top in tops.items()])
         title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {test_images:,} test images"
-        return ProbeScores(data, notes=notes, table=replace(table, title=title))
+        settings = (inputs.classes, headline, config.temperature)
+        classifier = KnnClassifier(gallery.features, gallery.targets, *settings)
+        return ProbeScores(data, notes=notes, table=replace(table, title=title), classifier=classifier)
 
     return run_probe("knn", config, score)
 

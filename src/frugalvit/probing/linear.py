@@ -20,6 +20,7 @@ from frugalvit.config.probe import BATCH, EPOCHS, LEARNING_RATES, WEIGHT_DECAYS,
 from frugalvit.errors import UserError
 from frugalvit.probing.metrics import classification_scores, rank_classes, score, score_facts, without_parts
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
+from frugalvit.probing.saved_probe import LinearClassifier
 from frugalvit.probing.splits import labelled_splits, make_probe_splits
 from frugalvit.probing.validation import as_features, as_labels
 from frugalvit.utils import console
@@ -65,7 +66,8 @@ def linear(config: LinearConfig) -> CommandResult:
             "train_images": len(splits.train) + (0 if splits.held_out is None else len(splits.held_out)),
             "test_images": len(splits.test),
         }
-        return ProbeScores(data, ("lr", "weight_decay"), splits.notes)
+        classifier = LinearClassifier(*result.classifier)
+        return ProbeScores(data, ("lr", "weight_decay"), splits.notes, classifier=classifier)
 
     return run_probe("linear", config, score_features)
 
@@ -153,9 +155,10 @@ def _residual(features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) ->
 
 @dataclass
 class LinearResult:
-    """Scores (N_test, C) of the chosen classifier, its settings, and every setting's validation score."""
+    """The chosen classifier (weight (C, D), bias (C,)), its test scores (N_test, C), and all validation scores."""
 
     scores: Tensor
+    classifier: tuple[Tensor, Tensor]
     learning_rate: float
     weight_decay: float
     validation: float
@@ -208,4 +211,5 @@ def linear_probe(
     scores = fit.scores(test.to(device))[best]
     if not bool(torch.isfinite(scores).all()):
         raise UserError("The linear probe diverged with all training images: give smaller learning rates with --lrs.")
-    return LinearResult(scores, chosen["lr"], chosen["weight_decay"], chosen["validation"], tried)
+    classifier = fit.weight[:, best].T, fit.bias[best]
+    return LinearResult(scores, classifier, chosen["lr"], chosen["weight_decay"], chosen["validation"], tried)

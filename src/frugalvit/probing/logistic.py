@@ -12,9 +12,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from lightning_fabric import Fabric
 from torch import Tensor
 
+from frugalvit.backbones import Backbone
 from frugalvit.config.probe import MAX_ITERATIONS, LogisticConfig
+from frugalvit.data.loader import eval_batches
+from frugalvit.data.split import hold_out
 from frugalvit.errors import UserError
 from frugalvit.probing.lbfgs import Axes, minimize, principal_axes
 from frugalvit.probing.metrics import (
@@ -28,6 +32,7 @@ from frugalvit.probing.metrics import (
     without_parts,
 )
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
+from frugalvit.probing.saved_probe import LinearClassifier
 from frugalvit.probing.splits import ProbeData, make_probe_splits
 from frugalvit.probing.validation import as_features, as_labels, as_targets
 from frugalvit.utils import console
@@ -59,7 +64,8 @@ def logistic(config: LogisticConfig) -> CommandResult:
             "train_images": len(splits.train) + len(splits.val),
             "test_images": len(splits.test),
         }
-        return ProbeScores(data, ("lambda", "iterations"), splits.notes)
+        classifier = LinearClassifier(*result.classifier) if scored.metric != "map11" else None
+        return ProbeScores(data, ("lambda", "iterations"), splits.notes, classifier=classifier)
 
     return run_probe("logistic", config, score_features, multi_label=True)
 
@@ -87,6 +93,18 @@ class LogisticFit:
         full = logits.new_full((*logits.shape[:2], self.classes), -torch.inf)
         full[:, :, self.present] = logits
         return full
+
+    def to_linear(self) -> tuple[Tensor, Tensor]:
+        """Weight (classes, D) and bias (classes,) with the scores of the first strength.
+
+        A class without a training image gets a bias that is finite, for exports, and never the highest.
+        """
+        weight, bias = self.weight[0].T, self.bias[0]
+        if len(self.present) == 2 and not self.several_labels:
+            weight, bias = F.pad(weight, (0, 0, 1, 0)), F.pad(bias, (1, 0))
+        all_weights, all_biases = weight.new_zeros(self.classes, weight.shape[1]), bias.new_full((self.classes,), -1e9)
+        all_weights[self.present], all_biases[self.present] = weight, bias
+        return all_weights, all_biases
 
     def extrapolate(self, strength: float) -> tuple[Tensor, Tensor]:
         """Weight (1, D, K) and bias (1, K) for another λ, on the line through the two nearest fits over log λ.
@@ -210,9 +228,10 @@ def search_strength(evaluate: Callable[[list[float]], list[float]]) -> tuple[flo
 
 @dataclass
 class LogisticResult:
-    """Scores (N_test, classes) of the test images, and how λ was chosen."""
+    """Scores (N_test, classes) of the test images, the classifier (weight, bias), and how λ was chosen."""
 
     scores: Tensor
+    classifier: tuple[Tensor, Tensor]
     strength: float
     validation: float
     tried: dict[float, float]
@@ -261,7 +280,36 @@ def logistic_probe(
     # From zero, not from the fit without the validation images: with a weak λ its mistakes are corrected slowly.
     final = both.fit([strength], None, max_iterations, tolerance)
     scores = final.scores(test.to(device))[0]
-    return LogisticResult(scores, strength, tried[strength], tried, final.iterations[0], final.converged[0])
+    classifier = final.to_linear()
+    return LogisticResult(scores, classifier, strength, tried[strength], tried, final.iterations[0], final.converged[0])
+
+
+def fit_on_features(backbone: Backbone, dataset: Any, classes: int, fabric: Fabric) -> tuple[Tensor, Tensor, float]:
+    """Fit logistic regression on the pooled features of a dataset, before training: weight, bias and λ.
+
+    A fifth of the images chooses λ; then all of them are fitted.
+    """
+    backbone.to(fabric.device).eval()
+    parts: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad(), fabric.autocast():
+        batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
+        for images, labels, _ in console.progress(batches, dataset.batches, "frozen features"):
+            assert labels is not None
+            parts.append((backbone(images).pooled.float().cpu(), labels.cpu()))
+    features, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+    held = torch.from_numpy(hold_out([str(row) for row in range(len(labels))], labels.numpy(), 0.2, 0))
+    strength = 1.0
+    if held.any() and len(labels[~held].unique()) > 1:
+        problem = LogisticRegression(features[~held], labels[~held], classes)
+        fits: list[LogisticFit] = []
+
+        def evaluate(strengths: list[float]) -> list[float]:
+            fits.append(problem.fit(strengths, _concat(fits) if fits else None))
+            return [score("accuracy", scores, labels[held]) for scores in fits[-1].scores(features[held])]
+
+        strength, _ = search_strength(evaluate)
+    weight, bias = LogisticRegression(features, labels, classes).fit([strength]).to_linear()
+    return weight, bias.clamp_min(float(bias[bias > -1e8].min()) - 10), strength
 
 
 @dataclass

@@ -16,9 +16,11 @@ from frugalvit.config.probe import ProbeConfig
 from frugalvit.data import DatasetSplits
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
+from frugalvit.probing.saved_probe import KnnClassifier, LinearClassifier, save_probe_run
 from frugalvit.probing.splits import embed_splits, make_extractor, open_labelled, open_model, probe_device
 from frugalvit.runs import layout
 from frugalvit.utils import console
+from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import read_json, write_text
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult, Table, as_text
@@ -45,12 +47,14 @@ class ProbeScores:
     data:     scores and chosen settings as --json prints them; test_images is required
     settings: the keys of ``data`` that a note below the scores shows
     table:    replaces the table of scores that ``run_probe`` makes
+    classifier: for --save; None if it cannot be saved
     """
 
     data: dict[str, Any]
     settings: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     table: Table | None = None
+    classifier: LinearClassifier | KnnClassifier | None = None
 
 
 def run_probe(
@@ -65,13 +69,16 @@ def run_probe(
     multi_label: the probe accepts data with several labels per image
     """
     began = time.monotonic()
+    if config.save is not None:
+        layout.check_free_for_run(Path(config.save))
     _read_results(config)  # an unreadable probes.json is an error before the work, not after it
     source = open_labelled(config.data, config.root)
     if not multi_label and any(examples.labels is None for examples in source.splits.values()):
         raise UserError(f"{source.name} has several labels per image: use 'frugalvit probe logistic'.")
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)
-    scores = score(ProbeInputs(source, embed_splits(extractor, source), extractor, probe_device(model)))
+    features = embed_splits(extractor, source)
+    scores = score(ProbeInputs(source, features, extractor, probe_device(model)))
     data = {"probe": name, "model": config.model, "data": source.name, "features": config.features} | scores.data
     data["seconds"] = round(time.monotonic() - began, 2)
     data = _record_result(config, f"{name} {source.name}", data)
@@ -79,6 +86,11 @@ def run_probe(
     where = {"scored_on": "test", "scored_images": data["test_images"]}
     settings = [f"{key.replace('_', ' ')} {as_text(data[key])}" for key in scores.settings]
     notes = [*source.notes, *scores.notes, ", ".join([*settings, console.clock(data["seconds"])])]
+    if config.save is not None:
+        if scores.classifier is None:
+            raise UserError(f"{source.name} has several labels per image: --save needs one.")
+        data["saved"] = str(save_probe_run(config.save, model, scores.classifier, source, features, data))
+        notes += [f"saved  {config.save}", f"next   frugalvit predict {shell_quote(config.save)} IMAGE…"]
     return CommandResult(data, [scores.table or score_table(read_scores(data | where), title)], notes)
 
 

@@ -49,7 +49,8 @@ class ProbeData:
 def open_model(name: str, config: ExtractConfig) -> Model:
     """Load the model on its device. A model name means random weights from the seed, so that caches match."""
     torch.manual_seed(config.seed)
-    return load_model(name, pick_device(config.device), img_size=config.img_size, architecture=config.backbone)
+    options = {"img_size": config.img_size, "architecture": config.backbone, "pretrained": config.pretrained}
+    return load_model(name, pick_device(config.device), **options)
 
 
 def make_extractor(model: Model, config: FrozenModelConfig, kind: Kind, blocks: int = 4) -> FeatureExtractor:

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from timm.layers.patch_embed import resample_patch_embed
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from frugalvit.backbones.architectures import cvt_windowed
-from frugalvit.backbones.timm_features import Size
+from frugalvit.backbones.timm_features import Size, classifier_name
 from frugalvit.backbones.weights import released_checkpoints
 
 
@@ -164,13 +163,6 @@ def _token_grid(model: nn.Module, tokens: int) -> Size | None:
         return int(grid[0]), int(grid[1])
     prefix = int(getattr(model, "num_prefix_tokens", 1))
     return square(tokens - prefix) or square(tokens)
-
-
-def classifier_name(model: nn.Module) -> str | None:
-    """Return the name of the linear classifier, or None."""
-    classifier: Any = model.get_classifier() if hasattr(model, "get_classifier") else None  # type: ignore[operator]
-    first = classifier[0] if isinstance(classifier, tuple) else classifier
-    return next((name for name, module in model.named_modules() if module is first and name), None)
 
 
 def _window(sides: Size) -> str:

@@ -24,8 +24,7 @@ from frugalvit.backbones.architectures.swin import SwinTransformer, WindowAttent
 from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
 from frugalvit.backbones.factory import build_meta, to_size
 from frugalvit.backbones.small_images import accepts
-from frugalvit.backbones.timm_features import eval_no_grad
-from frugalvit.backbones.weights.fit import classifier_name
+from frugalvit.backbones.timm_features import classifier_name, eval_no_grad
 from frugalvit.errors import UserError
 from frugalvit.utils.files import read_text
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from frugalvit.utils.statistics import wilson_interval
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
 
+IMAGENET_CLASS = re.compile(r"n\d{8} ")
 _SHOWN_CLASSES = 10
 _SHOWN_MISTAKES = 5
 _SHOWN_CONFUSIONS = 3  # per class, for --json
@@ -145,9 +147,14 @@ def _select_split(source: DatasetSplits, split: str) -> tuple[str, ImageDataset]
 
 
 def _match_classes(model: str, names: tuple[str, ...], source: DatasetSplits, examples: ImageDataset) -> Tensor:
-    """Return the model's label (C,) of every class of the data, by name. An unknown class without images gets -1."""
+    """Return the model's label (C,) of every class of the data, by name. An unknown class without images gets -1.
+
+    ImageNet's classes are "n02123045 tabby, tabby cat"; its folders have the first word.
+    """
     assert source.classes is not None and examples.labels is not None
-    numbers = [names.index(name) if name in names else -1 for name in source.classes]
+    known = {name.partition(" ")[0]: number for number, name in enumerate(names) if IMAGENET_CLASS.match(name)}
+    known |= {name: number for number, name in enumerate(names)}
+    numbers = [known.get(name, -1) for name in source.classes]
     present = np.unique(examples.labels)
     unknown = [source.classes[label] for label in present if numbers[label] < 0]
     if unknown:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from frugalvit.backbones.base import Backbone
+from frugalvit.backbones.registry import is_model_name
+from frugalvit.backbones.weights.published import has_published
 from frugalvit.config.train import PredictConfig
 from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.hardware import pick_device
@@ -57,12 +59,13 @@ def load_classifier(
     where: str, device: str, img_size: int | tuple[int, int] | None = None
 ) -> tuple[Model, tuple[str, ...]]:
     """Load a classifier; return the model and its class names, or class numbers if it has no names."""
-    if Path(where).is_file() and described_by(Path(where)) is None:
-        raise UserError(f"{where} is a bare weight file without class names. Use its run or an exported folder.")
-    model = load_model(where, pick_device(device), img_size=img_size)
+    is_name = not Path(where).exists() and is_model_name(where) and has_published(where)  # random weights are no use
+    model = load_model(where, pick_device(device), img_size=img_size, pretrained=is_name)
     if not model.backbone.num_classes:
         option = f"{'--init' if Path(where).exists() else '--backbone'} {shell_quote(where)}"
         raise UserError(f"{where} has no classifier. 'frugalvit train LABELLED_IMAGES/ {option}' trains one.")
+    if model.classes is None and Path(where).is_file() and described_by(Path(where)) is None:
+        raise UserError(f"{where} is a bare weight file without class names. Use its run or an exported folder.")
     return model, model.classes or tuple(str(i) for i in range(model.backbone.num_classes))
 
 

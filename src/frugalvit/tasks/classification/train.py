@@ -12,7 +12,9 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from frugalvit.backbones import Backbone
+from frugalvit.backbones.weights.model_config import class_names
 from frugalvit.backbones.weights.model_folder import save_model_folder
+from frugalvit.backbones.weights.published import locate_published
 from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.semi_supervised import REST
 from frugalvit.config.train import TrainConfig
@@ -22,16 +24,25 @@ from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.image_folder import are_layout_folders
 from frugalvit.data.split import absent_classes, check_trainable, subsample_labels
-from frugalvit.engine.distributed import collective_timeout
+from frugalvit.engine.distributed import collective_timeout, run_on_rank_zero
 from frugalvit.engine.loop import TrainPlan, describe_rescue
+from frugalvit.engine.lora import add_lora, merge_lora
 from frugalvit.engine.param_groups import freeze_first
 from frugalvit.engine.schedule import Constant, Cosine, Ramp, Schedule, warmup_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization
-from frugalvit.experiment.defaults import PAIR, Facts, images_per_epoch, resolve_input, resolve_training
+from frugalvit.experiment.defaults import (
+    PAIR,
+    Facts,
+    images_per_epoch,
+    published_backbone,
+    resolve_input,
+    resolve_training,
+)
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.extra_objectives import make_objectives
+from frugalvit.experiment.load_model import find_init
 from frugalvit.experiment.summary import (
     augmentation_sheet,
     collect_answers,
@@ -46,6 +57,7 @@ from frugalvit.experiment.summary import (
 )
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.probing.floor import check_floor, compute_floor, describe_floor
+from frugalvit.probing.logistic import fit_on_features
 from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
 from frugalvit.tasks.classification.health import SupervisedHealth, chance_loss
@@ -67,6 +79,9 @@ _AT_CHANCE = (
     "the run ended at chance: it predicts no better than without looking at the images. Lower --lr, lengthen "
     "--optimizer.warmup, train longer (--epochs), or start from trained weights (--pretrained, --init)"
 )
+
+MOST_FITTED = 50_000
+"""The most images whose features "auto" fits a classifier on: more take minutes, in which other ranks wait."""
 
 _TRAINING_SAMPLE = 500  # training images to score at the end
 
@@ -114,10 +129,21 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             device=self.fabric.device.type,
             eval_images=len(self.evaluated),
             unlabelled=len(self.unlabelled or ()),
+            fits_classifier=self._can_fit_classifier(),
             tested=self.unseen is not None,
         )
 
+    def _can_fit_classifier(self) -> bool:
+        """Whether the weights are published ones without a classifier for these classes, and images are at hand."""
+        init, is_stream = self.options.init, self.images.streaming is not None
+        has_classifier = init is not None and class_names(find_init(init)) == list(self.classes)
+        is_small = len(self.images) <= MOST_FITTED
+        return self.options.recipe == "finetune" and is_small and not is_stream and not has_classifier
+
     def resolve_input(self, options: TrainConfig, facts: Facts) -> TrainConfig:
+        published = published_backbone(facts.device)[0]
+        if options.backbone == "auto" and not any(options.weight_sources().values()) and locate_published(published):
+            console.info(f"published weights of {published} are on this machine: --pretrained usually scores higher")
         options = resolve_input(options, facts, self.auto_values)
         both = [self.images] if self.unlabelled is None else [self.images, self.unlabelled]
         streams = [(len(images.streaming.paths), images) for images in both if images.streaming is not None]
@@ -145,7 +171,20 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return self.images, self.classes, others
 
     def build_task(self) -> ClassificationTask:
+        if self.config.classifier == "logistic" and builders.needs_initial_weights(self.config):
+            self._fit_classifier()
         return make_task(self.config, self.backbone, self.plan, len(self.unlabelled or ()))
+
+    def _fit_classifier(self) -> None:
+        """Start the classifier from logistic regression on the frozen features of the training images."""
+        if self.images.streaming is not None:
+            raise UserError("--classifier logistic needs access to single images: use --stream false.")
+        dataset = builders.eval_set(self.images, self.backbone, self.config, self.fabric)
+        weight, bias, strength = run_on_rank_zero(
+            self.fabric, lambda: fit_on_features(self.backbone, dataset, len(self.classes), self.fabric)
+        )
+        self.backbone.set_classifier(weight, bias)
+        console.info(f"the classifier starts from logistic regression on frozen features (λ = {strength:g})")
 
     def build_batches(self) -> None:
         config, backbone, task = self.config, self.backbone, self.task
@@ -222,6 +261,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         batches: Any = task.batches
         self._record_data({self.eval_split: self.eval_set.store, summary["scored_on"]: self.final_set.store})
         meta = {"classes": list(classes), "data": self.data.name, "recipe": self.config.recipe, "top1": summary["top1"]}
+        merge_lora(task.result)
         save_model_folder(task.result, run.path(layout.MODEL), classes=classes, meta=meta)
         answers = collect_answers(task.result, self.final_set, "collecting mistakes")
         mistakes = worst_mistakes(answers, self.final_set.store, classes, self.data.location)
@@ -307,7 +347,8 @@ def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan
         from_zero=optimizer.cosine_from_start,
     )
     rescues = 2 if config.rescue and plan.steps >= SHORTEST_RESCUED else 0
-    return replace(plan, lr=lr, evaluate_every=config.evaluate_every, rescues=rescues)
+    first = config.classifier == "logistic"
+    return replace(plan, lr=lr, evaluate_every=config.evaluate_every, evaluate_first=first, rescues=rescues)
 
 
 def _schedule_steps(config: TrainConfig, plan: TrainPlan) -> int:
@@ -316,19 +357,23 @@ def _schedule_steps(config: TrainConfig, plan: TrainPlan) -> int:
 
 
 def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretrained: bool = False) -> Backbone:
-    """Build the classifier's network and freeze its first layers."""
+    """Build the classifier's network."""
     keywords = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
     grid_norm = config.localization.grid == "normed"
-    backbone = builders.make_backbone(config, classes, pretrained=pretrained, grid_norm=grid_norm, **keywords)
-    if config.freeze:
-        console.info(f"{freeze_first(backbone.model, config.freeze):,} parameters frozen")
-    return backbone
+    return builders.make_backbone(config, classes, pretrained=pretrained, grid_norm=grid_norm, **keywords)
 
 
 def make_task(
     config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan, unlabelled: int = 0
 ) -> ClassificationTask:
-    """Build the classifier with its losses; Drloc is left out at λ = 0. ``unlabelled``: number of images."""
+    """Build the classifier with its losses; Drloc is left out at λ = 0. ``unlabelled``: number of images.
+
+    Freezes the first layers, or all but LoRA and the classifier.
+    """
+    if config.freeze:
+        console.info(f"{freeze_first(backbone.model, config.freeze):,} parameters frozen")
+    if config.lora:
+        console.info(f"LoRA: {add_lora(backbone.model, config.lora):,} parameters learn")
     options = config.localization
     weight: Schedule = Constant(options.weight)
     if options.schedule == "ramp":

@@ -1,0 +1,105 @@
+"""Save the classifier of a probe as a run folder, which predict, eval, export and report take."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frugalvit.backbones.base import Backbone
+from frugalvit.backbones.factory import from_spec
+from frugalvit.backbones.knn_head import KnnHead
+from frugalvit.backbones.weights.load import load_weights
+from frugalvit.backbones.weights.model_folder import save_model_folder
+from frugalvit.data import DatasetSplits
+from frugalvit.errors import UserError
+from frugalvit.experiment.load_model import Model
+from frugalvit.probing.extractor import FeatureSet
+from frugalvit.report.html import write_report
+from frugalvit.runs import layout
+from frugalvit.runs.run_folder import new_run_folder
+from frugalvit.utils.files import write_text
+from frugalvit.utils.tables import to_json
+
+MAX_IMAGES = 20_000  # the largest number that a model folder may have among its keywords
+
+
+@dataclass(frozen=True)
+class LinearClassifier:
+    """Class scores = features · weightᵀ + bias; weight (C, D), bias (C,)."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def attach_to(self, backbone: Backbone) -> Backbone:
+        """Return a copy of the backbone with this classifier."""
+        network = _copy_with_classes(backbone, len(self.bias))
+        network.set_classifier(self.weight, self.bias)
+        return network
+
+
+@dataclass(frozen=True)
+class KnnClassifier:
+    """k-NN on the features (N, D) and labels (N,) of labelled images."""
+
+    features: Tensor
+    labels: Tensor
+    classes: int
+    k: int
+    temperature: float
+
+    def attach_to(self, backbone: Backbone) -> Backbone:
+        """Return a copy of the backbone with this classifier."""
+        if len(self.features) > MAX_IMAGES:
+            raise UserError(
+                f"--save: a k-NN classifier holds at most {MAX_IMAGES:,} images, not {len(self.features):,}."
+            )
+        settings = {"images": len(self.features), "k": self.k, "temperature": self.temperature}
+        network = _copy_with_classes(backbone, self.classes, knn_head=settings)
+        head = network.model.get_classifier()  # type: ignore[operator]
+        assert isinstance(head, KnnHead)
+        head.set_images(self.features, self.labels)
+        return network
+
+
+def _copy_with_classes(backbone: Backbone, classes: int, **keywords: Any) -> Backbone:
+    network = from_spec(backbone.spec(), num_classes=classes, **keywords)
+    state = {name: tensor.detach().cpu() for name, tensor in backbone.model.state_dict().items()}
+    load_weights(network, state, classifier=False)
+    return network.eval()
+
+
+def save_probe_run(
+    out: str,
+    model: Model,
+    classifier: LinearClassifier | KnnClassifier,
+    source: DatasetSplits,
+    features: dict[str, FeatureSet],
+    scores: dict[str, Any],
+) -> Path:
+    """Write the network with the classifier, the scores and a report into the new folder ``out``."""
+    network, crop = classifier.attach_to(model.backbone), model.transform.crop
+    folder, classes = new_run_folder(out), list(source.classes or ())
+    meta = {"crop_pct": crop.crop_pct, "interpolation": crop.interpolation}
+    meta |= {"crop_mode": "squash" if crop.squash else "center"}
+    meta |= {"classes": classes, "data": source.name, "recipe": f"probe {scores['probe']}", "top1": scores["top1"]}
+    save_model_folder(network, folder / layout.MODEL, classes=classes, meta=meta)
+    scored = next((name for name in ("test", "val") if name in features), None)
+    summary = {"run": out, "task": "probe", "scored_images": scores["test_images"], **scores}
+    summary |= {"classes": classes, "scored_on": scored or "train"}
+    if scored is not None:
+        summary["confusion"] = _confusion(network, features[scored], len(classes)).tolist()
+    facts = {"data": source.location, "images": scores["train_images"], "classes": classes}
+    write_text(folder / layout.DATA, to_json(facts, indent=1))
+    write_text(folder / layout.SUMMARY, to_json(summary, indent=1))
+    write_report([folder], folder / layout.REPORT)
+    return folder
+
+
+@torch.inference_mode()
+def _confusion(network: Backbone, features: FeatureSet, classes: int) -> Tensor:
+    """Count the answers of the saved classifier: rows are true classes, columns predicted ones."""
+    assert features.labels is not None
+    answers = torch.cat([network.classify(part).argmax(1) for part in features.features.split(1024)])
+    return torch.bincount(features.labels * classes + answers, minlength=classes**2).view(classes, classes)
