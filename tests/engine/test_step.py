@@ -186,7 +186,8 @@ def test_evaluation_uses_the_ema(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("backbone", "average"):
         getattr(task, name).register_forward_hook(lambda *_, name=name: seen.append(name))
     monkeypatch.setattr(
-        "frugalvit.tasks.classification.task.eval_batches", lambda *_, **__: [(images, torch.ones(4).long(), torch.arange(4))]
+        "frugalvit.tasks.classification.task.eval_batches",
+        lambda *_, **__: [(images, torch.ones(4).long(), torch.arange(4))],
     )
     task.fabric = Fabric(accelerator="cpu", devices=1)
     scores = task.scores(SimpleNamespace(store=None, transform=None, batch=4, batches=1))
