@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from frugalvit.experiment.dense_defaults import resolve_segmentation
 from frugalvit.runs import layout
 from frugalvit.tasks.dense.checkpoint import load_trained
 from frugalvit.tasks.dense.commands import (
+    LEARN_MORE,
     DenseExperiment,
     check_empty_folder,
     evaluate_model,
     limit_warmup,
+    per_class_tables,
     splitting_of,
     unique_names,
 )
@@ -45,6 +48,7 @@ from frugalvit.tasks.segmentation.upernet import Segmenter, SegmenterSpec
 from frugalvit.utils.files import make_folder, write_text
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult, Table, to_json
+from frugalvit.utils.text import truncate_list
 
 _PANEL = 320
 """Longer side of small images in a report, in pixels: three fill the page's width."""
@@ -101,15 +105,30 @@ def score_segmenter(task: SegmentationTask, dataset: SegmentationDataset, folder
         single = task.cached_scores(dataset, TestConfig())[0]
         scores |= {"single_scale_miou": single.summary()["miou"]}
         scores |= {"single_scale_miou_interval": single.facts()["miou_interval"]}
+    per_class = _per_class(confusion, dataset)
+    scores |= {"per_class": per_class, "alarms": find_alarms(confusion, dataset.data.classes)}
     if folder is not None:
         make_folder(folder / layout.PICTURES)
         material = {
-            "per_class": _per_class(confusion, dataset),
+            "per_class": per_class,
             "colours": colours_of(dataset.data.classes),
             **_draw_images(task, dataset, shares, folder),
         }
         write_text(folder / layout.DENSE_REPORT, to_json(material, indent=1))
     return scores
+
+
+def find_alarms(confusion: Confusion, classes: Sequence[str]) -> list[str]:
+    """Return an alarm if the segmenter gives every pixel one class, never predicts some classes, or is at chance."""
+    truth, predicted = confusion.counts.sum(1).tolist(), confusion.counts.sum(0).tolist()
+    missed = [name for name, pixels, found in zip(classes, truth, predicted, strict=True) if pixels and not found]
+    if not missed:
+        miou, chance = 100 * confusion.summary()["miou"], 100 * confusion.facts()["chance"]["miou"]
+        same = f"mIoU {miou:.1f} % is not above {chance:.1f} %, which calling every pixel the most frequent class has"
+        return [f"{same}. {LEARN_MORE}"] if miou <= chance < 100 else []
+    used = [name for name, found in zip(classes, predicted, strict=True) if found]
+    what = f"it calls every pixel '{used[0]}'" if len(used) == 1 else "it never predicts some classes"
+    return [f"{what}: the IoU of {truncate_list(missed)} is 0. {LEARN_MORE}"]
 
 
 def _per_class(confusion: Confusion, dataset: SegmentationDataset) -> dict[str, Any]:
@@ -144,7 +163,7 @@ def _draw_images(
 
 
 def _make_tables(summary: dict[str, Any]) -> list[Table]:
-    return [score_table(read_scores(summary))]
+    return [score_table(read_scores(summary)), *per_class_tables(summary)]
 
 
 class SegmentExperiment(DenseExperiment[SegmentConfig, ResolvedSegmentConfig]):

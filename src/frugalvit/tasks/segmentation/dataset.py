@@ -113,7 +113,7 @@ def open_scenes(
     root = Path(where)
     if not root.is_dir():
         raise UserError(f"There is no folder {root}.")
-    pairs, layout = find_pairs(root, only)
+    pairs, layout = find_pairs(root, only, split)
     bad: list[SkippedFile] = []
     splits = {name: _read_scenes(name, files, max_bad, bad) for name, files in pairs.items()}
     names = _class_names(root, layout)
@@ -148,12 +148,12 @@ def read_labels(path: Path) -> np.ndarray:
 # -- files
 
 
-def find_pairs(root: Path, only: str | None = None) -> tuple[dict[str, Pairs], str]:
-    """Return (image, mask) paths by split, and the layout's name; with ``only`` of one split."""
+def find_pairs(root: Path, only: str | None = None, mode: str = "given") -> tuple[dict[str, Pairs], str]:
+    """Return (image, mask) paths by split, and the layout's name; only and mode: as in ``select_split``."""
     is_voc = (root / "JPEGImages").is_dir() and (root / "SegmentationClass").is_dir()
     splits: dict[str, Any]
     splits, layout = (_read_voc_lists(root), "voc") if is_voc else _find_folders(root)
-    splits = {only: splits[only]} if only in splits else splits  # training may have made the split
+    splits = select_split(splits, only, root, mode)
     return splits if is_voc else {split: match_masks(*folders) for split, folders in splits.items()}, layout
 
 
