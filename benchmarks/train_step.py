@@ -100,7 +100,7 @@ def measure(
     if config.compile and not as_written and device.type == "cuda":
         auto_graphs = config.compile == "auto" and replays_by_itself(train_step.task, fabric)
         graphs = config.compile == "graphs" or auto_graphs
-        prepare_compiler(train_step.task)
+        prepare_compiler()
         train_step.task.compile_with(graphs)
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -166,7 +166,8 @@ def test_grouped_crops_equal_single_crops(labelled: bool) -> None:
 
 def test_small_batches_are_grouped_on_a_gpu_only() -> None:
     sides = {32: 8, 64: 4, 100: 1, 224: 1}
-    assert {side: steps_per_augment_call(512 * side * side) for side in sides} == sides
+    assert {side: steps_per_augment_call(512 * side * side, memory=8 * 2**30) for side in sides} == sides
+    assert [steps_per_augment_call(512 * side * side, memory=80 * 2**30) for side in sides] == [8, 8, 4, 1]
     assert batches().grouped_steps == 1  # a CPU has no kernels to queue
 
 

@@ -62,6 +62,10 @@ def test_cache_depends_on_weights_images_and_settings(model: Model, squares: Pat
     assert not FeatureExtractor(model, kind="last_blocks", blocks=1)(examples).from_cache
     assert not FeatureExtractor(model)(examples, view=0).from_cache
     assert not FeatureExtractor(model)(examples.subset([1, 0])).from_cache
+    relabelled = examples.subset(range(len(examples)))
+    assert relabelled.labels is not None
+    relabelled.labels = 1 - relabelled.labels
+    assert FeatureExtractor(model)(relabelled).from_cache, "features do not depend on labels"
     for changed in ({"crop_pct": 0.7}, {"interpolation": "bilinear"}):
         transform = EvalTransform(**model.transform.spec() | changed)
         assert not FeatureExtractor(dataclasses.replace(model, transform=transform))(examples).from_cache

@@ -238,16 +238,22 @@ def with_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def test_no_string_of_a_run_becomes_markup(tmp_path):
-    """Every string in every file of a run is hostile: the page has the same elements and attributes."""
+    """Every string in every file of two runs is hostile, and their names: the page has the same elements."""
 
     def structure(change: Callable[[str], str]) -> tuple[list[str], set[str], str]:
-        run = write_run(tmp_path / f"run{len(change(''))}")
-        for path in run.iterdir():
+        runs = [write_run(tmp_path / change(name).replace("/", "|")) for name in ("one", "two", "unfinished")]
+        for number, path in enumerate(path for run in runs for path in run.iterdir()):
             if path.suffix == ".json":
-                path.write_text(json.dumps(with_strings(json.loads(path.read_text()), change)))
-        config = yaml.safe_load((run / "config.yaml").read_text())
-        (run / "config.yaml").write_text(yaml.safe_dump(with_strings(config, change)))
-        text = page.write_report([run], tmp_path / "r.html").read_text()
+                content = with_strings(json.loads(path.read_text()), change)
+                if path.name == "summary.json":
+                    content |= {change("key"): change(f"{number} ± 2"), change("number"): number}
+                path.write_text(json.dumps(content))
+        for number, run in enumerate(runs):  # another value of an option: two kinds of runs
+            config = yaml.safe_load((run / "config.yaml").read_text())
+            config = with_strings(config, change) | {change("option"): number}
+            (run / "config.yaml").write_text(yaml.safe_dump(config))
+        (runs[-1] / "summary.json").unlink()
+        text = page.write_report(runs, tmp_path / "r.html").read_text()
         reader = Reader(text)
         return reader.tags, {name for name, _ in reader.attributes}, text
 

@@ -12,7 +12,9 @@ from tempfile import mkdtemp
 
 import pytest
 import torch
+from lightning_fabric import Fabric
 
+from frugalvit.experiment.builders import restore_threads
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils.signals import stop_signals
 from helpers.fork_server import ForkServer
@@ -333,6 +335,12 @@ def test_threads_of_the_start_are_restored(bench: Bench) -> None:
     assert facts["threads"] == torch.get_num_threads()
     (out / "data.json").write_text(json.dumps(facts | {"threads": facts["threads"] + 1}))
     assert f"using {facts['threads'] + 1} CPU threads, as at the start" in bench.finish("train", out)
+    before = torch.get_num_threads()
+    try:
+        restore_threads(RunFolder(out, writer=False), Fabric(accelerator="cpu", devices=1))
+        assert torch.get_num_threads() == facts["threads"] + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_other_classes_are_refused(bench: Bench) -> None:

@@ -6,10 +6,12 @@ FRUGALVIT_FUZZ=34 tries 10,200 inputs instead of 300.
 import json
 import os
 import resource
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,9 +23,12 @@ from frugalvit.cli.main import main
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.webdataset import remote
 from frugalvit.errors import UserError
+from frugalvit.experiment.defaults import AutoValue
+from frugalvit.runs.checkpoint import read_state
 from frugalvit.runs.resume import load_resumed_config
-from frugalvit.runs.run_folder import RunFolder, finished_summary, read_data_facts
+from frugalvit.runs.run_folder import RunFolder, check_stored, finished_summary, read_data_facts
 from frugalvit.utils import launch_env, system
+from frugalvit.utils.files import read_json
 from helpers.fuzzing import MAX_MEMORY, damaged, fuzz, is_answered, is_json, values
 from helpers.tiny_runs import TRAIN
 
@@ -85,8 +90,41 @@ def test_config_json(model: Path, data: st.DataObject) -> None:
         path.write_text(before)
 
 
+STRANGE: list[tuple[str, object]] = [
+    ("name", "x"), ("pretrained", True), ("stem_stride", "x"), ("stem_stride", [1]), ("stem_stride", 0),
+    ("mean", "abc"), ("mean", [1, None, 2]), ("std", [0, 0, 0]), ("in_chans", 5), ("block_fn", "os.system"),
+    ("self", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("keyword", "value"), STRANGE, ids=[f"{name}={value}" for name, value in STRANGE])
+@pytest.mark.parametrize("ours", [True, False])
+def test_keywords_that_no_network_has(model: Path, ours: bool, keyword: str, value: object, capsys) -> None:
+    """Keywords of create_backbone and values of other types, in our section of config.json and in timm's."""
+    path = model / "config.json"
+    before = path.read_text()
+    config = json.loads(before)
+    for name in ("mean", "std"):
+        del config["pretrained_cfg"][name]
+    arguments = config["frugalvit"]["keywords"] if ours else config["model_args"]
+    arguments[keyword] = value
+    if not ours:
+        del config["frugalvit"]
+    elif keyword == "in_chans":
+        config["frugalvit"]["in_chans"] = value
+    path.write_text(json.dumps(config))
+    try:
+        assert main(["predict", str(model), str(model.parent / "a.png"), "--quiet", "--device", "cpu"]) == 2
+    finally:
+        path.write_text(before)
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
 FACTS: dict[str, Any] = {
     "images": 10, "classes": ["a", "b"], "network": {"img_size": [16, 16]}, "batch": 8, "content": "x", "processes": 1,
+    "threads": 2, "evaluation": {"val": {"files": 2, "content": "y"}}, "used": {"train": 9, "val": 2},
+    "left_out": {"count": 1, "files": [{"name": "a.png", "split": "train", "reason": "empty"}]},
+    "survey": {"counts": [4, 6], "total": 10, "labels": ["0", "1"], "held": []},
 }  # fmt: skip
 FILES: dict[str, Any] = {
     "data.json": FACTS,
@@ -109,7 +147,46 @@ def test_run_folders(tmp_path_factory: pytest.TempPathFactory, data: st.DataObje
     assert is_answered(lambda: load_resumed_config(TrainConfig.parse({"resume": str(run)})))
     assert is_answered(lambda: (finished_summary(run), read_data_facts(run)))
     assert is_answered(lambda: RunFolder(run, writer=False).metrics())
+    assert is_answered(lambda: check_stored(list[AutoValue], read_json(run / "decisions.json", list), run))
     assert main(["report", str(run), "--quiet"]) in (0, 2)
+
+
+WRONG: list[tuple[str, object]] = [
+    ("threads", 0), ("threads", 10**6), ("threads", "x"), ("classes", None), ("network", [1]), ("processes", -1),
+    ("network", {"pretrained": True}), ("network", {"name": "x"}), ("content", 1), ("evaluation", {"val": 3}),
+    ("left_out", {"files": [{"name": 1}]}), ("survey", {"counts": "x"}), ("survey", [1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG, ids=[f"{name}={value}" for name, value in WRONG])
+def test_facts_of_a_resumed_run(tmp_path: Path, name: str, value: object) -> None:
+    """data.json of a stranger's run: a million threads ended with a segmentation fault, a network could download."""
+    (tmp_path / "data.json").write_text(json.dumps(FACTS))
+    assert read_data_facts(tmp_path) == FACTS
+    (tmp_path / "data.json").write_text(json.dumps(FACTS | {name: value}))
+    with pytest.raises(UserError, match=name):
+        read_data_facts(tmp_path)
+
+
+def test_stored_decisions(tmp_path: Path) -> None:
+    for wrong in ([1], [None], [{"name": 1}], [{"name": "lr", "value": 1}]):
+        with pytest.raises(UserError, match="damaged"):
+            check_stored(list[AutoValue], wrong, tmp_path)
+    assert check_stored(list[AutoValue], [{"name": "a", "value": [1], "reason": "b"}], tmp_path)[0].value == [1]
+
+
+def test_a_compressed_checkpoint_is_refused(tmp_path: Path) -> None:
+    """It could unpack to any size."""
+    torch.save({"step": 1, "task": {}}, tmp_path / "last.pt")
+    assert read_state(tmp_path / "last.pt")[0] is not None
+    with (
+        zipfile.ZipFile(tmp_path / "last.pt") as stored,
+        zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for member in stored.namelist():
+            packed.writestr(member, stored.read(member))
+    state, fault = read_state(tmp_path / "packed.pt")
+    assert state is None and "compressed" in fault
 
 
 class Answer:

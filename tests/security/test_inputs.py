@@ -17,14 +17,16 @@ from PIL import Image
 from frugalvit.backbones import create_backbone
 from frugalvit.cli.main import main
 from frugalvit.config.recipes import recipe_values
+from frugalvit.config.train import TrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data import decode as decoding
-from frugalvit.data import open_data
+from frugalvit.data import image_inputs, open_data
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.dataset import FileExamples
 from frugalvit.data.formats.ucf101 import make_frames
 from frugalvit.data.worker_pool import WorkerPool
 from frugalvit.errors import UserError
+from frugalvit.experiment.builders import check_out_outside_data
 from frugalvit.tasks.segmentation.dataset import _find_folders
 from frugalvit.utils import system
 
@@ -41,8 +43,16 @@ def write_classes(folder: Path, *names: str) -> Path:
 
 @pytest.mark.parametrize(
     "other",
-    ["cafe\u0301", "caf\u00e9\u200b", "caf\u00e9 ", "\u00a0caf\u00e9"],
-    ids=["NFD", "zero width", "space", "nbsp"],
+    [
+        "cafe\u0301",
+        "caf\u00e9\u200b",
+        "caf\u00e9 ",
+        "\u00a0caf\u00e9",
+        "caf\u00e9\x01",
+        "caf\u00e9\ufe0f",
+        "caf\u3164\u00e9",
+    ],
+    ids=["NFD", "zero width", "space", "nbsp", "control", "variant", "filler"],
 )
 def test_classes_that_look_the_same_are_refused(tmp_path: Path, other: str) -> None:
     folder = write_classes(tmp_path / "data", "caf\u00e9", other, "tea")
@@ -90,6 +100,15 @@ def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch)
     assert max(most) == 1 and len(most) == 8
 
 
+def test_large_images_are_predicted_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of 64 huge images, decoded in full, would fill the memory."""
+    monkeypatch.setattr(image_inputs, "_MAX_BYTES", 100_000)
+    for number, side in enumerate((8, 8, 200, 8, 200, 8)):
+        (tmp_path / f"{number}.png").write_bytes(_png(side, side))
+    parts = list(image_inputs.InputImages([str(tmp_path)]).batches(64, ""))
+    assert [[image.index for image in part] for part in parts] == [[0, 1, 2], [3, 4], [5]]
+
+
 def test_worker_processes_share_the_turn_and_name_a_full_memory() -> None:
     pool = WorkerPool(1, _Probe, advice="")
     assert pool.submit(False)() == "SemLock", "a lock between processes, not between threads"
@@ -126,8 +145,10 @@ def test_workers_are_capped_by_cores_and_images(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     ("text", "match"), [("batch: 8\nbatch: 9\n", "'batch'"), ("img-size: 8\nimg_size: 9\n", "img_size"),
-                        ("a.b: 1\na:\n  b: 2\n", "a.b"), ("x: " + "[" * 20_000, "YAML"), ("x: " + "9" * 5000, "YAML")],
-    ids=["equal keys", "two spellings", "dotted", "brackets", "digits"],
+                        ("a.b: 1\na:\n  b: 2\n", "a.b"), ("x: " + "[" * 20_000, "YAML"), ("x: " + "9" * 5000, "YAML"),
+                        ("x: [" + "[], " * 2000 + "]", "brackets"), ("x: " + "9 " * 600_000, "characters"),
+                        ("x: " + "[" * 1900, "YAML")],
+    ids=["equal keys", "two spellings", "dotted", "brackets", "digits", "many brackets", "long", "deep"],
 )  # fmt: skip
 def test_a_configuration_that_contradicts_itself(tmp_path: Path, text: str, match: str) -> None:
     path = tmp_path / "options.yaml"
@@ -155,6 +176,20 @@ def test_labels_of_many_digits_are_names(tmp_path: Path) -> None:
     Image.fromarray(PIXELS).save(tmp_path / "y.png")
     (tmp_path / "a.csv").write_text(f"path,label\nx.png,{'9' * 5000}\ny.png,1\n")
     assert open_data(str(tmp_path / "a.csv"), split="given").classes == ("1", "9" * 5000)
+
+
+@pytest.mark.parametrize("command", ["train", "pretrain", "detect train"])
+def test_backbone_args_cannot_download(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*command.split(), "nothing", "--backbone-args", "{pretrained: true}"]
+    assert main(words) == 2 and "--init" in capsys.readouterr().err
+
+
+def test_out_inside_the_unlabelled_images(tmp_path: Path) -> None:
+    more = write_classes(tmp_path / "more", "a")
+    values = {"data": str(tmp_path / "data"), "unlabelled": str(more), "out": str(more / "run")}
+    with pytest.raises(UserError, match="more"):
+        check_out_outside_data(TrainConfig.parse(values))
+    check_out_outside_data(TrainConfig.parse(values | {"out": str(tmp_path / "run")}))
 
 
 def test_both_names_of_drop_path() -> None:

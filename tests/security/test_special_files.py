@@ -19,6 +19,8 @@ from frugalvit.data.open import read_class_names
 from frugalvit.data.webdataset.index import read_index
 from frugalvit.data.webdataset.tar import list_members
 from frugalvit.errors import UserError
+from frugalvit.runs.checkpoint import read_state
+from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.dense.dataset import read_image_size
 from frugalvit.tasks.detection.coco import read_coco_file
 from frugalvit.tasks.segmentation.dataset import _class_names
@@ -48,6 +50,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "model": ("config.json", lambda path: (path.with_name("model.pth").touch(), load_model_folder(path.parent))),
     "shard": ("a.tar", lambda path: list(list_members(path))),
     "image": ("a.png", lambda path: FileExamples([str(path)], None).raw(0)),
+    "metrics": ("metrics.jsonl", lambda path: RunFolder(path.parent, writer=False).metrics()),
 }
 
 
@@ -92,6 +95,7 @@ def test_special_files_beside_images(kind: str, tmp_path: Path, deadline: None, 
     """An image of a detector counts as unreadable, and decoded images are decoded again."""
     make_special(tmp_path / "file", kind)
     assert "not a regular file" in str(read_image_size(tmp_path / "file"))
+    assert "not a regular file" in read_state(tmp_path / "file")[1]  # a checkpoint
     assert open_file(tmp_path / "file", "fingerprint") is None
     assert "not a regular file" in capsys.readouterr().err
 

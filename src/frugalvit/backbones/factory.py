@@ -1,5 +1,7 @@
 """``create_backbone``: build a Backbone by name, ours or any timm network with a final grid."""
 
+import math
+import numbers
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -156,7 +158,7 @@ def build_timm(
             options = format_keywords({**keywords, "img_size": img_size})
             raise UserError(f"{name} cannot be built with {options}: {_first_line(error)}") from error
     if stem_stride is not None:
-        set_stem_stride(model, int(stem_stride))
+        set_stem_stride(model, to_count("stem_stride", stem_stride))
     return model
 
 
@@ -191,6 +193,8 @@ def _resolve_statistics(
     for option, values in zip(("mean", "std"), result, strict=True):
         if len(values) != in_chans:
             raise UserError(f"{option} has {len(values)} numbers for {in_chans} channels; use one per channel")
+        if not all(isinstance(value, numbers.Real) and math.isfinite(value) for value in values):
+            raise UserError(f"{option}={values!r:.40}: use one finite number per channel")
     return result
 
 

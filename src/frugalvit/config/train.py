@@ -57,7 +57,12 @@ class OptimizerConfig(Config):
     layer_decay: float = option(1.0, "learning-rate factor from each block to the one before it", gt=0, le=1)
 
 
-_RESERVED_KWARGS = {"name": "use --backbone", "img_size": "use --img-size", "num_classes": "the data sets it"}
+_RESERVED_KWARGS = {
+    "name": "use --backbone",
+    "img_size": "use --img-size",
+    "num_classes": "the data sets it",
+    "pretrained": "use --pretrained or --init",
+}
 """Network arguments that --backbone-args refuses, and what sets them instead."""
 
 

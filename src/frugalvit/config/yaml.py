@@ -9,13 +9,13 @@ from frugalvit.config.base import flatten, merge, set_dotted
 from frugalvit.errors import UserError
 from frugalvit.utils.files import read_error_message, read_text
 
-_MAX_BRACKETS = 2000
+_MAX_BRACKETS, _MAX_LENGTH = 2000, 1_000_000
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read nested options from a YAML file; names may be written as flags (``localization.lr-scale``)."""
     try:
-        values = _UniqueKeyLoader(_check_brackets(read_text(path))).get_single_data()
+        values = _UniqueKeyLoader(_check_length(read_text(path))).get_single_data()
         if values is None:
             return {}
         if not isinstance(values, dict):
@@ -29,10 +29,12 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{path} is not readable YAML: {' '.join(str(error).split())}") from None
 
 
-def _check_brackets(text: str) -> str:
+def _check_length(text: str) -> str:
     """Refuse a text that would take minutes to read, and then be nested too deeply."""
     if text.count("[") + text.count("{") > _MAX_BRACKETS:
         raise ValueError(f"it has more than {_MAX_BRACKETS:,} brackets")
+    if len(text) > _MAX_LENGTH:
+        raise ValueError(f"it has more than {_MAX_LENGTH:,} characters")
     return text
 
 
@@ -49,7 +51,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 def read_yaml_text(text: str) -> Any:
     """Read a flag's value as YAML, e.g. ``{depths: [1, 1]}``; invalid YAML stays text."""
     try:
-        return yaml.safe_load(_check_brackets(text))
+        return yaml.safe_load(_check_length(text))
     except yaml.YAMLError:
         return text
     except (RecursionError, ValueError) as error:  # also a date such as 2024-99-99, a number of 5,000 digits

@@ -103,8 +103,8 @@ class ImageDataset:
         """Read format and size without decoding. An unreadable or truncated file raises ``UnreadableImage``."""
         return read_header(self.raw(index), self.names[index], complete=True)
 
-    def fingerprint(self, *, times: bool = True) -> str:
-        """Hash the images, their order and their labels (not ``targets``).
+    def fingerprint(self, *, times: bool = True, labels: bool = True) -> str:
+        """Hash the images, their order and, if ``labels``, their labels (not ``targets``).
 
         Uses keys, file sizes, times of modification and change, and the first bytes of a few files. Without ``times``
         a copy of a dataset has the same fingerprint.
@@ -112,7 +112,7 @@ class ImageDataset:
         digest = hashlib.sha256(type(self).__name__.encode())
         for key, item in zip(self.keys, self._fingerprint_items(times), strict=True):
             digest.update(f"{key}\0{item}\0".encode("utf-8", "surrogateescape"))
-        if self.labels is not None:
+        if labels and self.labels is not None:
             digest.update(self.labels.tobytes())
         return digest.hexdigest()[:32]
 

@@ -13,6 +13,8 @@ from frugalvit.data.formats.image_folder import list_images
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 
+_MAX_BYTES = 300_000_000  # of the decoded images in one batch: 100 megapixels
+
 
 class Decoded(NamedTuple):
     """A decoded image: its index among the inputs, its path, its pixels (H, W, 3)."""
@@ -43,7 +45,7 @@ class InputImages:
             raise UserError(f"{self.names[0]} holds no images.")
 
     def batches(self, size: int, label: str) -> Iterator[list[Decoded]]:
-        """Yield the readable images in lists of ``size``."""
+        """Yield the readable images in lists of ``size``, shorter if images are large."""
         batch: list[Decoded] = []
         for index, path in enumerate(console.progress(self.paths, label=label)):
             try:
@@ -51,7 +53,7 @@ class InputImages:
             except UnreadableImage as error:
                 console.warning(str(error))
                 self.unreadable.append(str(path))
-            if len(batch) == size:
+            if len(batch) == size or sum(image.pixels.nbytes for image in batch) > _MAX_BYTES:
                 yield batch
                 batch = []
         if batch:

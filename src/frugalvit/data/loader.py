@@ -25,8 +25,11 @@ from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 
-MAX_GROUPED_STEPS, MAX_GROUPED_PIXELS = 8, 2**23
-"""Limits of one augment call on a GPU: steps, and pixels of all views. Beyond them the GPU is the bottleneck."""
+MAX_GROUPED_STEPS, MAX_GROUPED_PIXELS = 8, 2**25
+"""Limits of one augment call on a GPU: steps, and pixels of all views (400 MB, and a few times that to compute them).
+Beyond them the GPU is the bottleneck."""
+SMALL_GPU = 12 * 2**30
+"""Bytes; a GPU with less memory takes a quarter of these pixels."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,7 @@ class Batches(BatchSource):
         self.fetcher = store.fetcher(self.local_order)
         self._epoch_order = functools.lru_cache(maxsize=2)(self._draw_order)
         on_gpu = store.on_device and store.device.type == "cuda"
-        default = steps_per_augment_call(share * augment.pixels) if on_gpu else 1
+        default = steps_per_augment_call(share * augment.pixels, _gpu_memory(store.device)) if on_gpu else 1
         self.grouped_steps = default if grouped_steps is None else grouped_steps
         self._group: tuple[int, list[Batch]] = (-1, [])  # the number of the group, and the batches of its steps
 
@@ -269,10 +272,14 @@ def check_batch(batch: int, world: int, mixing: Mixing | None) -> None:
         raise UserError(f"{world} processes cannot share --batch {batch}: use a multiple of {multiple}.")
 
 
-def steps_per_augment_call(pixels: int) -> int:
-    """Return how many steps of ``pixels`` each a GPU augments in one call: a power of two."""
-    fit = MAX_GROUPED_PIXELS // max(1, pixels)
+def steps_per_augment_call(pixels: int, memory: int) -> int:
+    """Return how many steps of ``pixels`` each a GPU with ``memory`` bytes augments in one call: a power of two."""
+    fit = (MAX_GROUPED_PIXELS if memory >= SMALL_GPU else MAX_GROUPED_PIXELS // 4) // max(1, pixels)
     return 1 << max(1, min(MAX_GROUPED_STEPS, fit)).bit_length() - 1
+
+
+def _gpu_memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 def _split_views(views: list[Tensor], counts: list[int]) -> list[list[Tensor]]:

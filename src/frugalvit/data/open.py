@@ -1,6 +1,7 @@
 """``open_data``: open a dataset by its path or name, with labels and splits."""
 
 import os
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,8 @@ from frugalvit.data.split import add_missing_splits, handle_unlabelled
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.utils.files import read_text, utf8_safe
 from frugalvit.utils.text import pluralize, truncate_list
+
+_INVISIBLE = re.compile("[\u034f\u115f\u1160\ufe00-\ufe0f]")  # joiners, fillers and variants that count as letters
 
 
 def open_data(
@@ -78,7 +81,8 @@ def check_class_names(source: DatasetSplits) -> DatasetSplits:
     seen: dict[str, str] = {}
     for name in source.classes or ():
         plain = unicodedata.normalize("NFKC", name)
-        visible = "".join(letter for letter in plain if unicodedata.category(letter) != "Cf")  # no zero-width space
+        shown = (sign for sign in plain if sign.isspace() or unicodedata.category(sign) not in ("Cc", "Cf"))
+        visible = _INVISIBLE.sub("", "".join(shown))
         before = seen.setdefault(" ".join(visible.split()).casefold(), name)
         if before == name:
             continue

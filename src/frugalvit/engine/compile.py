@@ -5,8 +5,6 @@ from typing import Literal
 import torch
 import torch._inductor.config as inductor
 from lightning_fabric import Fabric
-from packaging.version import Version
-from torch import nn
 
 from frugalvit.config.train import RunConfig
 from frugalvit.engine.step import TrainPlan
@@ -19,46 +17,45 @@ PAYS_FROM = 500
 DIFFERENT_GRAPHS = 64
 """torch's recompile limit: a comparison compiles each setting in one process, and torch stops compiling after 8."""
 
-KEEPS_SHAPES = Version("2.15")
-"""The first torch version whose compiled gradients always have the parameters' shapes."""
-
-_FUSES_SUMS = getattr(inductor.triton, "mix_order_reduction", False)  # the setting before we change it
-
 
 def compile_task(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> None:
     """Compile as ``--compile`` says; "auto" compiles long runs on a GPU."""
     wanted = _resolve_auto(task, config, plan, fabric) if config.compile == "auto" else config.compile
-    if not wanted:
+    if wanted == "replay":
+        task.use_cuda_graphs = True
+    if wanted in (False, "replay"):
         return
     graphs = wanted == "graphs"
     if graphs and (reason := _graphs_blocker(task, config, plan, fabric)):
         console.warning(f"compiled without CUDA graphs: {reason}")
         graphs = False
-    prepare_compiler(task)
+    prepare_compiler()
     task.compile_with(graphs)
 
 
-def prepare_compiler(module: nn.Module) -> None:
-    """Configure torch's compiler for a step of ``module``."""
+def prepare_compiler() -> None:
+    """Configure torch's compiler."""
     torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
-    # By default Inductor times several kernels for a sum, and padded matrix products, and takes the fastest. They round
-    # differently, so the same command on an equal machine would train another network.
+    # Inductor times several kernels for a sum, or a padded matrix product, and takes the fastest. They round
+    # differently, so an equal machine would train another network. Small sums are still chosen by time; the compiler's
+    # cache keeps the choice.
     if hasattr(inductor, "deterministic"):  # not in every torch release
         inductor.deterministic = True
-    if Version(torch.__version__) >= KEEPS_SHAPES:
-        return
-    # Inductor fuses sums over rows and columns, and then returns gradients of (1, C, 1, 1) as (C,).
-    learning = (p for p in module.parameters() if p.requires_grad and p.ndim > 2)
-    has_channel_map = any(p.shape[-1] == 1 and 1 < p.numel() == max(p.shape) for p in learning)
-    inductor.triton.mix_order_reduction = _FUSES_SUMS and not has_channel_map
+    # From torch 2.10 on, Inductor fuses sums over rows with sums over columns. Such kernels may return wrong gradients
+    # (pytorch/pytorch#193061): on torch 2.11 a compiled hybrid fell back to chance after 100 steps.
+    if hasattr(inductor.triton, "mix_order_reduction"):
+        inductor.triton.mix_order_reduction = False
 
 
-def _resolve_auto(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> bool | Literal["graphs"]:
-    """Resolve ``--compile auto``."""
+def _resolve_auto(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> bool | Literal["graphs", "replay"]:
+    """Resolve ``--compile auto``. "replay": CUDA graphs of PyTorch's own kernels, without compilation."""
     if fabric.device.type != "cuda" or plan.steps < PAYS_FROM:
         return False
     fits = not config.auto_batch and not _graphs_blocker(task, config, plan, fabric)  # auto-batch measures no graphs
-    return "graphs" if fits and replays_by_itself(task, fabric) else True
+    graphs = fits and replays_by_itself(task, fabric)
+    if not task.compiles_by_default:
+        return "replay" if graphs else False
+    return "graphs" if graphs else True
 
 
 def replays_by_itself(task: Task, fabric: Fabric) -> bool:

@@ -22,6 +22,11 @@ class Task(nn.Module, ABC):
     use_cuda_graphs = False  # True if CUDA graphs replay the gradients; needs step_inputs() and compute_losses()
 
     @property
+    def compiles_by_default(self) -> bool:
+        """False if "auto" should replay PyTorch's own kernels instead of compiling the step."""
+        return True
+
+    @property
     def supports_cuda_graphs(self) -> bool:
         """True if the step is tested with CUDA graphs, so that "auto" may use them."""
         return False

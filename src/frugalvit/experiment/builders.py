@@ -40,7 +40,7 @@ from frugalvit.objectives import RelativeLocalization
 from frugalvit.runs import layout
 from frugalvit.runs.layout import has_checkpoint
 from frugalvit.runs.resume import network_keywords
-from frugalvit.runs.run_folder import RunFolder, new_run_folder, read_data_facts
+from frugalvit.runs.run_folder import RunFolder, check_stored, new_run_folder, read_data_facts
 from frugalvit.runs.trackers import make_trackers
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
@@ -107,9 +107,10 @@ def open_run(config: RunConfig, fabric: Fabric, *words: str, files: Sequence[str
 
 def check_out_outside_data(config: RunConfig) -> None:
     """Refuse an output folder inside the dataset: it would be read as a class next time."""
-    if config.data and is_inside(Path(config.out or "runs"), config.data):
-        folder = f"--out {config.out}" if config.out else "runs/, the default output folder,"
-        raise UserError(f"{folder} is inside the images of {config.data}. Choose a folder outside with --out.")
+    for data in (config.data, getattr(config, "unlabelled", None)):
+        if data and is_inside(Path(config.out or "runs"), data):
+            folder = f"--out {config.out}" if config.out else "runs/, the default output folder,"
+            raise UserError(f"{folder} is inside the images of {data}. Choose a folder outside with --out.")
 
 
 def needs_initial_weights(config: RunConfig) -> bool:
@@ -158,7 +159,7 @@ def write_run_metadata(
         run.save_json(layout.DATA, facts)
         run.save_config(config)  # last: it makes the folder a run
         return
-    auto[:] = [AutoValue(**stored) for stored in run.read_json(layout.DECISIONS, list)]
+    auto[:] = check_stored(list[AutoValue], run.read_json(layout.DECISIONS, list), run.path(layout.DECISIONS))
     before = run.read_json(layout.DATA)
     if before["classes"] != facts["classes"]:
         raise UserError(
@@ -170,11 +171,12 @@ def write_run_metadata(
             f"the images or annotations of {config.data} have changed since {run.folder} started ({before['images']:,} "
             f"images then, {len(examples):,} now): the run continues with them, and its result differs"
         )
-    for split, files in before.get("evaluation", {}).items():
-        now = facts["evaluation"].get(split, {"files": 0})
-        if now != files:
+    stored = before.get("evaluation", facts["evaluation"])  # runs of older versions do not have it
+    for split in sorted(stored.keys() | facts["evaluation"].keys()):
+        then, now = stored.get(split, {"files": 0}), facts["evaluation"].get(split, {"files": 0})
+        if now != then:
             console.warning(
-                f"{split} of {config.data} has changed since {run.folder} started ({files['files']:,} files then, "
+                f"{split} of {config.data} has changed since {run.folder} started ({then['files']:,} files then, "
                 f"{now['files']:,} now): scores before and after cannot be compared, and the best weights may differ"
             )
     if config.data:

@@ -164,7 +164,7 @@ class FeatureExtractor:
         identity = {
             "version": _VERSION,
             "weights": self.weights,
-            "images": examples.fingerprint(),
+            "images": examples.fingerprint(labels=False),
             "transform": self.model.transform.spec(),
             "rectangle": rectangle,
             "features": [self.kind, self.blocks if self.kind == "last_blocks" else 0],

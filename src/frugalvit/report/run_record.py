@@ -13,8 +13,8 @@ from frugalvit.config.base import flatten
 from frugalvit.config.yaml import read_yaml
 from frugalvit.errors import UserError
 from frugalvit.runs import layout
-from frugalvit.runs.run_folder import read_data_facts, read_summary
-from frugalvit.utils.files import read_json
+from frugalvit.runs.run_folder import read_summary
+from frugalvit.utils.files import read_json, read_text
 
 Curve = list[tuple[float, float]]
 """Points (x, y) in the order of x."""
@@ -99,7 +99,7 @@ def read_run(folder: Path, lens: dict[str, Any] | None = None) -> RunRecord:
     # A run that is not finished has its auto values in this file only.
     record.summary = {"auto": read_json(folder / layout.DECISIONS, list) or [], **(summary or {})}
     _drop_trivial_top5(record)
-    record.data = read_data_facts(folder)
+    record.data = read_json(folder / layout.DATA, dict) or {}
     if (folder.resolve().parent.parent / layout.COMPARISON).is_file():
         record.setting_folder = folder.resolve().parent
     record.mistakes = read_json(folder / layout.MISTAKES, list) or []
@@ -119,7 +119,7 @@ def _drop_trivial_top5(record: RunRecord) -> None:
 def _read_curves(path: Path) -> dict[tuple[str, str], Curve]:
     """Read the curves of metrics.jsonl. Of two lines for one epoch, the later one (of a resumed run) counts."""
     points: dict[tuple[str, str], dict[float, float]] = {}
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+    for text in read_text(path, errors="replace").splitlines() if path.is_file() else ():
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):

@@ -10,7 +10,7 @@ from frugalvit.errors import UserError
 from frugalvit.runs.layout import BEST, CHECKPOINTS, LAST, PREVIOUS
 from frugalvit.utils import console
 from frugalvit.utils.console import shell_quote
-from frugalvit.utils.files import write_atomically
+from frugalvit.utils.files import open_regular, write_atomically
 from frugalvit.utils.text import short_message
 
 
@@ -76,7 +76,9 @@ def read_state(path: Path) -> tuple[dict[str, Any] | None, str]:
 def find_damage(path: Path) -> str | None:
     """Return what is wrong with a checkpoint file, or None. Torch's format is a zip with checksums."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                return "it is compressed, so torch.save did not write it"  # it could unpack to any size
             bad = archive.testzip()
     except Exception as error:  # zipfile raises many kinds, depending on the damaged byte
         return short_message(error)

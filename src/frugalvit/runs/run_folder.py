@@ -7,12 +7,14 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Annotated, Any, Literal
 
+import pydantic
 import yaml
 
 from frugalvit.config.base import Config
 from frugalvit.config.yaml import read_yaml
+from frugalvit.data.webdataset.streaming_dataset import ShardSurvey
 from frugalvit.errors import UserError
 from frugalvit.runs import layout
 from frugalvit.runs.checkpoint import load_best_state, load_newest_state, read_state, save_state
@@ -20,7 +22,17 @@ from frugalvit.runs.layout import find_run
 from frugalvit.runs.trackers import TensorBoard, Trackers
 from frugalvit.utils import console
 from frugalvit.utils.console import shell_quote
-from frugalvit.utils.files import FolderLock, Read, make_folder, read_json, remove_parts, utf8_safe, write_text
+from frugalvit.utils.files import (
+    FolderLock,
+    Read,
+    make_folder,
+    read_error_message,
+    read_json,
+    read_text,
+    remove_parts,
+    utf8_safe,
+    write_text,
+)
 from frugalvit.utils.tables import Table, to_json
 from frugalvit.utils.text import short_message
 
@@ -227,7 +239,10 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     A killed writer leaves half a line; a power failure may leave any bytes.
     """
     lines: list[tuple[str, dict[str, Any]]] = []
-    *complete, _ = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    try:
+        *complete, _ = read_text(path, errors="replace").split("\n")
+    except OSError as error:
+        raise UserError(read_error_message(path, error)) from None
     for line in complete:
         try:
             values = json.loads(line)
@@ -240,9 +255,51 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     return lines
 
 
+class _EvaluationFacts(pydantic.BaseModel, strict=True):
+    files: int
+    content: str
+
+
+class _LeftOutFacts(pydantic.BaseModel, strict=True):
+    files: list[dict[Literal["name", "split", "reason"], str]] = []
+
+
+class _DataFacts(pydantic.BaseModel, strict=True):
+    """The facts of data.json that a resumed run computes with."""
+
+    images: int
+    classes: list[str]
+    network: dict[str, Any]
+    content: str
+    processes: Annotated[int, pydantic.Field(ge=1)]
+    threads: Annotated[int, pydantic.Field(ge=1, le=1024)] | None = None
+    evaluation: dict[str, _EvaluationFacts] = {}
+    left_out: _LeftOutFacts = _LeftOutFacts()
+    survey: ShardSurvey | None = None
+
+
 def read_data_facts(folder: str | Path) -> dict[str, Any]:
     """Return data.json of a run; empty if the run was killed before it wrote the file."""
-    return read_json(Path(folder) / layout.DATA, dict) or {}
+    path = Path(folder) / layout.DATA
+    facts = read_json(path, dict)
+    if facts is None:
+        return {}
+    check_stored(_DataFacts, facts, path)
+    if refused := sorted(facts["network"].keys() & {"name", "pretrained"}):  # a resumed run downloads no weights
+        raise UserError(f"{path}: network has the keyword {refused[0]!r}. The file is damaged.")
+    return facts
+
+
+def check_stored(kind: Any, value: Any, path: Path) -> Any:
+    """Return a value of a run's file as ``kind``; ``UserError`` with the field if it does not fit."""
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(value)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise UserError(
+            f"{path} is damaged: {name} is {first['input']!r:.40} ({first['msg']}). Restore it, or start a new run."
+        ) from None
 
 
 def finished_summary(path: str | Path) -> dict[str, Any] | None:

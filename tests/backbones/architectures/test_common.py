@@ -187,12 +187,12 @@ def test_bf16_on_a_device(name):
 @every_model
 @inductor.patch({"triton.mix_order_reduction": True})  # restores what prepare_compiler may change
 def test_compiled_on_a_device(name):
-    """At this size torch 2.11 fuses several sums; gradients must keep their shapes and values."""
+    """At this size torch 2.11 would fuse several sums; gradients must keep their shapes and values."""
     torch.manual_seed(0)
     wide = {"embed_dim": (64, 64)} if name.startswith("cvt") else {}
     model = timm.create_model(name, num_classes=5, **MICRO[name] | wide).cuda().train()
     inputs, gradients = images(32, 3, 224, 224).cuda(), []
-    prepare_compiler(model)
+    prepare_compiler()
     for run in (model, torch.compile(model, dynamic=False)):
         model.zero_grad()
         with torch.autocast("cuda", dtype=torch.bfloat16):

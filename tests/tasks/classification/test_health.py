@@ -133,6 +133,13 @@ def test_vanished_gradients_and_dead_features() -> None:
     assert first_alarm(fitted, lines) is None
 
 
+@pytest.mark.parametrize(("gap", "norm", "expected"), [(0.03, 300.0, True), (0.03, 20.0, False), (0.3, 300.0, False)])
+def test_exploded_gradients(gap: float, norm: float, expected: bool) -> None:
+    lines = [(step, values | {"gradient_norm": 1.0 if step < 400 else norm}) for step, values in curve(lambda t: gap)]
+    alarm = first_alarm(make_health(), lines)
+    assert (alarm is not None and alarm[1] == "exploded gradients" and 400 < alarm[0] <= 450) == expected
+
+
 def test_a_score_back_at_chance_counts_only_with_the_loss() -> None:
     for gap, expected in ((0.01, "back at chance"), (0.5, None)):
         health = make_health()

@@ -234,10 +234,8 @@ def read_architecture(config: dict[str, Any], folder: Path) -> tuple[str, dict[s
         keywords.setdefault("num_classes", config.get("num_classes", pretrained.get("num_classes", 0)))
     if not re.fullmatch(r"[\w.-]+", name):
         raise UserError(f"{folder / 'config.json'} has an impossible architecture: {name!r}.")
-    if "pretrained" in keywords:
-        raise UserError(
-            f"{folder / 'config.json'} has the keyword 'pretrained', which would download weights: remove it."
-        )
+    if refused := sorted(keywords.keys() & {"name", "pretrained"}):  # of create_backbone, not of a network
+        raise UserError(f"{folder / 'config.json'} has the keyword {refused[0]!r}, which no network has: remove it.")
     return name, keywords
 
 

@@ -82,6 +82,8 @@ class Normalize:
     def __call__(self, images: Tensor) -> Tensor:
         if images.shape[1] == 3 and len(self.mean) == 1:  # the network has one input channel
             images = luma(images)
+        elif images.shape[1] not in (1, len(self.mean)):
+            raise UserError(f"The network takes images of {len(self.mean)} channels; these have {images.shape[1]}.")
         mean, inverse = self.statistics(images.device)
         return (images - mean).mul_(inverse)
 

@@ -206,7 +206,7 @@ def _decode_to_file(
     crop: CenterCrop | None,
 ) -> CachedImages:
     """Open the cache file; decode into it first if it is missing, damaged or made from another source."""
-    fingerprint = examples.fingerprint()
+    fingerprint = examples.fingerprint(labels=False)
     kind = "" if crop is None else f"_{crop.interpolation}_{crop.crop_pct:g}"
     entry = folder / "images" / f"{fingerprint}_{cached_size[0]}x{cached_size[1]}{kind}"
     path = entry / "images.bin"

@@ -106,31 +106,27 @@ def _write_index(folder: Path, index: dict[str, Any]) -> None:
 
 
 def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[str]) -> list[dict[str, Any]]:
-    """Write the decoded images of every split. A split that the disk has no space for is left out and noted."""
+    """Write the decoded training images, if the disk has space. Evaluation decodes its images in full."""
     from frugalvit.data.cache.build import decode_all, decoding_threads
     from frugalvit.data.cache.store import write_file
 
-    packed = open_shards(str(folder))
-    size = img_size
-    if size == "auto":
-        size = input_size(median_side(packed.splits.get("train", next(iter(packed.splits.values())))), best_device())
+    examples = open_shards(str(folder)).splits.get("train")
+    if examples is None:
+        return []
+    size = input_size(median_side(examples), best_device()) if img_size == "auto" else img_size
     target = min_cached_size((size, size))
-    written: list[dict[str, Any]] = []
-    for split, examples in packed.splits.items():
-        cached_size, seconds = probe_images(examples, (size, size))
-        shape = (len(examples), 3, *cached_size)
-        volume = int(np.prod(shape))
-        if volume > 0.9 * shutil.disk_usage(folder).free:
-            notes.append(f"No decoded images of {split}: they take {volume / 1e9:.1f} GB, more than the disk has.")
-            continue
-        name = f"{split}-{target[0]}x{target[1]}.decoded"
-        threads, _ = decoding_threads(seconds, cores())
-        fill = partial(decode_all, examples, cached_size, threads=threads, limit=len(examples))
-        write_file(folder / name, examples.fingerprint(), shape, fill)
-        written.append({"split": split, "file": name, "target": list(target), "rectangle": list(cached_size)})
-    if written:
-        notes.append(f"Decoded images for inputs of {size} px are beside the shards; training decodes other sizes.")
-    return written
+    cached_size, seconds = probe_images(examples, (size, size))
+    shape = (len(examples), 3, *cached_size)
+    volume = int(np.prod(shape))
+    if volume > 0.9 * shutil.disk_usage(folder).free:
+        notes.append(f"No decoded images: they take {volume / 1e9:.1f} GB, more than the disk has.")
+        return []
+    name = f"train-{target[0]}x{target[1]}.decoded"
+    threads, _ = decoding_threads(seconds, cores())
+    fill = partial(decode_all, examples, cached_size, threads=threads, limit=len(examples))
+    write_file(folder / name, examples.fingerprint(), shape, fill)
+    notes.append(f"Decoded training images for inputs of {size} px are beside the shards; other sizes are decoded.")
+    return [{"split": "train", "file": name, "target": list(target), "rectangle": list(cached_size)}]
 
 
 def check_free(out: Path) -> None:

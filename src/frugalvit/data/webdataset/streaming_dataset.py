@@ -77,7 +77,7 @@ class StreamingDataset(ImageDataset):
     def subset(self, indices: Any) -> ImageDataset:
         raise UserError("Streamed images cannot be selected one by one: use --stream false.")
 
-    def fingerprint(self, *, times: bool = True) -> str:
+    def fingerprint(self, *, times: bool = True, labels: bool = True) -> str:
         """Hash the names of the shards, and the sizes and times of local shards."""
         digest = hashlib.sha256()
         for shard in self.shards:

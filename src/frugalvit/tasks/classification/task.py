@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from frugalvit.backbones import Backbone
+from frugalvit.backbones.architectures.hybrid import Hybrid
 from frugalvit.backbones.architectures.swin import SwinTransformer
 from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch, BatchShard, BatchSource, eval_batches
@@ -154,8 +155,13 @@ class ClassificationTask(Task):
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """True for our Swin with the loss on the final grid or none: tested with CUDA graphs."""
-        return isinstance(self.backbone.model, SwinTransformer) and not self.cuda_graphs_blocker
+        """True for our Swins and hybrids with the loss on the final grid or none: tested with CUDA graphs."""
+        return isinstance(self.backbone.model, SwinTransformer | Hybrid) and not self.cuda_graphs_blocker
+
+    @property
+    def compiles_by_default(self) -> bool:
+        """False for hybrids: a compilation takes 40 s, which few runs win back."""
+        return not isinstance(self.backbone.model, Hybrid)
 
     @property
     def cuda_graphs_blocker(self) -> str:

@@ -16,6 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.checkpoint import checkpoint
 
 from frugalvit.backbones import Backbone
+from frugalvit.backbones.architectures.hybrid import Hybrid
 from frugalvit.backbones.factory import from_spec
 from frugalvit.data.loader import Batch, BatchShard, BatchSource
 from frugalvit.data.rng import device_generator
@@ -168,8 +169,13 @@ class PretrainingTask(Task):
 
     @property
     def supports_cuda_graphs(self) -> bool:
-        """False: at 224 px the GPU is the limit, so that graphs gain nothing."""
-        return False
+        """True for our hybrids. On a Swin at 224 px the GPU is the limit, so that graphs gain nothing."""
+        return isinstance(self.student.model, Hybrid) and not self.cuda_graphs_blocker
+
+    @property
+    def compiles_by_default(self) -> bool:
+        """False for hybrids: a compilation takes 40 s, which few runs win back."""
+        return not isinstance(self.student.model, Hybrid)
 
     def compile_with(self, graphs: bool) -> None:
         """Compile the networks, once per crop size, and the localization head."""
