@@ -76,7 +76,7 @@ LabelPart = Annotated[float, Field(gt=0), AfterValidator(_check_label_part)]
 Label = Annotated[int, Field(ge=0, le=255)]  # masks hold one byte per pixel
 LabelCount = Annotated[int, Field(ge=2, le=256)]
 
-DATA = "folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards"
+DATA = "folder, CSV/JSONL (table.csv:path=COLUMN,label=COLUMN,root=FOLDER), dataset name, hf:…, or WebDataset shards"
 MODEL = "run folder, checkpoint, exported folder or model name"
 LABELS = "auto: read labels; folders: folder names are classes; ignore: no labels"
 LABEL_PART = "training labels to use: a share of each class, or (2 and more) a number of images per class"

@@ -65,6 +65,7 @@ def open_annotations(config: SegmentConfig) -> SceneData:
         str(config.data),
         ignore=config.ignore_index,
         count=config.label_count,
+        instances=config.instances,
         split=config.split,
         val_fraction=config.val_fraction,
         max_bad=config.cache.max_bad,
@@ -189,6 +190,7 @@ class SegmentExperiment(DenseExperiment[SegmentConfig, ResolvedSegmentConfig]):
             "side": self.task.side,
             "classes": list(self.data.classes),
             "ignored": self.data.ignored,
+            "instances": self.data.instances,
             "labels": np.flatnonzero(self.data.table != IGNORED).tolist(),
         }
 
@@ -214,6 +216,7 @@ def _open_model(config: SegmentEvalConfig) -> tuple[SegmentationTask, SceneData,
     ignore = facts["ignored"] if config.ignore_index == "auto" else config.ignore_index
     count = max(facts["labels"]) + 1
     parts: dict[str, Any] = {"only": config.split, **splitting_of(config.model, config.data)}
+    parts |= {"instances": facts.get("instances", False)}
     data = open_scenes(config.data, ignore=ignore, count=count, max_bad=1.0, **parts)
     names = [classes for classes in (list(data.classes), facts["classes"]) if not all(map(str.isdecimal, classes))]
     if np.flatnonzero(data.table != IGNORED).tolist() != facts["labels"] or (len(names) == 2 and names[0] != names[1]):
