@@ -247,7 +247,7 @@ def _find_labels(splits: dict[str, list[Scene]], ask: bool) -> dict[int, Path]:
             numbered &= [label for label in labels if label != IGNORED] == list(range(counts[-1]))
     if ask and numbered and len(counts) >= _FEWEST_MASKS and len(set(counts)) > 2:
         raise UserError(
-            f"The masks seem to number objects: each has the labels 0 to k without a gap, and k is {min(counts) - 1} to "
+            f"The masks seem to number objects: each has the labels 0 to k, and k is {min(counts) - 1} to "
             f"{max(counts) - 1}. Pass --instances true to learn object against background, --instances false if the "
             "labels are classes, or use 'frugalvit detect train' to find single objects."
         )
