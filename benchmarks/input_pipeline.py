@@ -1,6 +1,6 @@
 """Images per second of the input alone: batched on the device, against a DataLoader with torchvision.
 
-Both start from the same decoded images in memory and yield normalised batches on the device. The result is the median
+Both start from the same decoded images in memory and yield normalized batches on the device. The result is the median
 over rounds. A round runs both, so that a busy machine slows both.
 
     python benchmarks/input_pipeline.py --task supervised --size 64

@@ -29,7 +29,7 @@ from frugalvit.probing.metrics import rank_classes, top_k_accuracy
 
 
 def make_features(images: int, width: int, classes: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
-    """Make classes that overlap, so that regularisation matters."""
+    """Make classes that overlap, so that regularization matters."""
     generator = torch.Generator().manual_seed(0)
     scale, centres = torch.logspace(0, -2, width), torch.randn(classes, width, generator=generator)
     generator.manual_seed(seed)

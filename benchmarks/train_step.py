@@ -1,6 +1,6 @@
 """``frugalvit bench step``: measure a full training step, and how much of the device it uses.
 
-A step is input, forward, losses, backward, clipping, optimiser and EMA, as in ``train`` and ``pretrain``, without the
+A step is input, forward, losses, backward, clipping, optimizer and EMA, as in ``train`` and ``pretrain``, without the
 health metrics of pre-training's log. ``--against`` also times the paper's algorithm as written: eager PyTorch, in
 pre-training a loop over pairs of crops with full softmax; once with our input, once with a DataLoader and torchvision.
 """
@@ -31,7 +31,7 @@ from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.loader import MAX_GROUPED_STEPS, Batches
-from frugalvit.engine.compile import prepare_compiler, replays_by_itself
+from frugalvit.engine.compile import can_replay_graphs, prepare_compiler
 from frugalvit.engine.hardware import configure_cuda, default_onednn, make_precision, pick_device
 from frugalvit.engine.step import TrainStep, make_optimizer
 from frugalvit.errors import UserError
@@ -98,7 +98,7 @@ def measure(
 
     operations = _operations(train_step)
     if config.compile and not as_written and device.type == "cuda":
-        auto_graphs = config.compile == "auto" and replays_by_itself(train_step.task, fabric)
+        auto_graphs = config.compile == "auto" and can_replay_graphs(train_step.task, fabric)
         graphs = config.compile == "graphs" or auto_graphs
         prepare_compiler()
         train_step.task.compile_with(graphs)

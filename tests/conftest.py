@@ -15,6 +15,7 @@ from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.utils import console
 from helpers import browser as browsers
 from helpers import suite_layouts
+from helpers.fork_server import skip_waiting_for_disks
 from helpers.tiny_runs import write_images
 
 settings.register_profile("frugalvit", derandomize=True, deadline=None, max_examples=20, database=None)
@@ -23,6 +24,7 @@ settings.load_profile("frugalvit")
 # Tests run as one process per core.
 torch.set_num_threads(1)
 configure_cpu()
+skip_waiting_for_disks()
 
 
 TESTS = Path(__file__).parent

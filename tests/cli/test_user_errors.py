@@ -1,6 +1,7 @@
 """Mistakes of users, command by command: one line each, and no run is started."""
 
 import json
+import re
 import shutil
 from contextlib import nullcontext
 from operator import attrgetter
@@ -11,8 +12,11 @@ import pytest
 import yaml
 from PIL import Image
 
+from frugalvit.cli import flags
 from frugalvit.cli import main as cli
-from frugalvit.config.base import set_dotted
+from frugalvit.cli.command_table import COMMANDS
+from frugalvit.cli.help_layout import EXAMPLES, SHOWN_OPTIONS
+from frugalvit.config.base import flat_fields, set_dotted
 from frugalvit.config.train import FREE_ON_RESUME, TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.runs.resume import load_resumed_config
@@ -208,7 +212,7 @@ def test_resume_with_options_the_run_lowered(
 def test_options_that_may_change_on_resume(tmp_path: Path, name: str) -> None:
     values = {"log_every": 3, "save_every": 7, "workers": 2, "devices": 2, "nodes": 2, "peer_timeout": 9.0}
     values |= {"report": False, "track": ["mlflow"], "device": "cuda", "plugin": ["own_objective.py"]}
-    values |= {"cache.where": "off", "cache.folder": "kept", "cache.max_bad": 0.5}
+    values |= {"cache.location": "off", "cache.folder": "kept", "cache.max_bad": 0.5}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": "photos", "cache": {"size": 64}}), encoding="utf-8")
     options: dict[str, object] = {"resume": str(tmp_path)}
     set_dotted(options, name, values[name])
@@ -219,7 +223,7 @@ def test_options_that_may_change_on_resume(tmp_path: Path, name: str) -> None:
 
 
 def test_help_shows_kinds_of_values(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["train", "--help"]) == 0
+    assert cli.main(["train", "--help", "all"]) == 0
     page = capsys.readouterr().out
     assert page.count("\noptions:") == 1 and page.index("\narguments:") < page.index("\noptions:")
     for words in (
@@ -232,3 +236,42 @@ def test_help_shows_kinds_of_values(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert words in page, words
     assert "--no-balance" not in page  # off by default
+
+
+@pytest.mark.parametrize("name", SHOWN_OPTIONS)
+def test_short_help_shows_about_twenty_options_and_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command = next(command for command in COMMANDS if command.name == name)
+    fields = flat_fields(command.load_config())
+    assert set(SHOWN_OPTIONS[name]) <= set(fields) and 14 <= len(SHOWN_OPTIONS[name]) <= 24
+    pages = []
+    for words in (["--help"], ["--help", "all"]):
+        assert cli.main([*name.split(), *words]) == 0
+        pages.append(capsys.readouterr().out)
+    short, everything = ({word for word in page.split() if word.startswith("--")} for page in pages)
+    assert short < everything and "--optimizer.clip" in everything - short
+    more = int(re.search(r"(\d+) more options", pages[0])[1])  # type: ignore[index]
+    assert more > 20 and "more options" not in pages[1]
+    for example in EXAMPLES.get(name, ()):
+        assert example in pages[0]
+        words = re.split(r"\s{3,}", example)[0].split()[1 + len(name.split()) :]
+        flags.parse(command.load_config(), words, name, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("photos --drloc 1", "'--localization.weight'"),
+        ("photos --batch-size 8", "'--batch'"),
+        ("photos --epoch 8", "'--epochs'"),
+        ("photos --clip 1", "'--optimizer.clip'"),
+        ("photos epochs=10", "'--epochs 10'"),
+        ("epochs=10", "'--epochs 10'"),
+        ("photos --drlok 1", None),
+        ("photos --zzz 1", None),
+        ("photos more", None),
+    ],
+)
+def test_suggestions_are_close(words: str, hint: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", *words.split()]) == 2
+    message = capsys.readouterr().err
+    assert (f"Did you mean {hint}?" in message) if hint else ("Did you mean" not in message)

@@ -21,7 +21,7 @@ from frugalvit.tasks.detection.metrics import AveragePrecision
 from frugalvit.tasks.detection.task import summary_of
 from frugalvit.tasks.segmentation.metrics import Confusion
 from frugalvit.utils.tables import CommandResult
-from helpers.tiny_runs import TRAIN
+from helpers.tiny_runs import SWIN, TRAIN
 
 
 def config(photos: Path, out: Path, **values: object) -> CompareConfig:
@@ -144,9 +144,9 @@ def test_shares_are_compared_in_points(tmp_path: Path) -> None:
 
 def test_auto_lines_are_printed_once(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare(config(photos, tmp_path / "c", report=False))
-    lines = capsys.readouterr().err.splitlines()
-    automatic = [line for line in lines if line.startswith("auto: ")]
-    assert automatic and len(set(automatic)) == len(automatic)
+    log = capsys.readouterr().err
+    lines, tables = log.splitlines(), re.findall(r"auto chose.*\n(?:  .*\n)+", log)
+    assert tables and len(set(tables)) == len(tables)
     assert any("run 1 of 4 is done: about" in line for line in lines)
 
 
@@ -178,16 +178,22 @@ def test_default_folder_avoids_other_comparisons(tmp_path: Path) -> None:
 
 def test_free_options_may_change_on_resume(photos: Path, tmp_path: Path) -> None:
     values = TRAIN | {"data": str(photos), "out": str(tmp_path / "run")}
-    other = {"log_every": 5, "save_every": 7, "devices": 2, "workers": 3, "cache": {"where": "off", "folder": "cached"}}
+    other = {
+        "log_every": 5,
+        "save_every": 7,
+        "devices": 2,
+        "workers": 3,
+        "cache": {"location": "off", "folder": "cached"},
+    }
     with pytest.raises(KeyboardInterrupt):
         module.run_once(TrainConfig.parse(values), interrupt)
     (tmp_path / "run" / "config.yaml").write_text("")  # it has started
     runs: list[TrainConfig] = []
     module.run_once(TrainConfig.parse(values | other), lambda run: runs.append(run) or CommandResult({}))
-    assert runs[0].resume == str(tmp_path / "run") and runs[0].is_set("cache.where")
+    assert runs[0].resume == str(tmp_path / "run") and runs[0].is_set("cache.location")
     options = runs[0].model_dump()
     assert [options[name] for name in ("log_every", "save_every", "devices", "workers")] == [5, 7, 2, 3]
-    assert (runs[0].cache.where, runs[0].cache.folder) == ("off", "cached")
+    assert (runs[0].cache.location, runs[0].cache.folder) == ("off", "cached")
     with pytest.raises(UserError, match="was run with cache"):
         module.run_once(TrainConfig.parse(values | {"cache": {"size": 99}}), interrupt)
 
@@ -226,7 +232,7 @@ def test_settings_hold_several_values(photos: Path, tmp_path: Path) -> None:
     made = config(photos, tmp_path, settings=settings, with_settings=[], without_settings=[])
     a, b = (TrainConfig.parse(made.run_values(one, 0, "out")) for one in made.named_settings().values())
     assert (a.optimizer.betas, a.img_size, a.lr) == ((0.9, 0.95), (32, 48), 0.1)
-    assert a.backbone_args == {"embed_dim": 8, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
+    assert a.backbone_args == SWIN | {"depths": [2, 2], "window_size": 4}
     assert (b.img_size, b.optimizer.betas, b.augment.scale) == (32, (0.9, 0.999), (0.1, 0.5))
     assert b.backbone_args["window_size"] == 2
     assert TrainConfig.parse({"img_size": "auto"}).img_size == "auto"

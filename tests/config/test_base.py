@@ -49,8 +49,8 @@ def test_two_sources_of_weights_are_refused(kind: type[RunConfig], values: dict[
 
 
 def test_flatten_inverts_set_dotted() -> None:
-    values = {"lr": 1, "cache": {"where": "off", "inner": {"a": None}}, "backbone_args": {}}
-    flat = {"lr": 1, "cache.where": "off", "cache.inner.a": None, "backbone_args": {}}
+    values = {"lr": 1, "cache": {"location": "off", "inner": {"a": None}}, "backbone_args": {}}
+    flat = {"lr": 1, "cache.location": "off", "cache.inner.a": None, "backbone_args": {}}
     assert flatten(values) == flat
     back: dict[str, Any] = {}
     for name, value in flat.items():

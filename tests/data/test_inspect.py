@@ -93,7 +93,7 @@ def test_sampling_is_noted(photos: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_unlabelled_images_have_no_classes(photos: Path) -> None:
-    result = command(DataConfig(data=str(photos), labels="ignore", duplicates=False))
+    result = command(DataConfig(data=str(photos), label_source="ignore", duplicates=False))
     assert result.data["classes"] is None and "no labels" in result.tables[0].title
     assert result.data["duplicates"] is None
 

@@ -48,7 +48,7 @@ def test_unlabelled_images_beside_class_folders(squares: Path, tmp_path: Path) -
         (row,) = [row for row, path in enumerate(arrays["paths"]) if path.endswith("loose.png")]
         assert arrays["labels"][row] == -1 and (arrays["labels"] >= 0).sum() == 48 and arrays["splits"][row] == "train"
     assert any("1 unlabelled image" in note for note in result.notes)
-    embed(EmbedConfig(data=str(folder), out=str(tmp_path / "g.npz"), labels="ignore", **TINY))
+    embed(EmbedConfig(data=str(folder), out=str(tmp_path / "g.npz"), label_source="ignore", **TINY))
     with np.load(tmp_path / "g.npz") as arrays:
         assert len(arrays["paths"]) == 49 and "labels" not in arrays
 
@@ -103,7 +103,7 @@ def test_neighbours_are_similar_images(squares: Path, tmp_path: Path) -> None:
         ({"out": "f.parquet", "features": "grid"}, "--features grid"),
         ({"neighbours": "nowhere.png"}, "nowhere"),
         ({"neighbours": "nowhere.png", "picture": "f.gif"}, r"f\.gif"),
-        ({"split": "val", "out": "f.npz", "labels": "ignore"}, "no val split"),
+        ({"split": "val", "out": "f.npz", "label_source": "ignore"}, "no val split"),
     ],
 )
 def test_invalid_options_are_errors(change: dict, word: str, tmp_path: Path, monkeypatch) -> None:

@@ -154,7 +154,7 @@ def test_single_images_of_a_class_are_not_judged(photos: Path) -> None:
         ("photos --suspicious swin_nano -o table.txt", "table.txt"),
         ("photos --suspicious swin_nano -o mine.csv", "mine.csv"),
         ("photos --suspicious nowhere/run", "nowhere/run"),
-        ("photos --suspicious swin_nano --labels ignore", "--suspicious"),
+        ("photos --suspicious swin_nano --label-source ignore", "--suspicious"),
         ("photos/train/red --suspicious swin_nano", "--suspicious"),
         ("photos --suspicious swin_nano --decode all", "--decode"),
         ("photos -o table.csv", "--out"),

@@ -39,7 +39,7 @@ def test_inputs_are_not_rounded(wanted: str, inside: torch.dtype) -> None:
 @pytest.mark.parametrize("fused", [False, True], ids=["as on a CPU", "fused, as on a GPU"])
 @pytest.mark.parametrize("clip_per", ["global", "tensor"])
 def test_fp16_gradients_are_unscaled_once(clip_per: str, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The optimiser gets fp32's gradients up to fp16's rounding."""
+    """The optimizer gets fp32's gradients up to fp16's rounding."""
     monkeypatch.setattr(step, "_fused", lambda fabric: fused)
     moments = {}
     for wanted in ("32", "fp16"):

@@ -283,7 +283,7 @@ def is_running(pid: int) -> bool:
 def test_files_that_vanish_while_training(server: ForkServer) -> None:
     """Few unreadable images are skipped by name; many stop the run, and it resumes when they are back."""
     images = shutil.copytree(server.folder / "images", server.folder / "vanishing")
-    child, run = start_training(server, "vanished", "vanishing", cache={"where": "off"}, workers=0)
+    child, run = start_training(server, "vanished", "vanishing", cache={"location": "off"}, workers=0)
     child.wait_for(run / "checkpoints" / "last.pt")
     (images / "train").rename(images / "train_elsewhere")
     assert child.wait() == 2, child.output()
@@ -297,7 +297,7 @@ def test_files_that_vanish_while_training(server: ForkServer) -> None:
 
 
 def test_a_killed_worker_is_reported(server: ForkServer) -> None:
-    child, run = start_training(server, "worker", cache={"where": "off"}, workers=1)
+    child, run = start_training(server, "worker", cache={"location": "off"}, workers=1)
     child.wait_for(run / "checkpoints" / "last.pt")
     workers = find_workers(child.pid)
     for pid in workers:
@@ -313,7 +313,7 @@ def test_a_killed_worker_is_reported(server: ForkServer) -> None:
 )
 def test_workers_ignore_signals_to_the_process_group(server: ForkServer, number: signal.Signals) -> None:
     """Ctrl-C reaches the workers too; the run needs them for the step that it finishes before it saves."""
-    child, _ = start_training(server, f"group_{number.name}", cache={"where": "off"}, workers=1)
+    child, _ = start_training(server, f"group_{number.name}", cache={"location": "off"}, workers=1)
     child.wait_for_output("(step 8)")  # the workers of the evaluation exist too
     workers = find_workers(child.pid)
     for pid in workers:

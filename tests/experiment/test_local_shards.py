@@ -22,7 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
 @pytest.mark.parametrize(("verb", "where"), [("train", "ram"), pytest.param("pretrain", "off", marks=pytest.mark.slow)])
 def test_killed_and_resumed_from_shards(server: ForkServer, verb: str, where: str) -> None:
     """The position in the data is a part of what is resumed, for cached images and for those decoded on demand."""
-    common = [verb, "shards/{000..003}.tar", "--config", f"{verb}.yaml", "--cache.where", where, "--workers", "0"]
+    common = [verb, "shards/{000..003}.tar", "--config", f"{verb}.yaml", "--cache.location", where, "--workers", "0"]
     complete, resumed = server.folder / f"{verb}_complete", server.folder / f"{verb}_resumed"
     status, output = server.run(*common, "--out", str(complete))
     assert status == 0, output

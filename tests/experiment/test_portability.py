@@ -133,7 +133,7 @@ def test_float64_is_copied_as_float32() -> None:
 def test_spawned_workers_decode_the_same(tmp_path: Path) -> None:
     server = ForkServer(tmp_path)
     write_images(tmp_path / "images")
-    config = write_config(tmp_path / "config.yaml", TRAIN, cache={"where": "off"}, steps=4)
+    config = write_config(tmp_path / "config.yaml", TRAIN, cache={"location": "off"}, steps=4)
     for workers in ("0", "1"):
         words = ["train", "images", "--config", str(config), "--out", f"with_{workers}", "--workers", workers]
         status, output = server.run(*words)

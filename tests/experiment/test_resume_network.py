@@ -11,9 +11,10 @@ import torch
 from frugalvit.backbones import factory
 from frugalvit.cli.replay import _rebuild
 from frugalvit.config.yaml import read_yaml
-from helpers.tiny_runs import PRETRAIN, TRAIN, differences, interrupted_at, load_state, run_tiny
+from helpers.tiny_runs import PRETRAIN, SWIN, TRAIN, differences, interrupted_at, load_state, run_tiny
 
 CHOSEN = {"patch_size": 2, "window_size": 8}
+SMALL = {name: value for name, value in SWIN.items() if name not in CHOSEN}
 
 
 def change_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,38 +27,39 @@ def change_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factory, "adapt", adapt)
 
 
-@pytest.mark.parametrize("at", [0, 7], ids=["before-a-checkpoint", "after-one"])
+@pytest.mark.parametrize("at", [0, 3], ids=["before-a-checkpoint", "after-one"])
 @pytest.mark.parametrize("verb", ["train", "pretrain"])
 def test_resume_keeps_the_network(
     verb: str, at: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_tiny(verb, data=photos, out=tmp_path / "complete")
+    options = {"data": photos, "backbone_args": SMALL, "steps": 4}
+    run_tiny(verb, out=tmp_path / "complete", **options)
     with interrupted_at(at):
-        run_tiny(verb, data=photos, out=tmp_path / "cut")
+        run_tiny(verb, out=tmp_path / "cut", **options)
     change_the_rules(monkeypatch)
-    options = TRAIN if verb == "train" else PRETRAIN
-    run_tiny(verb, data=photos, resume=tmp_path / "cut", **options)  # the options of the start work again
+    tiny = TRAIN if verb == "train" else PRETRAIN
+    run_tiny(verb, resume=tmp_path / "cut", **tiny | options)  # the options of the start work again
     assert differences(tmp_path / "complete", tmp_path / "cut") == []
     for name in ("complete", "cut"):
         network = json.loads((tmp_path / name / "model/config.json").read_text())["frugalvit"]["keywords"]
         assert {key: network[key] for key in CHOSEN} == CHOSEN and "mlp_ratio" not in network
-        assert read_yaml(tmp_path / name / "config.yaml")["backbone_args"] == options["backbone_args"]
+        assert read_yaml(tmp_path / name / "config.yaml")["backbone_args"] == SMALL
 
 
 def test_init_replay_and_continue_keep_the_network(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    run_tiny("pretrain", data=photos, out=run)
+    run_tiny("pretrain", data=photos, out=run, backbone_args=SMALL)
     run_tiny("train", data=photos, out=tmp_path / "tuned", init=run, img_size=32, steps=1, backbone_args={})
     tuned = read_yaml(tmp_path / "tuned/config.yaml")["backbone_args"]
-    assert tuned == TRAIN["backbone_args"] | CHOSEN | {"keep_patch_size": True}, "at another size it keeps its patches"  # type: ignore[operator]
+    assert tuned == SWIN | {"keep_patch_size": True}, "at another size it keeps its patches"
     change_the_rules(monkeypatch)
     dump = {"kind": "PretrainingTask", "steps": 10, "steps_per_epoch": 3, "log_every": 1, "classes": 0}
     task, _ = _rebuild(run, dump | {"seed": 0, "process": 0, "world": 1})
     task.load_state_dict(load_state(run)["task"])
-    run_tiny("pretrain", out=tmp_path / "longer", continue_from=str(run), steps=11)
-    assert read_yaml(tmp_path / "longer/config.yaml")["backbone_args"] == PRETRAIN["backbone_args"]
+    run_tiny("pretrain", out=tmp_path / "longer", continue_from=str(run), steps=11, backbone_args=SMALL)
+    assert read_yaml(tmp_path / "longer/config.yaml")["backbone_args"] == SMALL
     assert json.loads((tmp_path / "longer/data.json").read_text())["network"].items() >= CHOSEN.items()
 
 
@@ -67,9 +69,9 @@ def test_resume_keeps_the_statistics_of_pretrained_weights(
     """A resumed run downloads no weights; its images are normalized as before."""
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **more: create(name, **more))
-    values = {"backbone": "test_vit.r160_in1k", "backbone_args": {}, "pretrained": True, "img_size": 32}
+    values = {"backbone": "test_vit.r160_in1k", "backbone_args": {}, "pretrained": True, "img_size": 32, "steps": 4}
     run_tiny("train", data=photos, out=tmp_path / "complete", **values)
-    with interrupted_at(7):
+    with interrupted_at(3):
         run_tiny("train", data=photos, out=tmp_path / "cut", **values)
     run_tiny("train", resume=tmp_path / "cut")
     assert differences(tmp_path / "complete", tmp_path / "cut") == []

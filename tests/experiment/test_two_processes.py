@@ -59,7 +59,7 @@ def slurm_variables(world: int) -> list[dict[str, str]]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Losses, scores, weights, optimiser and centres of two runs agree to rounding."""
+    """Losses, scores, weights, optimizer and centres of two runs agree to rounding."""
     first, second = read_metrics(one), read_metrics(other)
     assert [line.keys() for line in first] == [line.keys() for line in second]
     # Each rank computes these health metrics on its own images.
@@ -91,8 +91,8 @@ def test_two_ranks_equal_one(server: ForkServer, verb: str, name: str) -> None:
 def test_two_ranks_are_rescued_alike(server: ForkServer) -> None:
     """A plug-in makes all weights zero after step 60; both ranks go back to the same weights at the same step."""
     (server.folder / "collapse.py").write_text(COLLAPSE, encoding="utf-8")
-    more = ["--steps", "110", "--lr", "0.003", "--localization.weight", "0", "--evaluate-every", "60"]
-    words = ["train", "images", "--config", "train.yaml", "--plugin", "collapse.py", *more]
+    more = "--steps 110 --lr 0.003 --localization.weight 0 --evaluate-every 60 --save-every 20"
+    words = ["train", "images", "--config", "train.yaml", "--plugin", "collapse.py", *more.split()]
     status, output = server.run(*words, "--out", "rescued_1")
     assert status == 0 and output.count("rescue at step") == 1, output
     finish(start(server, torchrun_variables(2), *words, "--out", "rescued_2"))

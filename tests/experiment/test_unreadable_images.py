@@ -29,7 +29,7 @@ def write_damaged(folder: Path) -> Path:
 
 def run(verb: str, where: str, folder: Path, **values: Any) -> Path:
     """Train with this cache location; return the run folder."""
-    cache = {"where": where, "folder": str(folder / "cache"), "max_bad": 0.1}
+    cache = {"location": where, "folder": str(folder / "cache"), "max_bad": 0.1}
     run_tiny(verb, **{"out": folder / where, "workers": 0, "steps": 8, "cache": cache} | values)
     return folder / where
 

@@ -10,7 +10,8 @@ from frugalvit.tasks.segmentation import commands as segment_commands
 from frugalvit.tasks.segmentation.task import SegmentationTask
 from helpers.dense_samples import make_coco, make_scenes
 
-TINY = {"embed_dim": 16, "depths": [1, 1, 1], "num_heads": [1, 2, 4]}
+# With the patches and windows that frugalvit chooses for 32 pixels: each choice builds several networks.
+TINY = {"embed_dim": 16, "depths": [1, 1, 1], "num_heads": [1, 2, 4], "patch_size": 2, "window_size": 8}
 COMMON: dict[str, Any] = {
     "backbone": "swin_nano", "backbone_args": TINY, "img_size": 32, "steps": 4, "batch": 2, "device": "cpu", "lr": 1e-3,
     "evaluate_every": 2, "log_every": 1, "workers": 1,

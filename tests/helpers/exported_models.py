@@ -26,7 +26,7 @@ MODELS = {
     ),
     "t2t": ("t2t_vit_14", {"img_size": 64, "embed_dim": 48, "depth": 1, "num_heads": 4, "token_dim": 16}),
     "vit": ("vit_tiny_patch16_224", {"img_size": 64, "depth": 2, "patch_size": 16}),
-    "resnet": ("resnet10t", {"img_size": 64}),
+    "resnet": ("test_resnet", {"img_size": 64}),
 }
 
 

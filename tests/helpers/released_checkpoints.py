@@ -61,7 +61,7 @@ def projection_head(dim: int, seed: int) -> dict[str, Tensor]:
 
 
 def esvit(state: dict[str, Tensor], prefix: str = "module.", wrapper: str = "", dense: bool = True) -> dict:
-    """A training checkpoint as EsViT and DINO write it: teacher, student, optimiser with NumPy numbers, Namespace."""
+    """A training checkpoint as EsViT and DINO write it: teacher, student, optimizer with NumPy numbers, Namespace."""
     dim = 192
     bare = {wrapper + name: tensor for name, tensor in state.items() if not name.startswith(("head.", "fc."))}
     heads = {f"head.{name}": tensor for name, tensor in projection_head(dim, 1).items()}

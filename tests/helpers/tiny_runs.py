@@ -14,9 +14,11 @@ from PIL import Image
 
 from frugalvit.experiment import defaults
 
+# The shape that frugalvit chooses for 16 pixels; explicit, because each choice builds several networks.
+SWIN = {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "patch_size": 2, "window_size": 8}
 TRAIN = {
     "backbone": "swin_nano",
-    "backbone_args": {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]},
+    "backbone_args": SWIN,
     "img_size": 16,
     "steps": 10,
     "batch": 8,
@@ -30,7 +32,7 @@ TRAIN = {
 }
 PRETRAIN = {
     "backbone": "swin_nano",
-    "backbone_args": {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2]},
+    "backbone_args": SWIN,
     "img_size": 16,
     "steps": 10,
     "batch": 8,

@@ -24,8 +24,8 @@ def features(dim: int = 6) -> Features:
 
 
 def test_unknown_name_suggests_a_known_one() -> None:
-    with pytest.raises(UserError, match=r"'localisation'.*Did you mean 'localization'"):
-        get_objective("localisation")
+    with pytest.raises(UserError, match=r"'localization'.*Did you mean 'localization'"):
+        get_objective("localization")
 
 
 def test_name_of_another_class_is_refused() -> None:

@@ -42,3 +42,16 @@ def test_one_seed_has_no_interval(tmp_path):
     (tmp_path / "compare" / "comparison.json").write_text(json.dumps(result))
     text = page.write_report([tmp_path / "compare"], tmp_path / "r.html").read_text()
     assert "+1.50 (one seed: no interval)" in text and "71.50 ± " not in text
+
+
+def test_the_page_starts_with_the_question_and_the_answer(tmp_path):
+    for setting in ("with", "without"):
+        write_run(tmp_path / "compare" / setting / "seed_0")
+    settings = {name: {"mean": 71.5, "deviation": 0.0, "values": [71.5]} for name in ("with", "without")}
+    answers = {"verdicts": {"with": "with helps by <3.1>"}, "scored": "200 images of val; chance 50.0 %"}
+    result = {"metric": "top1", "settings": settings, "differences": {}} | answers
+    (tmp_path / "compare" / "comparison.json").write_text(json.dumps(result))
+    text = page.write_report([tmp_path / "compare"], tmp_path / "r.html").read_text()
+    order = ["<h1>Which is better: with or without?</h1>", "<p>With helps by &lt;3.1&gt;.</p>", "Scored on 200 images"]
+    positions = [text.index(part) for part in [*order, "<table>", 'id="classes"']]
+    assert positions == sorted(positions)

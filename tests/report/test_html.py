@@ -80,7 +80,7 @@ def test_missing_files_have_no_section(tmp_path):
     (run / "metrics.jsonl").unlink()
     (run / "summary.json").write_text('{"task": "train", "top1": 3}')
     reader = Reader(page.write_report([run], tmp_path / "r.html").read_text())
-    assert set(reader.ids) == {"theme", "results"}
+    assert set(reader.ids) == {"theme", "next", "details", "results"}
 
 
 def test_hostile_names_are_escaped(tmp_path):
@@ -111,7 +111,8 @@ def test_most_confused_pairs(tmp_path):
     add_to_summary(run, confusion=[[8, 2, 0], [0, 9, 0], [5, 0, 5]])
     text = page.report([read_run(run)])
     table = re.findall(
-        r"<tr><th scope=\"row\">(\w+)</th><td>(\w+)</td><td class=\"number\">(\d+)</td><td>(\d+) %", text
+        r"<tr><th scope=\"row\">(\w+)</th><td>(\w+)</td><td class=\"number\">(\d+)</td><td class=\"number\">(\d+) %",
+        text,
     )
     assert table == [("bird", "cat", "5", "50"), ("cat", "dog", "2", "20")]
 
@@ -131,10 +132,46 @@ def test_several_seeds_have_a_mean(tmp_path):
 
 
 @pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])
-def test_top5_needs_more_than_five_classes(tmp_path, classes, shown):
+def test_few_classes_have_no_fifth_guess(tmp_path, classes, shown):
     run = write_run(tmp_path / "run", classes=tuple(f"class {k}" for k in range(classes)))
     texts = Reader(page.report([read_run(run)])).texts
     assert ("top-5" in texts) is shown and ("top5" in " ".join(texts)) is shown
+
+
+@pytest.mark.parametrize(
+    ("known", "unseen", "words"),
+    [
+        (99.0, 60.0, "It overfits"),
+        (70.0, 65.0, "It underfits:"),
+        (80.0, 60.0, "overfits too"),
+        (95.0, 92.0, "fits well"),
+    ],
+)
+def test_the_verdict_comes_first(tmp_path, known, unseen, words):
+    run = write_run(tmp_path / "run")
+    bins = [{"images": 30, "confidence": 90.0, "accuracy": 60.0}, {"images": 10, "confidence": 50.0, "accuracy": 40.0}]
+    more = {"calibration": {"bins": bins, "error": 25.0}, "best_step": 150, "steps": 200, "alarms": ["<odd>"]}
+    add_to_summary(
+        run, top1=unseen, scored_images=200, scored_on="test", training_images={"top1": known, "count": 40}, **more
+    )
+    text = page.report([read_run(run)])
+    assert "<h1>Classifier: 3 classes of photos</h1>" in text
+    order = [f"It is right on {unseen:.1f} % of 200 images of test (95 % interval", words, "&lt;odd&gt;", 'id="next"']
+    order += ['id="classes"', 'id="calibration"', 'id="curves"', 'id="mistakes"', 'id="details"', 'id="results"']
+    positions = [text.index(part) for part in order]
+    assert positions == sorted(positions)
+    assert "25.0 points from its accuracy, on average over 40 images: it is too sure" in text
+    assert text.count(">best, 14.9<") == text.count('class="chart"') - 1, "every curve, but not the calibration"
+    assert text.index('id="details"') < text.index("gradient norm") and "<details open" not in text
+
+
+def test_worst_classes_come_first_and_many_are_folded(tmp_path):
+    run = write_run(tmp_path / "run", classes=tuple(f"class {i}" for i in range(40)))
+    matrix = np.diag(np.arange(40)) + np.eye(40, k=1, dtype=int)
+    add_to_summary(run, confusion=matrix.tolist())
+    text = page.report([read_run(run)]).partition('id="classes"')[2].partition("</section>")[0]
+    names = re.findall(r"(class \d+)</th>", text)
+    assert names[:2] == ["class 0", "class 1"] and len(names) == 40 and "25 more classes" in text
 
 
 def about(text):
@@ -180,7 +217,7 @@ def test_pretraining_shows_health_before_loss(tmp_path):
     run = write_pretraining(tmp_path / "ill", health="stagnation", knn=40.0)
     (run / "data.json").write_text('{"classes": ["a", "b"]}')
     head = page.write_report([run], tmp_path / "r2.html").read_text().split('id="results"')[0]
-    assert "see the alarms" in head and "40.00" in head and "chance is about 50" in head
+    assert "see the alarms" in head and "40.0 %" in head and "chance is about 50" in head
 
 
 def test_skipped_files_are_listed(tmp_path):

@@ -115,8 +115,8 @@ def test_splits_of_one_kind_share_a_panel(tmp_path):
 def test_several_kinds_have_a_panel_per_split(tmp_path):
     runs = [read_run(write_run(tmp_path / f"{w}_{s}", seed=s, weight=w)) for w in (0.0, 0.5) for s in (0, 1)]
     panels = {panel.title: panel for panel in svg_charts.panels(runs)}
-    assert {"loss (train)", "loss (val)", "top1"} <= set(panels)
-    series = panels["top1"].series
+    assert {"loss (train)", "loss (val)", "top-1"} <= set(panels)
+    series = panels["top-1"].series
     assert [(line.weight, line.style) for line in series] == [
         ("faint", 0),
         ("faint", 0),

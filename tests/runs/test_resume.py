@@ -36,7 +36,7 @@ class Bench:
         if (out / "config.yaml").exists():
             return [verb, "--resume", str(out)]
         cache = (
-            ["--cache.where", "disk", "--cache.folder", str(out.with_suffix(".cache"))] if verb == "pretrain" else []
+            ["--cache.location", "disk", "--cache.folder", str(out.with_suffix(".cache"))] if verb == "pretrain" else []
         )
         return [verb, "images", "--config", f"{verb}.yaml", "--out", str(out), *cache]
 

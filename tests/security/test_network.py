@@ -45,7 +45,7 @@ def test_the_kernel_sees_no_listening_socket(tmp_path: Path) -> None:
     """Also sockets outside of Python: the kernel's table has none of this process."""
     server = ForkServer(tmp_path)
     write_images(tmp_path / "images")
-    config = write_config(tmp_path / "config.yaml", TRAIN, steps=100000, cache={"where": "off"}, workers=0)
+    config = write_config(tmp_path / "config.yaml", TRAIN, steps=100000, cache={"location": "off"}, workers=0)
     child = server.start("train", "images", "--config", str(config), "--out", "run")
     child.wait_for(tmp_path / "run" / "checkpoints" / "last.pt")
     inodes = _sockets(child.pid)

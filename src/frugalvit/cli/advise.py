@@ -44,7 +44,7 @@ FLOOR_IMAGES = 2000  # of each split at most; decoding more takes too long for a
 FEW_IMAGES = 200  # with fewer training images a single score says little
 
 REASONS = {
-    "scratch": "the shortest way to a classifier and a report: from random weights, with Drloc",
+    "scratch": "the shortest way to a classifier and a report: from random weights",
     "published": "with a network connection: published weights. In the Drloc paper fine-tuning (Table 5) scores higher "
     "than training from scratch (Table 4) on all ten datasets",
     "pretrain": "without published weights: pre-train on these images first, without labels (--images all adds val and "
@@ -238,7 +238,7 @@ def _load_sample(
     """Return a sample of the images in memory, and the seconds to decode one of them."""
     count = min(len(examples), max(64, plan.images_per_step))
     sample = examples.subset(np.linspace(0, len(examples) - 1, count).astype(np.int64))
-    in_memory = settings.model_copy(update={"cache": settings.cache.model_copy(update={"where": "ram"})})
+    in_memory = settings.model_copy(update={"cache": settings.cache.model_copy(update={"location": "ram"})})
     start = time.monotonic()
     store = builders.get_image_store(sample, img_size, in_memory, fabric.device)
     return store, (time.monotonic() - start) / count

@@ -38,10 +38,10 @@ class Command:
 # fmt: off
 # ruff: noqa: E501
 COMMANDS = [
-    Command("demo", "compare:DemoConfig", "cli.demo:demo", "train a small model with and without Drloc, in minutes"),
+    Command("demo", "compare:DemoConfig", "cli.demo:demo", "learn digits from 200 labels, in minutes"),
     Command("data", "data:DataConfig", "cli.data_command:show_data", "show what a dataset holds; find wrong labels"),
     Command("data pack", "data:PackConfig", "data.webdataset.pack:command", "write a dataset as WebDataset shards"),
-    Command("train", "train:TrainConfig", "tasks.classification.train:train", "train a classifier from scratch or fine-tune one, with Drloc", distributed=True),
+    Command("train", "train:TrainConfig", "tasks.classification.train:train", "train a classifier from scratch, or fine-tune one", distributed=True),
     Command("pretrain", "pretrain:PretrainConfig", "tasks.pretraining.train:pretrain", "learn features without labels, by views and regions (EsViT)", distributed=True),
     Command("compare", "compare:CompareConfig", "comparison.compare:compare", "compare two or more settings over several seeds, with a paired test", distributed=True),
     Command("replay", "train:ReplayConfig", "cli.replay:replay", "repeat a failed step, name its non-finite tensors"),

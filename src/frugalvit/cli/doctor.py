@@ -85,9 +85,11 @@ def _check(requirement: Requirement) -> dict[str, Any]:
 def _devices() -> list[dict[str, Any]]:
     import torch
 
+    from frugalvit.engine.hardware import is_onednn_slow
     from frugalvit.utils.system import available_memory, cores
 
     units = f"{pluralize(cores(), 'core')}, {pluralize(torch.get_num_threads(), 'thread')}"
+    units += "; oneDNN is off: slow without SVE" if is_onednn_slow() else ""
     memory = round(available_memory() / 2**30, 1)
     rows: list[tuple[object, ...]] = [("cpu", platform.processor() or platform.machine(), units, memory, "free", False)]
     for index in range(torch.cuda.device_count()):

@@ -5,14 +5,18 @@ validated by the configuration, so that Python, YAML and the command line share 
 """
 
 import argparse
+import difflib
 import re
 import types
 import typing
+from collections.abc import Collection
+from pathlib import Path
 from typing import Any, NoReturn
 
+from frugalvit.cli.help_layout import EXAMPLES, SHOWN_OPTIONS, SYNONYMS
 from frugalvit.config.base import Config, flat_fields, flatten, merge, option_extras, set_dotted, with_file
 from frugalvit.config.yaml import read_yaml, read_yaml_text
-from frugalvit.errors import UserError, did_you_mean
+from frugalvit.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,10 +28,16 @@ class Parser(argparse.ArgumentParser):
 
 def parse(model: type[Config], argv: list[str], prog: str, about: str) -> tuple[Config, argparse.Namespace]:
     """Return the configuration of ``argv`` and its ``--config`` file, and the common flags. ``argv`` wins."""
+    for number, word in enumerate(argv):
+        if word in ("-h", "--help"):
+            print(format_help(model, prog, about, everything=argv[number + 1 : number + 2] == ["all"]))
+            raise SystemExit(0)
     parser = make_parser(model, prog, about)
     parsed, unknown = parser.parse_known_intermixed_args([_dashed(word) for word in argv])
-    if unknown:
-        raise UserError(_unknown_message(parser, unknown[0], prog))
+    positionals = [getattr(parsed, action.dest) for action in parser._actions if not action.option_strings]
+    mistaken = [word for word in positionals if isinstance(word, str) and _meant_flag(parser, word)]
+    if unknown or mistaken:
+        raise UserError(_unknown_message(parser, [*unknown, *mistaken][0], prog))
     values: dict[str, Any] = {}
     flags: list[str] = []
     for name, field in flat_fields(model).items():
@@ -51,8 +61,26 @@ def _add_source(message: str, flags: list[str], file: str | None, from_file: dic
     return with_file(message, file, from_file) if file else message
 
 
-def make_parser(model: type[Config], prog: str, about: str) -> Parser:
-    """Build the parser of one command from its configuration."""
+def format_help(model: type[Config], prog: str, about: str, *, everything: bool) -> str:
+    """Return the help of a command: its most used options and examples, or ``everything``."""
+    command = prog.removeprefix("frugalvit ")
+    shown = None if everything else SHOWN_OPTIONS.get(command)
+    text = make_parser(model, prog, about, shown).format_help()
+    text += "".join(
+        f"{start}  {line}\n" for start, line in zip(["\nexamples:\n", ""], EXAMPLES.get(command, ()), strict=False)
+    )
+    if shown is None:
+        return text
+    hidden = getattr(model, "unused", {})
+    fields = {name: option_extras(field) for name, field in flat_fields(model).items() if name not in hidden}
+    others = sum(
+        not (extra.get("hidden") or extra.get("positional") or name in shown) for name, extra in fields.items()
+    )
+    return f"{text}\n{others} more options: {prog} --help all\n"
+
+
+def make_parser(model: type[Config], prog: str, about: str, shown: Collection[str] | None = None) -> Parser:
+    """Build the parser of one command from its configuration. ``shown``: options with a help text (default: all)."""
     parser = Parser(
         prog, description=about, allow_abbrev=False, argument_default=None, formatter_class=_Formatter, add_help=False
     )
@@ -70,7 +98,9 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
         add = groups[group].add_argument
         default = field.get_default(call_default_factory=True) if not field.is_required() else None
         defaults = {recipe: values.get(name, default) for recipe, values in recipes.items()} or {"": default}
-        text = argparse.SUPPRESS if extra.get("hidden") or name in unused else _help_text(field, defaults)
+        is_hidden = extra.get("hidden") or name in unused
+        is_hidden = is_hidden or (shown is not None and name not in shown and not extra.get("positional"))
+        text = argparse.SUPPRESS if is_hidden else _help_text(field, defaults)
         many = typing.get_origin(_drop_none(field.annotation)) in (list, tuple)
         if extra.get("positional"):
             nargs = ("+" if field.is_required() else "*") if many else (None if field.is_required() else "?")
@@ -88,7 +118,7 @@ def make_parser(model: type[Config], prog: str, about: str) -> Parser:
     # Set now: argparse changes nargs of the positionals while it parses intermixed flags such as --help.
     parser.usage = " ".join([prog, *positionals, "[options]"])
     common = parser.add_argument_group("everywhere")
-    common.add_argument("-h", "--help", action="help", help="show this help")
+    common.add_argument("-h", "--help", action="help", help="show this help; '--help all' shows every option")
     common.add_argument("--config", metavar="FILE", help="read options from a YAML file; flags override it")
     common.add_argument("--json", action="store_true", default=False, help="print the result or error as JSON")
     common.add_argument("--quiet", action="store_true", default=False, help="print warnings and errors only")
@@ -199,8 +229,29 @@ def _dashed(word: str) -> str:
 
 
 def _unknown_message(parser: Parser, word: str, prog: str) -> str:
+    flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+    name = word.partition("=")[0]
     if not word.startswith("-"):
-        return f"'{word}' is one argument too many. See '{prog} --help'."
-    flags = [flag for action in parser._actions for flag in action.option_strings]
-    word = word.partition("=")[0]
-    return f"There is no option '{word}'.{did_you_mean(word, flags, 2)} See '{prog} --help'."
+        meant = _meant_flag(parser, word)
+        hint = f"is not an argument. Did you mean '{meant}'?" if meant else "is one argument too many."
+        return f"'{word}' {hint} See '{prog} --help'."
+    same = [f"--{ours}" for ours, theirs in SYNONYMS.items() if name.lstrip("-") in theirs and f"--{ours}" in flags]
+    hint = f" Did you mean '{same[0]}'?" if same else _suggest_flags(name, flags)
+    return f"There is no option '{name}'.{hint} See '{prog} --help'."
+
+
+def _meant_flag(parser: Parser, word: str) -> str:
+    """Return the flag that ``epochs=10`` means; an empty string for other words, and for files of that name."""
+    name, equals, value = word.partition("=")
+    is_option = bool(equals) and f"--{_dashes(name)}" in parser._option_string_actions
+    return f"--{_dashes(name)} {value}" if is_option and not Path(word).exists() else ""
+
+
+def _suggest_flags(word: str, flags: Collection[str]) -> str:
+    """Suggest flags that equal the word but for their group (``--optimizer.clip``) or a typing mistake."""
+    in_groups = [flag for flag in flags if flag.endswith(f".{word.lstrip('-')}")]
+    if in_groups:
+        return f" Did you mean {' or '.join(repr(flag) for flag in in_groups[:2])}?"
+    # Without the dashes, which would make all flags alike.
+    close = difflib.get_close_matches(word.lstrip("-"), [flag[2:] for flag in flags], n=2, cutoff=0.75)
+    return f" Did you mean {' or '.join(repr(f'--{flag}') for flag in close)}?" if close else ""

@@ -115,8 +115,8 @@ class DemoConfig(Config):
 
     out: str = option("runs/demo", "folder for the data, the runs and the report", short="-o")
     labels: int = option(20, "labelled images of each digit", ge=2)
-    pretrain_epochs: int = option(2, "passes over all digits without labels", ge=1)
-    epochs: int = option(24, "passes over all digits, with and without labels", ge=1)
+    pretrain_epochs: int = option(4, "passes over all digits without labels", ge=1)
+    epochs: int = option(32, "passes over all digits, with and without labels", ge=1)
     drloc_epochs: int = option(20, "passes of each run with and without Drloc", ge=1)
     seeds: int = option(2, "runs of each setting with and without Drloc", ge=1)
     seed: Seed = option(0, "of the labelled digits, the weights and the batches")

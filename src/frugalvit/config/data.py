@@ -126,7 +126,7 @@ class MixingConfig(Config):
 class CacheConfig(Config):
     """Cache of decoded images."""
 
-    where: Literal["auto", "device", "ram", "disk", "off"] = option(
+    location: Literal["auto", "device", "ram", "disk", "off"] = option(
         "auto", "cache decoded images on the device, in RAM, memory-mapped on disk, or not at all"
     )
     size: Count | Auto = option("auto", "shorter side of a cached image in pixels; auto: 256/224 of the input")

@@ -56,7 +56,7 @@ class SegmentOptimizerConfig(TransferOptimizerConfig):
 class PicturesConfig(CacheConfig):
     """Cache of decoded images: full images, in memory."""
 
-    where: Literal["auto", "device", "ram", "off"] = option(  # type: ignore[assignment]
+    location: Literal["auto", "device", "ram", "off"] = option(  # type: ignore[assignment]
         "auto", "cache decoded images on the device, in RAM, or not at all; auto: in RAM if they fit"
     )
 

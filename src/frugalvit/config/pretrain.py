@@ -64,7 +64,9 @@ class PretrainConfig(RunConfig):
     """EsViT: ½ L_V + ½ L_R over 2 global and 8 local crops, student and EMA teacher."""
 
     images: Literal["train", "train+val", "all"] = option("train", "splits to train on; labels are not used")
-    labels: Labelling = option("auto", "labels for the k-NN metric; folders: folder names are classes; ignore: none")
+    label_source: Labelling = option(
+        "auto", "labels for the k-NN metric; folders: folder names are classes; ignore: none"
+    )
     continue_from: str | None = option(
         None,
         "start a new run from another pre-training, with its optimizer and options; --steps counts from its start",

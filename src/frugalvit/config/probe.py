@@ -105,7 +105,7 @@ class LinearConfig(ProbeConfig):
     weight_decays: list[Strength] = option(list(WEIGHT_DECAYS), "weight decays, each with every learning rate")
     epochs: int = option(EPOCHS, "passes over the training features", ge=1)
     probe_batch: int = option(BATCH, "features per step", ge=1)
-    views: int = option(0, "augmented views of every training image (crop, flip); 0: the center crop", ge=0)
+    views: int = option(0, "augmented views of every training image (crop, flip); 0: the centre crop", ge=0)
     features: Literal["pooled", "last_blocks"] = option("last_blocks", _FEATURES)
     val_fraction: float = option(0.2, VAL_FRACTION, gt=0, lt=1)
 
@@ -146,7 +146,7 @@ class EmbedConfig(FeaturesConfig):
         "all", "images to use; a missing val is made as in train; by default --select uses train only"
     )
     seed: Seed = option(0, f"{_SEED}, and of the samples of --select")
-    labels: Labelling = option("auto", LABELS)
+    label_source: Labelling = option("auto", LABELS)
     features: Literal["pooled", "last_blocks", "grid"] = option(  # type: ignore[assignment]
         "pooled", "pooled, last_blocks, or the grid of tokens"
     )

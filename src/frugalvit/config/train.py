@@ -48,7 +48,7 @@ class OptimizerConfig(Config):
     weight_decay: float = option(0.05, "weight decay of matrices, not of biases, norms and position tables", ge=0)
     betas: Annotated[tuple[Rate, Rate], pydantic.BeforeValidator(split_commas)] = option((0.9, 0.999), "AdamW's betas")
     warmup: float = option(20.0, "warm-up in epochs, at most a fifth of the run", ge=0)
-    whole_cosine: bool = option(False, "start the cosine at the first step instead of after the warm-up")
+    cosine_from_start: bool = option(False, "start the cosine at the first step instead of after the warm-up")
     min_lr: float = option(0.005, "final learning rate as a share of the highest", ge=0, le=1)
     clip: float = option(5.0, "gradient norm limit; 0 for none", ge=0)
     clip_per: Literal["global", "tensor"] = option(
@@ -246,7 +246,7 @@ class RunConfig(Config):
 
 
 FREE_ON_RESUME = (
-    *("device", "devices", "nodes", "peer_timeout", "workers", "cache.where", "cache.folder", "cache.max_bad"),
+    *("device", "devices", "nodes", "peer_timeout", "workers", "cache.location", "cache.folder", "cache.max_bad"),
     *("log_every", "save_every", "track", "report", "plugin"),
 )
 """Options that do not affect the scores: they may change when a run or a comparison is resumed."""

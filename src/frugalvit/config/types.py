@@ -113,6 +113,6 @@ class DataViewConfig(Config):
     split: Splitting = option("auto", "as in train: auto makes a missing val; given uses the existing splits")
     val_fraction: float = option(0.1, VAL_FRACTION, gt=0, lt=1)
     seed: Seed = option(0, "seed of a val split made from train; 'frugalvit train' always uses 0")
-    labels: Labelling = option("auto", LABELS)
+    label_source: Labelling = option("auto", LABELS)
     classes: str | None = option(None, "file with the classes to use, one name per line")
     root: str | None = option(None, ROOT)

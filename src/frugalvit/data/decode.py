@@ -115,7 +115,7 @@ def _from_tensor(image: torch.Tensor) -> np.ndarray:
     image = image.detach().cpu()
     if image.is_floating_point() and image.numel():
         if not 0 <= image.min() <= image.max() <= 1:
-            raise UserError("Expected a tensor of floats from 0 to 1. Do not normalise it: the model does that.")
+            raise UserError("Expected a tensor of floats from 0 to 1. Do not normalize it: the model does that.")
         image = (image * 255).round().to(torch.uint8)
     return (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()
 
@@ -149,7 +149,7 @@ def read_header(content: bytes | str | Path, name: str | None = None, *, complet
 
 
 def _open(content: bytes | str | Path, name: str | None) -> tuple[Image.Image, IO[bytes], str]:
-    """Recognise the format by the first bytes and read the header. Returns image, stream and name."""
+    """Recognize the format by the first bytes and read the header. Returns image, stream and name."""
     _ignore_pillow_warnings()
     label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
     stream: IO[bytes] = BytesIO(content) if isinstance(content, bytes) else _open_file(Path(content), label)

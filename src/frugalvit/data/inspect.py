@@ -39,7 +39,7 @@ class SplitScan(NamedTuple):
 def command(config: DataConfig) -> CommandResult:
     """Run ``frugalvit data``."""
     source = open_data(
-        config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.labels,
+        config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.label_source,
         classes=config.classes, root=config.root, loose=True,
     )  # fmt: skip
     if source.kind == "shards":

@@ -45,7 +45,7 @@ class BatchShard:
 class Batch:
     """One step's input.
 
-    images:  (B, C, h, w), or a list of them (multi-crop, global crops first), normalised, on the device.
+    images:  (B, C, h, w), or a list of them (multi-crop, global crops first), normalized, on the device.
     targets: (B, K) soft targets with mixing, (B,) class numbers without, None without labels.
     labels:  (B,) class numbers before mixing, or None.
     index:   (B,) indices in the store, on the CPU; an unreadable image has the index of its substitute.
@@ -87,8 +87,8 @@ class BatchSource(ABC):
         """The number of readable images; None if it is unknown."""
 
     @property
-    def found_late(self) -> bool:
-        """True if only a step that needs an image detects that it is unreadable, and ``readable`` is known."""
+    def decodes_on_demand(self) -> bool:
+        """True if images are decoded when a step needs them, so that an unreadable one is detected only then."""
         return False
 
     @abstractmethod
@@ -177,8 +177,8 @@ class Batches(BatchSource):
         return self.store.readable
 
     @property
-    def found_late(self) -> bool:
-        return self.store.found_late
+    def decodes_on_demand(self) -> bool:
+        return self.store.decodes_on_demand
 
     def with_batch_size(self, batch: int) -> Batches:
         return Batches(

@@ -24,7 +24,7 @@ _INVISIBLE = re.compile("[\u034f\u115f\u1160\ufe00-\ufe0f]")  # joiners, fillers
 
 
 def open_data(
-    where: str | Path,
+    data: str | Path,
     *,
     split: str = "auto",
     seed: int = 0,
@@ -37,7 +37,7 @@ def open_data(
     """Open a dataset of any supported format (``data/formats/registry.py``).
 
     Args:
-        where: a folder of class folders (with or without train/val/test), a folder of unlabelled images, a CSV, TSV or
+        data: a folder of class folders (with or without train/val/test), a folder of unlabelled images, a CSV, TSV or
             JSONL of paths and labels, WebDataset shards (``"shards/{000..009}.tar"``), the name of a known dataset
             (``cifar100``, ``cifar100:folder``), or a Hugging Face dataset (``hf:name``, ``hf:name:config``).
         split: "auto" takes a missing val from train, "given" changes nothing, "train+val" trains on both, "remake"
@@ -50,13 +50,13 @@ def open_data(
         loose: return unlabelled images (beside class folders, in a folder ``unlabelled``, in rows of a table without a
             label) in ``DatasetSplits.loose``; otherwise they are left out.
     """
-    if not isinstance(where, str | os.PathLike) or not str(where):
-        got = "an empty string" if isinstance(where, str) else f"a {type(where).__name__}"
+    if not isinstance(data, str | os.PathLike) or not str(data):
+        got = "an empty string" if isinstance(data, str) else f"a {type(data).__name__}"
         raise UserError(f"Expected the path or name of a dataset, got {got}. For images in memory use fv.save_data.")
     if labels not in ("auto", "folders", "ignore"):
         raise UserError(f"labels = '{labels}': choose auto, folders or ignore.")
-    path = local(str(where))
-    location = str(path) if _exists(path) else str(where)
+    path = local(str(data))
+    location = str(path) if _exists(path) else str(data)
     wanted = read_class_names(classes)
     options = OpenOptions(
         # Selecting classes needs the labels, even if they are removed afterwards.

@@ -34,7 +34,7 @@ def embed(config: EmbedConfig) -> CommandResult:
     began = time.monotonic()
     out, picture = _outputs(config)
     _check_outputs(config, out, picture)
-    source = open_data(config.data, split="given", root=config.root, labels=config.labels, loose=True)
+    source = open_data(config.data, split="given", root=config.root, labels=config.label_source, loose=True)
     if config.split == "val" and "val" not in source.splits:
         source = add_missing_splits(source)  # as 'train' makes it
         console.info("val is made from train: --split train contains its images too")

@@ -56,7 +56,7 @@ def find_label_errors(config: DataConfig) -> CommandResult:
     assert config.suspicious is not None
     page = out.with_suffix(".html")
     _check_outputs(out, page)
-    source = open_data(config.data, split="given", labels=config.labels, classes=config.classes, root=config.root)
+    source = open_data(config.data, split="given", labels=config.label_source, classes=config.classes, root=config.root)
     examples = _join_labelled(source)
     options = ExtractConfig(backbone=config.backbone, img_size=config.img_size, device=config.device)
     model = open_model(config.suspicious, options)

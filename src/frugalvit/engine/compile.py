@@ -52,13 +52,13 @@ def _resolve_auto(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric
     if fabric.device.type != "cuda" or plan.steps < PAYS_FROM:
         return False
     fits = not config.auto_batch and not _graphs_blocker(task, config, plan, fabric)  # auto-batch measures no graphs
-    graphs = fits and replays_by_itself(task, fabric)
+    graphs = fits and can_replay_graphs(task, fabric)
     if not task.compiles_by_default:
         return "replay" if graphs else False
     return "graphs" if graphs else True
 
 
-def replays_by_itself(task: Task, fabric: Fabric) -> bool:
+def can_replay_graphs(task: Task, fabric: Fabric) -> bool:
     """True if the step is tested with CUDA graphs and has no fp16 scaler."""
     return task.supports_cuda_graphs and getattr(fabric.strategy.precision, "scaler", None) is None
 

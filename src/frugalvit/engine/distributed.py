@@ -233,13 +233,13 @@ def fail_on_lost_rank(fabric: Fabric, folder: Path | None, seconds: float) -> It
 
 
 def convert_sync_batchnorm(task: nn.Module, fabric: Fabric) -> None:
-    """Synchronise batch norms, so that N ranks compute the same as one with the full batch."""
+    """Synchronize batch norms, so that N ranks compute the same as one with the full batch."""
     if fabric.world_size == 1 or not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in task.modules()):
         return
     if fabric.device.type != "cuda":
-        console.warning("each rank has its own batch-norm statistics: PyTorch synchronises them only on GPUs")
+        console.warning("each rank has its own batch-norm statistics: PyTorch synchronizes them only on GPUs")
         return
     from timm.layers.norm_act import convert_sync_batchnorm
 
     convert_sync_batchnorm(task)
-    console.info("batch-norm statistics are synchronised over all ranks")
+    console.info("batch-norm statistics are synchronized over all ranks")

@@ -14,7 +14,6 @@ from lightning_fabric.plugins import MixedPrecision, Precision
 
 from frugalvit.data.image_size import best_device
 from frugalvit.errors import UserError
-from frugalvit.utils import console
 
 
 def configure_cuda() -> None:
@@ -40,7 +39,7 @@ def use_deterministic_algorithms() -> None:
 
 def configure_cpu() -> None:
     """Turn oneDNN off on processors where it is slow."""
-    if torch.backends.mkldnn.is_available() and _onednn_is_slow():
+    if torch.backends.mkldnn.is_available() and is_onednn_slow():
         torch.backends.mkldnn.enabled = False
 
 
@@ -59,17 +58,14 @@ def cpu_settings(device: torch.device) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=1)
-def _onednn_is_slow() -> bool:
+def is_onednn_slow() -> bool:
     """True on an ARM processor without SVE, for which oneDNN has no fast kernels.
 
     There attention's q kᵀ took 5 to 40 times as long with oneDNN, and every network we tried trained slower. Do not
     measure this at run time: results differ in the last bits, so a resumed run must make the same choice.
     """
     features = _arm_features() if platform.machine() in ("aarch64", "arm64") else set()
-    slow = bool(features) and "sve" not in features
-    if slow:
-        console.info("oneDNN is off: it is slow on this processor, which has no SVE")
-    return slow
+    return bool(features) and "sve" not in features
 
 
 def _arm_features(path: Path = Path("/proc/cpuinfo")) -> set[str]:
@@ -99,7 +95,7 @@ class Autocast(MixedPrecision):
         return data
 
     def unscale_gradients(self, optimizer: Any) -> None:
-        """Unscale for fused optimisers too, which Fabric refuses."""
+        """Unscale for fused optimizers too, which Fabric refuses."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 

@@ -77,7 +77,7 @@ class RunHealth:
 def effective_rank(features: Tensor) -> float:
     """Compute RankMe (Garrido et al., 2023) of (N, D) features.
 
-    It is exp of the entropy of the normalised singular values: 1 for a constant embedding and at most min(N, D).
+    It is exp of the entropy of the normalized singular values: 1 for a constant embedding and at most min(N, D).
     """
     # The Gram matrix: some LAPACK builds return NaN for the singular values of a constant matrix.
     rows = (features.cpu() if features.device.type == "mps" else features).double()  # MPS has no float64
@@ -94,6 +94,6 @@ def effective_rank(features: Tensor) -> float:
 
 @torch.no_grad()
 def feature_deviation(features: Tensor) -> float:
-    """Compute the deviation of L2-normalised (N, D) features over N, times √D. Spread: about 1; collapsed: 0."""
+    """Compute the deviation of L2-normalized (N, D) features over N, times √D. Spread: about 1; collapsed: 0."""
     unit = torch.nn.functional.normalize(features.float(), dim=1)
     return (unit.std(0, correction=0).mean() * math.sqrt(features.shape[1])).item()

@@ -157,7 +157,7 @@ class Trainer(TrainStep):
         self.window = {names: row.to(self.fabric.device) for names, row in rows.items()}
 
     def _pace(self) -> dict[str, float]:
-        """Return images per second since the last log. Reading the metrics just synchronised the device."""
+        """Return images per second since the last log. Reading the metrics just synchronized the device."""
         now, (began, first) = time.monotonic(), self.window_began
         self.window_began = (now, self.step)
         if self.step == first:
@@ -204,7 +204,7 @@ class Trainer(TrainStep):
         return health is not None and health.collapsed and len(self.rescues) < self.plan.rescues
 
     def rescue(self) -> None:
-        """Load the last good weights and restart the optimiser with a lower rate.
+        """Load the last good weights and restart the optimizer with a lower rate.
 
         Only the weights are from before: the run keeps its number of steps and the batch of each step. It saves at
         once, so that a resumed run continues after the rescue.
@@ -249,7 +249,7 @@ class Trainer(TrainStep):
         due = waited > 60 * plan.save_minutes or (on_epoch and waited > 20)
         if self.fabric.world_size == 1:
             return due
-        # All ranks take part in saving, so rank 0's clock decides, at steps where the ranks synchronise.
+        # All ranks take part in saving, so rank 0's clock decides, at steps where the ranks synchronize.
         return (on_epoch or self.step % plan.log_every == 0) and self.fabric.broadcast(due)
 
     def save(self) -> None:
@@ -368,7 +368,7 @@ def _finite(values: dict[str, float]) -> dict[str, float | None]:
 
 
 def _with_settings(state: dict[str, Any], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a stored optimiser state with this run's settings.
+    """Return a stored optimizer state with this run's settings.
 
     PyTorch would take the stored settings. A run started on a CPU and resumed on a GPU would then lack the fused step
     that skips non-finite gradients.

@@ -25,7 +25,7 @@ def decay_groups(
     """Group the trainable parameters: matrices with weight decay; vectors and positions without.
 
     undecayed: names of further parameters without decay (:func:`no_weight_decay_names`)
-    As in the released code, the (1, C, 1, 1) norms of CvT-13 count as matrices. The names enter the optimiser's state,
+    As in the released code, the (1, C, 1, 1) norms of CvT-13 count as matrices. The names enter the optimizer's state,
     so that a continued run can find the moments of each parameter.
     """
     decayed, others = [], []
@@ -91,7 +91,7 @@ def layer_groups(model: nn.Module, weight_decay: float, layer_decay: float) -> l
 
 
 def merge_param_groups(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge groups with equal settings: the optimiser runs once per group."""
+    """Merge groups with equal settings: the optimizer runs once per group."""
     merged: dict[tuple[float, bool, float], dict[str, Any]] = {}
     for group in groups:
         key = (group["weight_decay"], group["decayed"], group["lr_scale"])

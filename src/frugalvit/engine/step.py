@@ -78,7 +78,7 @@ class TrainPlan:
 
 
 def make_optimizer(task: Task, plan: TrainPlan, fabric: Fabric) -> AdamW:
-    """Make AdamW, the optimiser of every task, with the learning rate of step 0."""
+    """Make AdamW, the optimizer of every task, with the learning rate of step 0."""
     return AdamW(task.parameter_groups(), lr=plan.lr.at(0), betas=plan.betas, fused=_fused(fabric))
 
 
@@ -153,7 +153,7 @@ class TrainStep:
 
     def _clip(self) -> Tensor:
         """Clip by the global norm, or each tensor by its own norm; return the global norm before clipping."""
-        # The fp16 scaler identifies optimisers by object: with the wrapper it would unscale now and again at the step.
+        # The fp16 scaler identifies optimizers by object: with the wrapper it would unscale now and again at the step.
         self.fabric.strategy.precision.unscale_gradients(self.inner)
         if self.plan.clip_per == "tensor":
             return clip_per_tensor(self.learning, self.plan.clip)
@@ -196,7 +196,7 @@ def total_steps(steps: int | None, epochs: float, images: int, batch: int) -> in
     return steps if steps is not None else max(1, round(epochs * steps_per_epoch(images, batch)))
 
 
-# -- gradients between backward and the optimiser: clip them, skip non-finite steps, restore buffers
+# -- gradients between backward and the optimizer: clip them, skip non-finite steps, restore buffers
 
 _foreach: Any = torch  # the multi-tensor functions have private names
 
@@ -218,12 +218,12 @@ def clip_per_tensor(parameters: list[nn.Parameter], limit: float) -> Tensor:
 
 
 def unwrapped(optimizer: Any) -> Any:
-    """Return the optimiser without Fabric's wrapper; gradient scalers identify it by this object."""
+    """Return the optimizer without Fabric's wrapper; gradient scalers identify it by this object."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
 def step_if_finite(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool = False) -> Tensor:
-    """Step the optimiser if the gradients are finite, else count the step; return True if it was skipped.
+    """Step the optimizer if the gradients are finite, else count the step; return True if it was skipped.
 
     On a GPU the decision stays on the device: fused AdamW reads ``found_inf`` and keeps weights and moments. With fp16
     (``scaled``) the gradient scaler does the same and halves its scale.
@@ -269,7 +269,7 @@ class BufferSnapshot:
             _fill(buffers, before)
 
     def restore_if(self, bad: Tensor) -> None:
-        """Restore if ``bad``; on a GPU without synchronising."""
+        """Restore if ``bad``; on a GPU without synchronizing."""
         if bad.device.type == "cpu" and not bool(bad):
             return
         for buffers, before in zip(self.kinds, self.before, strict=True):
@@ -289,7 +289,7 @@ def _fill(buffers: list[Tensor], values: Tensor) -> None:
 #
 # With small images the CPU is the limit: it queues hundreds of kernels per step. A graph is one call, and reserves
 # memory. Inputs are copied into fixed tensors; dropout and stochastic depth read the generator's seed at each replay.
-# Clipping, the optimiser and the EMA stay outside the graph. The first steps run normally on a side stream: they
+# Clipping, the optimizer and the EMA stay outside the graph. The first steps run normally on a side stream: they
 # compile and load kernels, which must not happen during capture.
 
 WARM_UP = 3

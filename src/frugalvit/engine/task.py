@@ -46,11 +46,11 @@ class Task(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Any, step: int) -> dict[str, Tensor]:
-        """Return the losses of a batch: ``loss`` is minimised, the others are logged."""
+        """Return the losses of a batch: ``loss`` is minimized, the others are logged."""
 
     @abstractmethod
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the optimiser's parameter groups, with named parameters."""
+        """Return the optimizer's parameter groups, with named parameters."""
 
     @abstractmethod
     def batch_at(self, step: int) -> Any:
@@ -89,10 +89,10 @@ class Task(nn.Module, ABC):
         raise NotImplementedError
 
     def before_optimizer(self, step: int) -> None:
-        """Run between backward and the optimiser. Does nothing by default."""
+        """Run between backward and the optimizer. Does nothing by default."""
 
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
-        """Run after the optimiser. Does nothing by default.
+        """Run after the optimizer. Does nothing by default.
 
-        skipped: True if the gradients were non-finite and the optimiser kept the weights; stays on the device
+        skipped: True if the gradients were non-finite and the optimizer kept the weights; stays on the device
         """

@@ -386,7 +386,7 @@ def _build_store(
         examples,
         img_size,
         device=device,
-        where=config.cache.where,
+        where=config.cache.location,
         stored=config.cache.size,
         cache_dir=config.cache.folder,
         max_bad=config.cache.max_bad,
@@ -404,7 +404,7 @@ def check_same_images(fabric: Fabric, readable: int, total: int, config: RunConf
     if not distributed.all_ranks_equal(fabric, readable):
         raise UserError(
             f"The processes can read different images of {config.data} (this one {readable:,} of {total:,}). Check "
-            "that every machine has all of them; use --cache.where off if some are unreadable everywhere."
+            "that every machine has all of them; use --cache.location off if some are unreadable everywhere."
         )
 
 

@@ -24,6 +24,7 @@ from frugalvit.engine.step import equal_parts, in_equal_parts, steps_per_epoch, 
 from frugalvit.errors import UserError
 from frugalvit.objectives import LOCALIZATION_WEIGHTS
 from frugalvit.utils.launch_env import devices_and_nodes
+from frugalvit.utils.tables import as_text
 from frugalvit.utils.text import pluralize
 
 SMALL_NETWORK = 2_000_000  # parameters; smaller networks learn faster than those of the papers
@@ -301,6 +302,15 @@ class AutoValues(list[AutoValue]):
             return option
         self.append(AutoValue(name, value, reason))
         return value
+
+    def summarize(self) -> list[str]:
+        """Return all values in a few lines: the report and decisions.json have the reasons."""
+        cells = [f"{value.name} {as_text(value.value)}" for value in self]
+        width = max(map(len, cells), default=0) + 3
+        columns = max(1, 100 // width)
+        rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+        rows = ["".join(cell.ljust(width) for cell in row).rstrip() for row in rows]
+        return ["auto chose (the report says why):", *(f"  {row}" for row in rows)] if rows else []
 
     def apply(self, config: RunConfig, kind: type[C]) -> C:
         """Return a frozen copy of class ``kind`` with all recorded values."""

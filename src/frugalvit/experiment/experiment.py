@@ -216,8 +216,9 @@ class Experiment(ABC, Generic[C, R]):
 
     def log_values(self) -> None:
         """Log the notes about the data and the values that "auto" chose."""
-        for note in [*self.data.notes, *(f"auto: {value}" for value in self.auto_values)]:
-            console.info_once(note)
+        for note in [*self.data.notes, "\n".join(self.auto_values.summarize())]:
+            if note:
+                console.info_once(note)
 
     def fit(self) -> dict[str, Any]:
         """Train to the end."""

@@ -4,6 +4,7 @@ import base64
 import io
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +24,48 @@ from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.tables import CommandResult, Table
 
 
+@dataclass(frozen=True)
+class Answers:
+    """The answers of a classifier on N images, each (N,) on the CPU; ``index`` is the image's place in the store."""
+
+    confidence: Tensor
+    predicted: Tensor
+    labels: Tensor
+    index: Tensor
+
+    @property
+    def right(self) -> Tensor:
+        return self.predicted == self.labels
+
+
 @torch.inference_mode()
+def collect_answers(backbone: Backbone, dataset: EvalSet, label: str) -> Answers:
+    """Classify every readable image of the dataset."""
+    backbone.eval()
+    none = torch.empty(0, dtype=torch.long)
+    parts: list[tuple[Tensor, ...]] = [(none.float(), none, none, none)]  # all images may be unreadable
+    batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
+    for images, labels, index in console.progress(batches, dataset.batches, label):
+        assert labels is not None
+        confidence, predicted = backbone.classify(backbone(images).pooled).float().softmax(1).max(1)
+        parts.append((confidence.cpu(), predicted.cpu(), labels.cpu(), index))
+    return Answers(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
 def worst_mistakes(
-    backbone: Backbone, dataset: EvalSet, classes: tuple[str, ...], location: str = "", count: int = 24
+    answers: Answers, store: ImageStore, classes: tuple[str, ...], location: str = "", count: int = 24
 ) -> list[dict[str, Any]]:
     """Return the most confident wrong predictions, as thumbnails with both class names and the file name.
 
     location: folder or table of the data; file names are relative to it
     """
-    backbone.eval()
-    mistakes: list[tuple[float, int, int, int]] = []
-    batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
-    for images, labels, index in console.progress(batches, dataset.batches, "collecting mistakes"):
-        assert labels is not None
-        probability, predicted = backbone.classify(backbone(images).pooled).float().softmax(1).max(1)
-        wrong = (predicted != labels).nonzero()[:, 0]
-        columns = (probability[wrong], index[wrong.cpu()], labels[wrong], predicted[wrong])
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        mistakes = sorted([*mistakes, *rows], reverse=True)[:count]
-    thumbnails = _thumbnails(dataset.store, [index for _, index, _, _ in mistakes])
+    wrong = (~answers.right).nonzero()[:, 0]
+    columns = (answers.confidence[wrong], answers.index[wrong], answers.labels[wrong], answers.predicted[wrong])
+    mistakes = sorted(zip(*(column.tolist() for column in columns), strict=True), reverse=True)[:count]
+    thumbnails = _thumbnails(store, [index for _, index, _, _ in mistakes])
     return [
         {
-            "file": relative_name(location, dataset.store.names[index]),
+            "file": relative_name(location, store.names[index]),
             "image": thumbnail,
             "label": classes[label],
             "predicted": classes[predicted],
@@ -52,6 +73,17 @@ def worst_mistakes(
         }
         for thumbnail, (probability, index, label, predicted) in zip(thumbnails, mistakes, strict=True)
     ]
+
+
+def measure_calibration(answers: Answers, bins: int = 10) -> dict[str, Any]:
+    """Compare confidence with accuracy, in per cent: per bin of equal width, and their mean distance (ECE)."""
+    number = (answers.confidence * bins).long().clamp(max=bins - 1)
+    rows = []
+    for part in (number == k for k in number.unique().tolist()):
+        confidence, accuracy = (100 * x[part].double().mean().item() for x in (answers.confidence, answers.right))
+        rows.append({"images": int(part.sum()), "confidence": confidence, "accuracy": accuracy})
+    distance = sum(row["images"] * abs(row["confidence"] - row["accuracy"]) for row in rows)
+    return {"bins": rows, "error": distance / max(1, len(number))}
 
 
 def relative_name(location: str, name: str) -> str:

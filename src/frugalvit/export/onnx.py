@@ -73,8 +73,8 @@ class OnnxFormat(ExportFormat):
                 output_names=program.names,
                 dynamo=True,
                 verbose=False,
-                # Its optimiser rounds the 1e-8 in T2T's attention to zero, and so divides by zero. onnxruntime
-                # optimises the graph when it loads it.
+                # Its optimizer rounds the 1e-8 in T2T's attention to zero, and so divides by zero. onnxruntime
+                # optimizes the graph when it loads it.
                 optimize=False,
             )
         assert exported is not None
@@ -125,7 +125,7 @@ def _name_batch(graph: Any) -> None:
 def _drop_weight_shapes(graph: Any) -> None:
     """Remove the second record of every weight's shape.
 
-    onnxruntime's quantisation transposes the classifier's weight, and then fails because the record differs.
+    onnxruntime's quantization transposes the classifier's weight, and then fails because the record differs.
     """
     weights = {weight.name for weight in graph.graph.initializer}
     others = [value for value in graph.graph.value_info if value.name not in weights]

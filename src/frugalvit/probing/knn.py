@@ -166,7 +166,7 @@ def knn_accuracy(
 ) -> dict[int, dict[str, float]]:
     """Return {k: {"top1", "top5", "mean_per_class"}} in percent; test=None leaves one out.
 
-    Features need not be normalised. Labels are integers from 0. With k below 5, top5 counts k classes.
+    Features need not be normalized. Labels are integers from 0. With k below 5, top5 counts k classes.
     """
     if min(ks, default=0) < 1 or temperature <= 0:
         raise UserError(f"k-NN needs k of at least 1 and a temperature above 0, not {list(ks)} and {temperature}.")

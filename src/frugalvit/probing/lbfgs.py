@@ -1,6 +1,6 @@
-"""L-BFGS for linear classifiers, one per regularisation strength; several share one matrix product.
+"""L-BFGS for linear classifiers, one per regularization strength; several share one matrix product.
 
-Minimises, for every strength λ_r of a batch,
+Minimizes, for every strength λ_r of a batch,
 
     f_r(W, b) = sum over n of loss(x_n W + b, y_n)  +  λ_r / 2 * |W|²
 
@@ -79,7 +79,7 @@ class Minimum:
 
 
 @torch.no_grad()
-def minimise(
+def minimize(
     axes: Axes,
     targets: Tensor,
     strengths: Tensor,
@@ -90,7 +90,7 @@ def minimise(
     max_iterations: int = 1000,
     tolerance: float = 1e-4,
 ) -> Minimum:
-    """Minimise f for every strength, until |gradient| <= tolerance * λ|W|. It starts at ``weight``, ``bias`` or 0.
+    """Minimize f for every strength, until |gradient| <= tolerance * λ|W|. It starts at ``weight``, ``bias`` or 0.
 
     targets: (N, C), 0/1 or one-hot; -1 marks a label to ignore. At the minimum the gradients of loss and penalty
     cancel; the criterion is the share that remains. f is λ-strongly convex in W, so f - min f <= tolerance² * λ/2 |W|².
@@ -199,7 +199,7 @@ class _Active:
     def compute_residual(self, logits: Tensor) -> Tensor:
         """Return probabilities minus targets, with a small relative error.
 
-        For a well classified image 1 - p loses all digits below 1e-7, and the gradient of a weakly regularised
+        For a well classified image 1 - p loses all digits below 1e-7, and the gradient of a weakly regularized
         classifier consists of them. The sum of the other classes' p keeps these digits.
         """
         if self.several_labels:

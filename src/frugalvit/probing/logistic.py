@@ -16,7 +16,7 @@ from torch import Tensor
 
 from frugalvit.config.probe import MAX_ITERATIONS, LogisticConfig
 from frugalvit.errors import UserError
-from frugalvit.probing.lbfgs import Axes, minimise, principal_axes
+from frugalvit.probing.lbfgs import Axes, minimize, principal_axes
 from frugalvit.probing.metrics import (
     METRIC_NAMES,
     Metric,
@@ -168,7 +168,7 @@ class LogisticRegression:
     ) -> LogisticFit:
         weight, bias = self.axes.into(*_concat(earlier).extrapolate(strength)) if earlier else (None, None)
         outputs = self.targets.shape[1]
-        minimum = minimise(
+        minimum = minimize(
             self.axes,
             self.targets,
             self.axes.rows.new_tensor([strength]),

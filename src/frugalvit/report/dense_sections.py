@@ -14,6 +14,7 @@ from frugalvit.report.sections import table
 from frugalvit.runs import layout
 from frugalvit.utils.files import read_json
 
+_OPEN = 15  # classes; the others are folded
 _MAX_PIXELS = 960  # of the longer side of a picture
 
 
@@ -46,7 +47,12 @@ def per_class(record: RunRecord) -> str:
     if not scores.get("rows"):
         return ""
     marks = [_swatch(colours[str(row[0])]) if str(row[0]) in colours else "" for row in scores["rows"]]
-    return table(scores["columns"], scores["rows"], marks=marks)
+    rows = [[f"{100 * cell:.1f} %" if isinstance(cell, float) else cell for cell in row] for row in scores["rows"]]
+    first, rest = (
+        table(scores["columns"], rows[part], marks=marks[part]) for part in (slice(_OPEN), slice(_OPEN, None))
+    )
+    more = f"<details><summary>{len(rows) - _OPEN} more classes</summary>{rest}</details>"
+    return first + (more if len(rows) > _OPEN else "")
 
 
 def _swatch(colour: str) -> str:

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frugalvit.errors import UserError
-from frugalvit.report import dense_sections, sections, svg_charts
+from frugalvit.report import dense_sections, sections, svg_charts, verdict
 from frugalvit.report.run_record import RunRecord, find_runs, make_names_unique, read_comparison, read_run
 from frugalvit.runs import layout
 from frugalvit.utils import console, palette
@@ -87,20 +87,12 @@ def write_report(
 
 def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | None = None) -> str:
     """Make the page of one or several runs, and of comparisons by name."""
-    title = records[0].name if len(records) == 1 else f"{len(records)} runs"
-    parts = [
-        ("comparison", "Comparison", sections.comparisons(compared or {})),
-        ("results", "Results", sections.results(records)),
-        ("alarms", "Alarms", _each(records, sections.alarms), "Problems of the run."),
+    compared, single = compared or {}, len(records) == 1
+    details = [
+        ("results", "All results", sections.results(records)),
         ("data", "Data", _each(records, sections.data)),
         ("auto", "What “auto” chose", _each(records, sections.automatic)),
-        ("curves", "Curves", sections.curves(records)),
-        (
-            "confusion",
-            "Confusion",
-            _each(records, sections.confusion),
-            "Rows are true classes, columns predicted ones.",
-        ),
+        ("more", "More curves", sections.curves(records, main=False)),
         (
             "pseudo",
             "Pseudo-labels",
@@ -108,17 +100,29 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
             "Before the exported weights: the share of unlabelled images predicted as each class, how much of it was "
             "learned from, and how much of that was right (only where the label is known).",
         ),
-        ("mistakes", "Worst mistakes", _each(records, sections.mistakes), "Most confident errors first."),
-        ("recall", "Precision over recall", _each(records, dense_sections.precision_recall), "Mean over classes."),
-        ("classes", "Classes", _each(records, dense_sections.per_class)),
-        ("best", "Best pictures", _each(records, dense_sections.best)),
-        ("worst", "Worst pictures", _each(records, dense_sections.worst)),
         ("augmentations", "What training saw", _each(records, sections.augmentations)),
-        ("explorer", "Explorer", _explorer(_merge_lens(records)), _EXPLORER_LEAD),
         ("configuration", "Configuration", sections.configuration(records)),
     ]
-    head = sections.unfinished(records) + (sections.tiles(records[0]) if len(records) == 1 else "")
-    return render(title, _about(records), head + "".join(sections.section(*part) for part in parts))
+    parts = [
+        ("runs", "Runs", "" if single or compared else sections.results(records, main=True)),
+        ("classes", "Classes", _each(records, dense_sections.per_class) or _each(records, sections.class_accuracy)),
+        ("calibration", "Calibration", _each(records, sections.calibration)),
+        ("recall", "Precision over recall", _each(records, dense_sections.precision_recall), "Mean over classes."),
+        ("curves", "Curves", sections.curves(records, main=True)),
+        ("mistakes", "Worst mistakes", _each(records, sections.mistakes), "Most confident errors first."),
+        ("worst", "Worst pictures", _each(records, dense_sections.worst)),
+        ("best", "Best pictures", _each(records, dense_sections.best)),
+        ("confusion", "Confusion", _each(records, sections.confusion), "Rows: true classes. Columns: predicted."),
+        ("explorer", "Explorer", _explorer(_merge_lens(records)), _EXPLORER_LEAD),
+        ("details", "Details", "".join(sections.fold(*part) for part in details)),
+    ]
+    head = sections.unfinished(records) + sections.comparisons(compared)
+    head += _each(records, verdict.verdict) if not compared else ""
+    about = " · ".join(filter(None, [records[0].name if single else "", _about(records)]))
+    drawn = {part[0]: sections.section(*part) for part in parts}
+    pair = drawn.pop("classes") + drawn.pop("calibration")  # beside each other on a wide screen
+    content = drawn.pop("runs") + head + f'<div class="pair">{pair}</div>' + "".join(drawn.values())
+    return render(verdict.find_title(records, compared), about, content)
 
 
 def explorer(data: dict[str, Any], title: str) -> str:

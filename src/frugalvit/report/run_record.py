@@ -54,6 +54,13 @@ class RunRecord:
         same = {key: value for key, value in self.setting.items() if key not in ("seed", "out", "resume", "name")}
         return json.dumps(same, sort_keys=True, default=str) if same else str(self.folder)
 
+    @property
+    def best_epoch(self) -> float | None:
+        """The epoch of the exported weights; None if they are the last ones."""
+        step, steps = (as_finite(self.summary.get(name)) for name in ("best_step", "steps"))
+        last = max((curve[-1][0] for curve in self.curves.values()), default=0.0)
+        return step / steps * last if step is not None and steps else None
+
 
 def find_runs(paths: list[Path]) -> list[Path]:
     """List the run folders among ``paths``, and those inside the others."""

@@ -16,15 +16,19 @@ import numpy as np
 from frugalvit.report import svg_charts
 from frugalvit.report.run_record import RunRecord, as_finite
 from frugalvit.utils import console, palette
+from frugalvit.utils.scores import SCORE_NAMES
 from frugalvit.utils.statistics import Difference, Spread
 from frugalvit.utils.tables import as_text
 from frugalvit.utils.text import pluralize, truncate_list
 
 _LARGEST_TABLE = 30  # classes; a larger confusion matrix is a picture, not a table
+_BARS = 15  # classes; the others are folded
+_CALIBRATED = 3.0  # points
 _OPEN = 10  # skipped files; a longer list is folded
 
-_NOT_RESULTS = {"run", "auto", "classes", "confusion", "per_class", "notes", "config"}
+_NOT_RESULTS = {"run", "auto", "classes", "confusion", "calibration", "per_class", "notes", "config"}
 _FIRST = ("task", "backbone", "data", "top1", "top5", "mean_per_class", "knn", "box_ap", "mask_ap", "miou", "loss")
+_MAIN = {*_FIRST[3:-1], "training_images top1", "scored_images", "seconds", "parameters", "health", "effective_rank"}
 
 
 def section(identity: str, title: str, body: str, lead: str = "") -> str:
@@ -34,21 +38,30 @@ def section(identity: str, title: str, body: str, lead: str = "") -> str:
     return f'<section id="{identity}"><h2>{title}</h2>{lead}{body}</section>'
 
 
+def fold(identity: str, title: str, body: str, lead: str = "") -> str:
+    """Make a part of the details that opens on a click."""
+    if not body:
+        return ""
+    lead = f'<p class="lead">{lead}</p>' if lead else ""
+    return f'<details id="{identity}"><summary>{title}</summary>{lead}{body}</details>'
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", marks: Iterable[str] = ()) -> str:
     """Make a table with escaped cells. A row's first cell is its heading, after its mark (HTML)."""
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in columns)
-    lines = []
+    rows, lines = list(rows), []
     for (first, *rest), mark in itertools.zip_longest(rows, marks, fillvalue=""):
-        cells = "".join(
-            f'<td class="number">{escape(as_text(cell))}</td>'
-            if (isinstance(cell, int | float) and not isinstance(cell, bool)) or " ± " in str(cell)
-            else f"<td>{escape(as_text(cell))}</td>"
-            for cell in rest
-        )
+        cells = "".join(f"<td{_align(cell)}>{escape(as_text(cell))}</td>" for cell in rest)
         lines.append(f'<tr><th scope="row">{mark}{escape(as_text(first))}</th>{cells}</tr>')
+    below = [_align(cell) for cell in rows[0]] if rows else [""] * len(columns)  # a heading stands over its numbers
+    head = "".join(f'<th scope="col"{side}>{escape(name)}</th>' for name, side in zip(columns, below, strict=True))
     title = f"<caption>{escape(caption)}</caption>" if caption else ""
     body = "".join(lines)
     return f'<div class="scroll"><table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _align(cell: Any) -> str:
+    is_number = isinstance(cell, int | float) and not isinstance(cell, bool)
+    return ' class="number"' if is_number or " ± " in str(cell) or str(cell).endswith(" %") else ""
 
 
 def legend(records: list[RunRecord]) -> str:
@@ -64,12 +77,14 @@ def legend(records: list[RunRecord]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def results(records: list[RunRecord]) -> str:
-    """Make a table with the scalars of every run's summary, after a row of means for several seeds.
+def results(records: list[RunRecord], *, main: bool = False) -> str:
+    """Make a table with the scalars of every run's summary, or the ``main`` ones; means over seeds come first.
 
     Texts that all runs share are below the table.
     """
     scalars = [_scalars(record.summary) for record in records]
+    if main:
+        scalars = [{key: value for key, value in values.items() if key in _MAIN} for values in scalars]
     keys = dict.fromkeys(key for values in scalars for key in values)
     ordered = sorted(keys, key=lambda key: (_FIRST.index(key) if key in _FIRST else len(_FIRST), list(keys).index(key)))
     if not ordered:
@@ -113,8 +128,12 @@ def _comparison(result: dict[str, Any]) -> str:
         seeds = len(values["values"])
         rows.append([name, str(Spread(values["mean"], values["deviation"], seeds)), seeds, against])
         rows[-1] += [values["floor"]] if floors else []
-    columns = ["setting", metric, "seeds", "difference from the last, 95 % interval", *(["floor"] if floors else [])]
-    return table(columns, rows) if rows else ""
+    columns = ["setting", SCORE_NAMES.get(metric, metric), "seeds", "difference from the last, 95 % interval"]
+    columns += ["without a network"] if floors else []
+    verdicts = list(result.get("verdicts", {}).values())
+    scored = [f"Scored on {result['scored']}"] if result.get("scored") else []
+    sentence = "".join(f"<p>{escape(text[:1].upper() + text[1:])}.</p>" for text in [*verdicts, *scored])
+    return f'<div class="verdict">{sentence}{table(columns, rows)}</div>' if rows else ""
 
 
 def unfinished(records: list[RunRecord]) -> str:
@@ -126,60 +145,45 @@ def unfinished(records: list[RunRecord]) -> str:
     return f'<p class="lead unfinished">{escape(text)}</p>'
 
 
-def tiles(record: RunRecord) -> str:
-    """Show the main numbers, some with a note on what is good."""
-    numbers = _health(record) if record.summary.get("task") == "pretrain" else _scores(record)
-    cells = "".join(
-        f"<div><dt>{label}{f'<span>{escape(note)}</span>' if note else ''}</dt><dd>{escape(as_text(value))}</dd></div>"
-        for label, value, note in numbers
-    )
-    return f'<dl class="tiles">{cells}</dl>' if cells else ""
-
-
-def _health(record: RunRecord) -> list[tuple[str, Any, str]]:
-    """Return the health metrics of pre-training; not the loss, which also falls in a collapse."""
-    summary, numbers = record.summary, []
-    verdict, rank, knn = (summary.get(name) for name in ("health", "effective_rank", "knn"))
-    if isinstance(verdict, str):
-        fine = verdict == "healthy"
-        numbers.append(("health", verdict, "no sign of collapse or stagnation" if fine else "see the alarms below"))
-    if isinstance(knn, int | float):
-        classes = len(record.data.get("classes", ()))
-        guess = f"; chance is about {100 / classes:.0f}" if classes else ""
-        optimistic = "; optimistic, on training images" if summary.get("knn_on") == "sample" else ""
-        note = f"% correct by the labels of the nearest images: higher is better{guess}{optimistic}"
-        numbers.append(("k-NN", knn, note))
-    if isinstance(rank, int | float):
-        most = f" of at most {summary['largest_rank']:,}" if isinstance(summary.get("largest_rank"), int) else ""
-        note = f"dimensions{most} that the features use: higher is better; 1 means that all images look the same"
-        numbers.append(("effective rank", rank, note))
-    return numbers
-
-
-def _scores(record: RunRecord) -> list[tuple[str, Any, str]]:
-    names = (
-        ("top1", "top-1"),
-        ("top5", "top-5"),
-        ("mean_per_class", "mean per class"),
-        ("box_ap", "box AP"),
-        ("mask_ap", "mask AP"),
-        ("miou", "mIoU"),
-        ("knn", "k-NN"),
-        ("loss", "loss"),
-    )
-    summary = record.summary
-    floor = (summary.get("floor") or {}).get("best")
-    below = f"simple methods without a network reach {as_text(floor)}" if floor is not None else ""
-    return [
-        (label, summary[key], below if key == "top1" else "")
-        for key, label in names
-        if isinstance(summary.get(key), int | float)
-    ]
-
-
-def curves(records: list[RunRecord]) -> str:
-    drawn = "".join(svg_charts.chart(panel) for panel in svg_charts.panels(records))
+def curves(records: list[RunRecord], *, main: bool) -> str:
+    """Draw losses and scores (``main``), or the other curves."""
+    panels = [panel for panel in svg_charts.panels(records) if (panel.heading in svg_charts.MAIN) == main]
+    drawn = "".join(svg_charts.chart(panel) for panel in panels)
     return f'{legend(records)}<div class="charts">{drawn}</div>' if drawn else ""
+
+
+def class_accuracy(record: RunRecord) -> str:
+    """Show the accuracy of every class as a bar, worst first; many classes are folded."""
+    matrix = record.summary.get("confusion")
+    if not isinstance(matrix, list) or not matrix:
+        return ""
+    names = record.summary.get("classes") or range(len(matrix))
+    counts = [(str(name), row[k], sum(row)) for k, (name, row) in enumerate(zip(names, matrix, strict=False))]
+    lines = [
+        f'<tr><th scope="row">{escape(name)}</th><td class="meter"><i style="--share:{share:.3f}"></i></td>'
+        f'<td class="number">{100 * share:.0f} %</td><td class="number quiet">{pluralize(count, "image")}</td></tr>'
+        for share, name, count in sorted((right / count, name, count) for name, right, count in counts if count)
+    ]
+    first, rest = (f'<table class="bars">{"".join(part)}</table>' for part in (lines[:_BARS], lines[_BARS:]))
+    more = f"<details><summary>{len(lines) - _BARS} more classes</summary>{rest}</details>"
+    return first + (more if len(lines) > _BARS else "")
+
+
+def calibration(record: RunRecord) -> str:
+    """Compare the confidence of the predictions with their accuracy, in words and as a curve."""
+    stored = record.summary.get("calibration") or {}
+    bins, error = stored.get("bins") or [], as_finite(stored.get("error"))
+    if error is None or not bins:
+        return ""
+    images = sum(row["images"] for row in bins)
+    surplus = sum(row["images"] * (row["confidence"] - row["accuracy"]) for row in bins) / images
+    text = f"Its confidence is {error:.1f} points from its accuracy, on average over {pluralize(images, 'image')}: "
+    words = "it is too sure" if surplus > 0 else "it is too cautious"
+    text += "you can read it as a probability." if error < _CALIBRATED else f"{words}."
+    measured = [(row["confidence"], row["accuracy"]) for row in bins]
+    series = [svg_charts.Series("measured", 0, measured), svg_charts.Series("ideal", 1, [(0.0, 0.0), (100.0, 100.0)])]
+    panel = svg_charts.Panel("Calibration", "right, %", "confidence, %", series, by_split=True)
+    return f"<p>{escape(text)}</p>{svg_charts.chart(panel)}"
 
 
 def confusion(record: RunRecord) -> str:
@@ -268,11 +272,6 @@ def augmentations(record: RunRecord) -> str:
     return f'<figure class="wide"><img src="{record.augmentations}" alt="training images after augmentation"></figure>'
 
 
-def alarms(record: RunRecord) -> str:
-    items = "".join(f"<li>{escape(str(alarm))}</li>" for alarm in record.summary.get("alarms") or [])
-    return f'<ul class="alarms">{items}</ul>' if items else ""
-
-
 def automatic(record: RunRecord) -> str:
     """Show the auto values and their reasons."""
     rows = [[entry["name"], entry["value"], entry["reason"]] for entry in record.summary["auto"]]
@@ -295,8 +294,7 @@ def configuration(records: list[RunRecord]) -> str:
         parts.append(table(columns, [row(name) for name in differing], "What differs"))
     same = [name for name in names if name not in differing]
     common = table(["option", "value"], [row(name)[:2] for name in same])
-    label = f"{len(same)} options{' in common' if len(records) > 1 else ''}"
-    parts.append(f"<details><summary>{label}</summary>{common}</details>")
+    parts.append(f"<h3>{len(same)} options in common</h3>{common}" if differing else common)
     return "".join(parts)
 
 

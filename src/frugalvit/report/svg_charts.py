@@ -13,6 +13,7 @@ from typing import Any
 
 from frugalvit.report.run_record import Curve, RunRecord, mean_curve, thin_curve
 from frugalvit.utils import palette
+from frugalvit.utils.scores import SCORE_NAMES, as_percent
 
 WIDTH, HEIGHT = 360, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 30  # the left one is a minimum
@@ -32,13 +33,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One small chart, under a heading."""
+    """One small chart, under a heading. ``best``: the x of the best weights."""
 
     heading: str
     title: str
     x_label: str
     series: list[Series]
     by_split: bool
+    best: float | None = None
 
 
 # Headings, and parts of the names of their metrics; the first match counts.
@@ -53,6 +55,10 @@ _HEADINGS: tuple[tuple[str, str], ...] = (
     ("Schedules", "lr decay momentum temp weight lambda ema"),
 )
 _ORDER = ("Loss", "Accuracy", "k-NN", "Pseudo-labels", "Localization error", "Schedules", "Health", "Other")
+
+
+MAIN = ("Loss", "Accuracy", "k-NN")
+"""Headings that a page shows first; the others are among its details."""
 
 
 def heading_of(metric: str) -> str:
@@ -87,12 +93,16 @@ def panels(records: list[RunRecord]) -> list[Panel]:
                 prefix = f"{key[0]} " if len(kinds) == 1 and len(members) > 1 else ""
                 labels = [key[0] if len(records) == 1 else f"{prefix}{record.name}" for record in same]
                 style, weight = number if len(kinds) == 1 else index, "faint" if len(same) > 1 else "run"
-                curves = [record.curves[key] for record in same]
+                curves = [[(x, as_percent(key[1], y)) for x, y in record.curves[key]] for record in same]
                 series += [Series(label, style, curve, weight) for label, curve in zip(labels, curves, strict=True)]
                 if len(same) > 1 and (mean := mean_curve(curves)):
                     series.append(Series(f"{prefix}mean of {len(same)}", style, mean, "mean"))
         heading = heading_of(members[0][1])
-        by_heading[heading].append(Panel(heading, title.replace("_", " "), "epoch", series, len(kinds) == 1))
+        name = SCORE_NAMES.get(title, title).replace("_", " ")
+        best = records[0].best_epoch if len(records) == 1 else None
+        panel = Panel(heading, name, "epoch", series, len(kinds) == 1, best)
+        if all(panel.series != other.series for other in by_heading[heading]):  # one loss is the sum of one term
+            by_heading[heading].append(panel)
     # The total loss comes before its terms.
     return [
         panel
@@ -136,6 +146,11 @@ def chart(panel: Panel) -> str:
             parts.append(f'<circle class="dot" style="{style}" cx="{across(x):.1f}" cy="{down(y):.1f}" r="3"/>')
         else:
             parts.append(f'<polyline class="line {series.weight}" style="{style}" {marks} points="{points}"/>')
+    if panel.best is not None:
+        x, end = across(panel.best), "end" if panel.best > (x0 + x1) / 2 else "start"
+        parts.append(f'<line class="best" x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')
+        shift = -4 if end == "end" else 4
+        parts.append(f'<text x="{x + shift:.1f}" y="{_TOP + 9}" text-anchor="{end}">best, {panel.best:.3g}</text>')
     lines = [
         {
             "label": series.label,

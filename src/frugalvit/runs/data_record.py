@@ -28,7 +28,7 @@ def record_data_usage(run: RunFolder, notes: Sequence[str], parts: Mapping[str, 
     """
     unreadable = [SkippedFile(name, *entry) for name, part in parts.items() for entry in part.unreadable]
     used = {name: part.readable for name, part in parts.items() if part.readable is not None}
-    write_data_usage(run, notes, used, unreadable, [name for name, part in parts.items() if part.found_late])
+    write_data_usage(run, notes, used, unreadable, [name for name, part in parts.items() if part.decodes_on_demand])
 
 
 def write_data_usage(

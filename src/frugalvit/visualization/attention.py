@@ -42,7 +42,7 @@ def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
 def mean_entropy(backbone: Backbone, images: Iterable[Tensor]) -> float:
     """Return the entropy of the last block's attention in bits, the mean over heads, queries and images.
 
-    images: batches (B, 3, H, W) in [0, 1], as the model sees them, before normalisation
+    images: batches (B, 3, H, W) in [0, 1], as the model sees them, before normalization
     """
     entropies: list[Tensor] = []
     for batch in images:

@@ -122,7 +122,7 @@ def evaluate_correspondence(
 ) -> CorrespondenceScore:
     """Score the ``top`` most similar pairs between images and their second views (Fig. 8).
 
-    images: batches (B, 3, H, W) in [0, 1], all of one size, as the model sees them, before normalisation
+    images: batches (B, 3, H, W) in [0, 1], all of one size, as the model sees them, before normalization
 
     The n-th image has the same second view for every model and batch size.
     """

@@ -124,7 +124,7 @@ def input_batches(
 
 
 def model_input(backbone: Backbone, images: Tensor) -> Tensor:
-    """Convert images (B, 3, H, W) in [0, 1] to the channels and normalisation of the backbone."""
+    """Convert images (B, 3, H, W) in [0, 1] to the channels and normalization of the backbone."""
     channels = backbone.in_chans
     if channels == 1:
         images = functional.rgb_to_grayscale(images)

@@ -123,7 +123,7 @@ def test_erased_boxes_have_timms_shapes() -> None:
 
 @pytest.mark.parametrize(("operation", "share"), [("translate_x", 0.45), ("translate_y", 0.45), ("shear_x", 0.15)])
 def test_affine_operations_fill_with_the_mean(operation: str, share: float) -> None:
-    """Normalisation turns the mean into zero."""
+    """Normalization turns the mean into zero."""
     images = torch.full((1, 3, 80, 80), 255, dtype=torch.uint8)
     once = {"operations": 1, "operation_prob": 1.0, "magnitude": 10.0, "magnitude_std": 0.0}
     augment = TrainAugment(quiet(crop="center", **once), 80, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
@@ -331,5 +331,5 @@ def test_device_and_cpu_agree_and_never_wait() -> None:
         views = (result if isinstance(result, list) else [result] for result in (on_device, on_cpu))
         for a, b in zip(*views, strict=True):
             difference = (a.cpu() - b).abs()
-            # Thresholds (posterise, equalise, solarise) may fall to the other side for a pixel or two.
+            # Thresholds (posterise, equalize, solarise) may fall to the other side for a pixel or two.
             assert (difference > 3 * LEVEL / 0.22).float().mean() < 0.01

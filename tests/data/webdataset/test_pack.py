@@ -44,7 +44,7 @@ def test_packed_data_are_the_same_data(tmp_path: Path) -> None:
 def test_several_labels_per_image_are_refused(tmp_path: Path) -> None:
     source = open_data(photos(tmp_path / "photos"), split="given")
     source.splits["test"].targets = np.ones((12, 2), dtype=np.int8)
-    with pytest.raises(UserError, match="--labels ignore"):
+    with pytest.raises(UserError, match="--label-source ignore"):
         pack(source, tmp_path / "out")
 
 

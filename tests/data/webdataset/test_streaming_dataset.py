@@ -125,7 +125,7 @@ def test_unlabelled_or_single_shards_are_not_held_out(tmp_path: Path) -> None:
         assert list(source.splits) == ["train"] and source.splits["train"].run_facts()["survey"]["held"] == []
 
 
-@pytest.mark.parametrize("options", [{"images": "train+val"}, {"images": "all"}, {"labels": "ignore"}, {}])
+@pytest.mark.parametrize("options", [{"images": "train+val"}, {"images": "all"}, {"label_source": "ignore"}, {}])
 def test_pretraining_on_all_images_holds_nothing_out(tmp_path: Path, options: dict[str, Any]) -> None:
     where = write_shards(tmp_path / "s", shards=10)
     config = PretrainConfig(data=where, stream=True, **options)

@@ -212,10 +212,9 @@ def test_a_run_that_collapses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
     monkeypatch.setattr(ClassificationTask, "after_step", collapse)
     data, out = write_images(tmp_path / "images"), tmp_path / "run"
     more: dict[str, Any] = {"localization": {"weight": 0}, "mixing": {"prob": 0}, "ema": 0, "split": "train+val"}
+    more |= {"save_every": 20, "report": True, "rescue": rescue}
     shutil.copytree(data / "val", data / "test")
-    result = run_tiny(
-        "train", data=data, out=out, steps=120, lr=3e-3, evaluate_every=60, report=True, rescue=rescue, **more
-    )
+    result = run_tiny("train", data=data, out=out, steps=120, lr=3e-3, evaluate_every=60, **more)
     summary, page = json.loads((out / "summary.json").read_text()), (out / "report.html").read_text()
     names = [line["reason"] for line in read_metrics(out) if line["split"] == "rescue"]
     assert result.data["at_chance"] == summary["at_chance"] == (not rescue)

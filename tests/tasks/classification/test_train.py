@@ -27,7 +27,7 @@ from frugalvit.data.loader import Batch
 from frugalvit.errors import UserError
 from frugalvit.experiment.builders import EvalSet
 from frugalvit.experiment.load_model import load_model
-from frugalvit.experiment.summary import relative_name, worst_mistakes
+from frugalvit.experiment.summary import Answers, collect_answers, measure_calibration, relative_name, worst_mistakes
 from frugalvit.objectives.drloc import loss_at_pairs
 from frugalvit.tasks.classification import task
 from frugalvit.tasks.classification import train as commands
@@ -71,7 +71,7 @@ def test_a_run_below_its_floor_is_an_alarm(tmp_path: Path, capsys: pytest.Captur
     floor = r"floor +100.0 % \(95 %: 75.8 to 100.0\) on the same images without a network, by nearest neighbour"
     assert re.search(floor, printed.out) and re.search(r"top-1 .* % +\d.* to .* % +33.3 %", printed.out)
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
-    assert alarm in page and "simple methods without a network reach 100.00" in page
+    assert alarm in page and "without a network<span>the best simple method" in page
     assert cli.main(["train", "--resume", str(tmp_path / "run"), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert (again["floor"], again["alarms"]) == (summary["floor"], summary["alarms"])
@@ -98,20 +98,21 @@ def test_recipe_and_evaluation_interval_are_recorded(
 ) -> None:
     train(config(photos, tmp_path / "run", evaluate_every="auto", steps=6))
     log, written = capsys.readouterr().err, json.loads((tmp_path / "run" / "decisions.json").read_text())
-    assert "auto: recipe = scratch: from random weights" in log
-    assert "auto: evaluate_every = 3: 2 evaluations in 6 steps" in log
+    before_first_step = log.partition("epoch ")[0].splitlines()
+    assert len(before_first_step) <= 12 and any("evaluate_every 3" in line for line in before_first_step)
+    assert next(line for line in before_first_step if "recipe scratch" in line)
     assert {"recipe": "scratch", "evaluate_every": 3}.items() <= {d["name"]: d["value"] for d in written}.items()
     assert TrainConfig.from_run(tmp_path / "run" / "config.yaml").evaluate_every == 3
     train(config(photos, tmp_path / "explicit", recipe="scratch", steps=1))
-    assert "auto: recipe" not in capsys.readouterr().err
+    assert "recipe scratch" not in capsys.readouterr().err
 
 
 def test_uncached_images_appear_in_the_report(tmp_path: Path) -> None:
     """Without a cache the images of mistakes are decoded again."""
     photos = write_images(tmp_path / "photos", classes=("cat", "dog", "cow", "hen"))
     for where in ("ram", "off"):
-        result = train(config(photos, tmp_path / where, steps=2, cache={"where": where}, workers=0))
-    assert "--cache.where off" in result.data["floor"]["skipped"], "computing it would decode all images again"
+        result = train(config(photos, tmp_path / where, steps=2, cache={"location": where}, workers=0))
+    assert "--cache.location off" in result.data["floor"]["skipped"], "computing it would decode all images again"
     mistakes, others = (json.loads((tmp_path / where / "mistakes.json").read_text()) for where in ("off", "ram"))
     assert mistakes and mistakes == others
     assert all(mistake["image"].startswith("data:image/jpeg") for mistake in mistakes)
@@ -165,7 +166,8 @@ def test_worst_mistakes_are_sorted_by_confidence() -> None:
     levels, labels = torch.tensor([[20, 240, 150, 180, 250, 60, 5], [1, 1, 0, 0, 0, 0, 0]])
     store = CachedStore.from_arrays(levels.byte().view(7, 1, 1, 1).expand(7, 3, 8, 8), labels)
     dataset = EvalSet(store, EvalTransform(8, (0, 0, 0), (1, 1, 1)), batch=2)
-    found = worst_mistakes(Brightness(), dataset, ("dark", "light"), count=3)  # type: ignore[arg-type]
+    answers = collect_answers(Brightness(), dataset, "test")  # type: ignore[arg-type]
+    found = worst_mistakes(answers, store, ("dark", "light"), count=3)
     assert [(each["label"], each["predicted"]) for each in found] == [
         ("dark", "light"),
         ("light", "dark"),
@@ -174,6 +176,28 @@ def test_worst_mistakes_are_sorted_by_confidence() -> None:
     assert [each["probability"] for each in found] == pytest.approx([0.9919, 0.9855, 0.8868], abs=1e-3)
     pictures = [Image.open(io.BytesIO(base64.b64decode(each["image"].partition(",")[2]))) for each in found]
     assert [np.asarray(picture).mean() for picture in pictures] == pytest.approx([250, 20, 180], abs=3)
+
+
+@pytest.mark.parametrize("count", [0, 1, 500])
+def test_calibration_equals_the_oracle(count: int) -> None:
+    generator = torch.Generator().manual_seed(count)
+    confidence, predicted, labels = torch.rand(3, count, generator=generator)
+    answers = Answers(confidence, (2 * predicted).long(), (2 * labels).long(), torch.arange(count))
+    found = measure_calibration(answers, bins=5)
+    error = 0.0
+    for number in range(5):
+        rows = [i for i in range(count) if number / 5 <= confidence[i] < (number + 1) / 5]
+        if rows:
+            right = sum(bool(answers.predicted[i] == answers.labels[i]) for i in rows)
+            error += abs(100 * sum(confidence[i].item() for i in rows) - 100 * right) / count
+    assert found["error"] == pytest.approx(error, abs=1e-4) and sum(row["images"] for row in found["bins"]) == count
+
+
+def test_training_images_are_scored(photos: Path, tmp_path: Path) -> None:
+    train(config(photos, tmp_path / "run", steps=2))
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["training_images"]["count"] == 24 and 0 <= summary["training_images"]["top1"] <= 100
+    assert sum(row["images"] for row in summary["calibration"]["bins"]) == summary["scored_images"]
 
 
 @pytest.mark.parametrize(("weight", "error", "noted"), [(0.5, 0.9, True), (0.5, 0.6, False), (0.0, 0.9, False)])
@@ -356,9 +380,10 @@ def test_a_batch_that_cannot_be_shared_is_reduced(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(config(photos, tmp_path / "run", steps=2, accumulate=3, lr="auto"))
-    log = capsys.readouterr().err
-    assert "batch = 6: a multiple of 3 instead of 8" in log and log.count("batch = ") == 1
-    assert "scaled with the square root to batch 6\n" in log
+    assert "batch 6 " in capsys.readouterr().err
+    decisions = json.loads((tmp_path / "run" / "decisions.json").read_text())
+    reasons = {value["name"]: value["reason"] for value in decisions}
+    assert "a multiple of 3 instead of 8" in reasons["batch"] and reasons["lr"].endswith("root to batch 6")
     assert read_yaml(tmp_path / "run" / "config.yaml")["batch"] == 6
 
 

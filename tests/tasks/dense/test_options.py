@@ -29,9 +29,9 @@ def test_unused_options_are_refused_and_hidden(model: type[TransferConfig]) -> N
         with pytest.raises(UserError, match=rf"^--{name.replace('_', '-')} .*{model.recipe_task()}"):
             model.parse(values)
         assert actions[name].help == SUPPRESS
-    assert actions["cache.where"].metavar == "auto|device|ram|off"
+    assert actions["cache.location"].metavar == "auto|device|ram|off"
     with pytest.raises(UserError, match="'auto', 'device', 'ram' or 'off'"):
-        model.parse({"data": "x", "cache": {"where": "disk"}})
+        model.parse({"data": "x", "cache": {"location": "disk"}})
     others = {action.dest: action.help for action in make_parser(TrainConfig, "frugalvit", "")._actions}
     assert all(others[name] != SUPPRESS for name in UNUSED)
 

@@ -29,7 +29,7 @@ def test_weights_and_scores_do_not_depend_on_the_cache(kind: Kind, tmp_path: Pat
     results = []
     for where in ("ram", "off"):
         out = tmp_path / where
-        summary = kind.train(data, out, cache={"where": where, "max_bad": 0.4}, steps=6)
+        summary = kind.train(data, out, cache={"location": where, "max_bad": 0.4}, steps=6)
         saved = torch.load(out / "checkpoints" / "last.pt", weights_only=True)["task"]
         facts = json.loads((out / "data.json").read_text())
         results.append((saved, {key: value for key, value in summary.items() if key.endswith(("ap", "miou"))}, facts))

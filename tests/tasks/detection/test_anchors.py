@@ -106,7 +106,7 @@ def test_strides_without_a_pyramid_and_random_numbers(name: str) -> None:
 
 def tiny(spec: DetectorSpec) -> Detector:
     torch.manual_seed(0)
-    return Detector(Pyramid(create_backbone("swin_nano", img_size=64, **TINY)), spec)
+    return Detector(Pyramid(create_backbone("swin_nano", img_size=64, **TINY | {"patch_size": 4})), spec)
 
 
 @pytest.mark.parametrize(("anchors", "cells"), [(0.5, 7), (1.0, 7), (2.0, 7), (4.0, 14)])

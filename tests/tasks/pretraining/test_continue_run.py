@@ -19,6 +19,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.defaults import AutoValues
 from frugalvit.runs.run_folder import read_data_facts
 from frugalvit.tasks.pretraining.continue_run import ContinuedRun, start_from_heads
+from frugalvit.utils.files import read_json
 from helpers.tiny_runs import PRETRAIN, load_state, read_metrics, write_config, write_images
 
 
@@ -95,8 +96,12 @@ def test_unset_options_are_inherited(views_only: Path, capsys: pytest.CaptureFix
     assert [name for name in theirs if name not in own and theirs[name] != ours[name]] == []
     assert (theirs["steps"], ours["steps"], ours["crops"]["local_crops"]) == (4, 8, 2)
     log = capsys.readouterr().err
-    assert f"auto: steps = 8: twice the length of {views_only / 'views'}" in log and "batch stays 8" in log
-    assert log.count("auto: recipe = small") == 1
+    reasons = {
+        value["name"]: value["reason"] for value in read_json(views_only / "again" / "decisions.json", list) or []
+    }
+    assert reasons["steps"] == f"twice the length of {views_only / 'views'}"
+    assert "steps 8 " in log and "batch stays 8" in log
+    assert log.count("recipe small") == 1
     more = ["--steps", "5", "--batch", "6", "--crops.local-crops", "0", "--out", str(views_only / "otherwise")]
     assert cli.main([*words, *more]) == 0
     assert read_data_facts(views_only / "otherwise")["batch"] == 6, "a number, as --resume compares it"

@@ -29,7 +29,7 @@ def test_only_val_chooses_weights(splits: dict[str, str], images: str, labels: s
     for source, name in splits.items():
         shutil.copytree(folder / source, tmp_path / "photos" / name)
     data = run_tiny(
-        "pretrain", data=tmp_path / "photos", out=run, steps=4, split="given", images=images, labels=labels
+        "pretrain", data=tmp_path / "photos", out=run, steps=4, split="given", images=images, label_source=labels
     ).data
     assert {line["split"] for line in read_metrics(run)} == {"train", split}
     assert data["knn_on"] == (None if labels == "ignore" else split) and data["effective_rank"] is not None

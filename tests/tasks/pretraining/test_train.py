@@ -274,7 +274,7 @@ def test_unlabelled_images_beside_classes_are_used(labels: str, has_knn: bool, t
     for number in range(3):
         shutil.copy(folder / "train" / "cat" / "0.png", folder / "train" / f"loose{number}.png")
     (folder / "train" / "words.png").write_bytes(b"just some words")
-    run = config(folder, tmp_path / "run", steps=2, labels=labels, report=True)
+    run = config(folder, tmp_path / "run", steps=2, label_source=labels, report=True)
     summary = pretrain(run).data
     assert (summary["knn"] is not None) == has_knn
     facts = json.loads((tmp_path / "run" / "data.json").read_text())

@@ -217,7 +217,7 @@ def stochastic_depth(rate: float) -> nn.Module:
     return DropPath(rate) if rate > 0 else nn.Identity()
 
 
-def initialise(module: nn.Module) -> None:
+def initialize(module: nn.Module) -> None:
     """Initialize linear layers as in all released code: truncated normal with std 0.02, zero biases."""
     if isinstance(module, nn.Linear):
         small_normal(module)

@@ -210,7 +210,7 @@ class WindowedCvT(StagedModel):
             self.feature_info[stage]["module"] = f"stage{stage}"
             self.add_module(f"stage{stage}", nn.Sequential(embed, Blocks(blocks)))
         self.norm = nn.LayerNorm(dims[-1])
-        self.apply(initialise)
+        self.apply(initialize)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         # A later stage's embedding belongs to the stage's first block.
@@ -221,7 +221,7 @@ class WindowedCvT(StagedModel):
         return [(embed, list(blocks.layers)) for embed, blocks in stages]
 
 
-def initialise(module: nn.Module) -> None:
+def initialize(module: nn.Module) -> None:
     """Initialize linear layers and pointwise convolutions: truncated normal with std 0.02, zero biases.
 
     Spatial convolutions keep torch's initialization: a norm follows each, so their scale does not matter.

@@ -24,7 +24,7 @@ from frugalvit.backbones.architectures.common import (
     build,
     check_heads,
     drop_path_rates,
-    initialise,
+    initialize,
     join_heads,
     stochastic_depth,
     timm_cfg,
@@ -141,7 +141,7 @@ class Hybrid(StagedModel):
             ]
             self.layers.append(nn.ModuleList(nn.ModuleList(block) for block in blocks))
         self.norm = nn.LayerNorm(dims[-1])
-        self.apply(initialise)
+        self.apply(initialize)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         # A stage's downsampling belongs to the stage before it.

@@ -290,7 +290,7 @@ class SwinTransformer(StagedModel):
         self.head = ClassifierHead(
             self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate, input_fmt="NHWC"
         )
-        self.apply(_initialise)
+        self.apply(_initialize)
 
     def shape(self) -> dict[str, Any]:
         """Return the constructor's keywords that define the network, as plain values."""
@@ -351,7 +351,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
         return {**timm_filter(others, model), **fitting}
 
 
-def _initialise(module: nn.Module) -> None:
+def _initialize(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

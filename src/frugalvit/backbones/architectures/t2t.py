@@ -28,7 +28,7 @@ from frugalvit.backbones.architectures.common import (
     check_heads,
     check_pixels,
     drop_path_rates,
-    initialise,
+    initialize,
     join_heads,
     stochastic_depth,
     timm_cfg,
@@ -199,7 +199,7 @@ class T2TViT(StagedModel):
         self.blocks = nn.ModuleList(Block(embed_dim, num_heads, mlp_ratio, rate) for rate in rates)
         self.norm = nn.LayerNorm(embed_dim)
         trunc_normal_(self.cls_token, std=0.02)
-        self.apply(initialise)
+        self.apply(initialize)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         return [(r"^blocks\.(\d+)\.", None)]

@@ -33,7 +33,7 @@ from frugalvit.backbones.architectures.common import (
     build,
     check_heads,
     drop_path_rates,
-    initialise,
+    initialize,
     join_heads,
     stage_widths,
     stochastic_depth,
@@ -305,7 +305,7 @@ class VisionLongformer(StagedModel):
             self.feature_info[stage]["module"] = f"layer{stage + 1}"
             self.add_module(f"layer{stage + 1}", nn.Sequential(*layer))
         self.norm = nn.LayerNorm(dims[-1], eps=1e-6)
-        self.apply(initialise)
+        self.apply(initialize)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         names: list[tuple[str, tuple[int, ...] | None]] = []

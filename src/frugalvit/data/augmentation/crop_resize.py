@@ -5,7 +5,7 @@ Resampling is linear and separable. For one image with stored rows S, stored col
     out = Wy · image · Wxᵀ        Wy: (h, S), Wx: (w, S')
 
 Row i of W holds the filter (bilinear triangle, or bicubic with a = -1/2) centred at output pixel i. It is widened by
-the scale if the image shrinks (antialias), cut at the crop's border and normalised. torchvision's ``resized_crop`` does
+the scale if the image shrinks (antialias), cut at the crop's border and normalized. torchvision's ``resized_crop`` does
 the same for tensors, and PIL for images. A flip reverses the rows of Wx.
 
 Boxes are in pixels of the ORIGINAL image. A cached image may have another size and aspect ratio. Then x and y have

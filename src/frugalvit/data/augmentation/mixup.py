@@ -40,7 +40,7 @@ def partners(count: int, device: torch.device | str = "cpu") -> Tensor:
 
 
 class Mixing:
-    """Mixup and cutmix on a batch of normalised images.
+    """Mixup and cutmix on a batch of normalized images.
 
     ``experiment/defaults.py`` resolves prob "auto" for a run; otherwise "auto" is 1.
 

@@ -107,7 +107,7 @@ def autocontrast(images: Tensor) -> Tensor:
 
 
 def equalize(images: Tensor) -> Tensor:
-    """Equalise each channel's histogram with PIL's integer table; a channel with too few values stays."""
+    """Equalize each channel's histogram with PIL's integer table; a channel with too few values stays."""
     levels = (images * 255).round_().long().flatten(2)
     counts = torch.zeros(*levels.shape[:2], 256, dtype=torch.int64, device=images.device)
     counts.scatter_add_(2, levels, torch.ones_like(levels))
@@ -134,7 +134,7 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
 def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
     """Blur each image by its own sigma, with reflected borders: Ky · image · Kxᵀ with banded Ky, Kx.
 
-    The kernel is torchvision's: exp(-d²/2σ²) over ``kernel_size`` pixels, normalised. Reflection needs a radius smaller
+    The kernel is torchvision's: exp(-d²/2σ²) over ``kernel_size`` pixels, normalized. Reflection needs a radius smaller
     than height and width; a larger kernel is cut.
     """
     height, width = images.shape[-2:]

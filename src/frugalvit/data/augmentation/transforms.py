@@ -89,12 +89,12 @@ class Normalize:
 
 
 class TrainAugment:
-    """Supervised training, in timm's order: crop, flip, RandAugment, jitter, grey, blur, normalise, erase.
+    """Supervised training, in timm's order: crop, flip, RandAugment, jitter, grey, blur, normalize, erase.
 
     ``experiment/defaults.py`` resolves operations "auto" for a run; otherwise "auto" is 2.
 
     >>> augment = TrainAugment(AugmentConfig(), 224)
-    >>> batch = augment(stored_images, sizes, generator)          # (B, 3, 224, 224), normalised
+    >>> batch = augment(stored_images, sizes, generator)          # (B, 3, 224, 224), normalized
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class WeakStrongViews:
 
 
 class MultiCrop:
-    """Views for pre-training: global crops first, then local ones, each (B, C, h, w), normalised.
+    """Views for pre-training: global crops first, then local ones, each (B, C, h, w), normalized.
 
     One pair of matrix products makes all crops of one size. Colour operations treat them as one batch.
     """
@@ -287,7 +287,7 @@ def local_crop_size(config: CropsConfig, out_size: tuple[int, int]) -> tuple[int
 
 
 class EvalTransform:
-    """Resize the shorter edge to out / crop_pct, crop the centre, normalise; no randomness.
+    """Resize the shorter edge to out / crop_pct, crop the centre, normalize; no randomness.
 
     ``crop_pct`` "auto" is 0.875, and 1 up to 64 pixels, because small images lose too much at the border. ``crop``
     makes the uint8 pixels: training's evaluation, every command and every export use the same ones.
@@ -312,7 +312,7 @@ class EvalTransform:
         self.normalize = Normalize(mean, std)
 
     def __call__(self, crops: Tensor) -> Tensor:
-        """Normalise the results of ``crop``: uint8 (B, 3, h, w) on any device -> float (B, C, h, w)."""
+        """Normalize the results of ``crop``: uint8 (B, 3, h, w) on any device -> float (B, C, h, w)."""
         assert crops.shape[-2:] == self.out_size, (crops.shape, self.out_size)
         return self.normalize(crops.float().div_(255))
 

@@ -227,7 +227,7 @@ def _decode_to_file(
             write_file(path, fingerprint, (len(examples), 3, *cached_size), fill)
             cached = open_file(path, fingerprint)
     if cached is None:
-        raise UserError(f"Cannot read the cache file {path} back: the disk may be failing. Try --cache.where ram.")
+        raise UserError(f"Cannot read the cache file {path} back: the disk may be failing. Try --cache.location ram.")
     return cached
 
 

@@ -18,7 +18,7 @@ from frugalvit.errors import UserError
 from frugalvit.utils import console
 
 _MAX_READY = 8  # decoded batches that wait for their steps: a batch may take 100 MB
-_ADVICE = "Use fewer --workers, or cache the images with --cache.where disk."
+_ADVICE = "Use fewer --workers, or cache the images with --cache.location disk."
 
 
 class DecodedBatch(NamedTuple):
@@ -55,7 +55,7 @@ class OnDemandStore(ImageStore):
         self._pool: WorkerPool | None = None
 
     @property
-    def found_late(self) -> bool:
+    def decodes_on_demand(self) -> bool:
         return True
 
     def fetcher(self, order: Order) -> WorkerFetcher:

@@ -73,7 +73,7 @@ class ImageStore(ABC):
         return False
 
     @property
-    def found_late(self) -> bool:
+    def decodes_on_demand(self) -> bool:
         """True if only a step that needs an image detects that it is unreadable."""
         return False
 
@@ -266,7 +266,7 @@ def write_file(path: Path, fingerprint: str, shape: tuple[int, ...], fill: Fill)
     except OSError as error:
         raise CacheWriteError(
             f"Cannot write the image cache to {path.parent} ({error.strerror or error}). Choose another "
-            "--cache.folder, or use --cache.where ram."
+            "--cache.folder, or use --cache.location ram."
         ) from None
     finally:
         temporary.unlink(missing_ok=True)

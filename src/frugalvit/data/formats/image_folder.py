@@ -252,7 +252,7 @@ def _has_class_folders(trees: dict[str, _Tree], root: str, notes: list[str]) -> 
         notes.append(
             f"{root}: most images are more than one folder deep, so read as unlabelled. Class folders must hold their "
             "images directly: move the images up, list them in a CSV (path,label), or use the top folders as classes "
-            f"with 'frugalvit data pack {console.shell_quote(root)} PACKED --labels folders'."
+            f"with 'frugalvit data pack {console.shell_quote(root)} PACKED --label-source folders'."
         )
         return False
     return True

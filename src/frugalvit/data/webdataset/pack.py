@@ -41,7 +41,7 @@ def command(config: PackConfig) -> CommandResult:
     if is_inside(out, config.data):
         raise UserError(f"{config.out} is inside the dataset {config.data}: choose a folder outside of it.")
     source = open_data(
-        config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.labels,
+        config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.label_source,
         classes=config.classes, root=config.root,
     )  # fmt: skip
     return pack(
@@ -72,7 +72,7 @@ def pack(
     if any(examples.targets is not None for examples in source.splits.values()):
         raise UserError(
             f"{source.location} has several labels per image, and shards hold one class per image: use the dataset "
-            "without packing, or pack its images alone with --labels ignore."
+            "without packing, or pack its images alone with --label-source ignore."
         )
     bad: list[dict[str, str]] = []
     notes: list[str] = []

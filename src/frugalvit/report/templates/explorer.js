@@ -37,6 +37,8 @@
 
     get model() { return this.models[this.state.model]; }
 
+    get isCoarse() { return Math.max(...this.model.grid) <= 16; }
+
     async load(image) {
       const picture = new Image();
       picture.src = image.src;
@@ -236,7 +238,9 @@
         pixels.data.set([HEAT[3 * level], HEAT[3 * level + 1], HEAT[3 * level + 2], 190], 4 * i);
       }
       patch.putImageData(pixels, 0, 0);
-      context.imageSmoothingEnabled = false;
+      // Few regions are blended into each other; the note below says how few they are.
+      context.imageSmoothingEnabled = this.isCoarse;
+      context.imageSmoothingQuality = "high";
       context.drawImage(this.patch, 0, 0, wide * width, tall * height);
     }
 
@@ -289,7 +293,9 @@
       this.linesButton.setAttribute("aria-pressed", state.lines);
       this.drawLines(source, target);
       this.drawHeads(attention, data.images[source]);
-      this.notes.textContent = model.notes.join(" ");
+      const coarse = `The network sees ${model.grid[0]} × ${model.grid[1]} regions of an image` +
+        (this.isCoarse ? "; the colours between their centres are interpolated." : ".");
+      this.notes.textContent = [coarse, ...model.notes].join(" ");
       const pinned = state.pinned ? " Pinned: click or press Enter to release." : "";
       const matched = `Best match of ${this.describe(state.region)}: ${this.describe(best)}, ` +
         `similarity ${seen.value(seen.levels[best]).toFixed(3)}.`;

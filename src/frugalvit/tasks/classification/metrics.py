@@ -12,7 +12,7 @@ from frugalvit.probing.metrics import PartCounts
 
 
 class ClassificationScores:
-    """Counts over batches. Counting does not synchronise the device."""
+    """Counts over batches. Counting does not synchronize the device."""
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)

@@ -86,7 +86,7 @@ class ClassificationTask(Task):
         return self.batches.batch_at(step)
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        """Return the losses of a batch: ``loss`` is minimised, the others are logged."""
+        """Return the losses of a batch: ``loss`` is minimized, the others are logged."""
         images, targets, clean, pairs, weight = self.step_inputs(batch, step)
         losses = self.compute_losses(images, targets, clean, pairs, weight)
         if isinstance(self.localization, DenseLocalization):

@@ -34,8 +34,10 @@ from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.summary import (
     augmentation_sheet,
+    collect_answers,
     describe_weights,
     finite,
+    measure_calibration,
     per_class_table,
     run_facts,
     run_result,
@@ -65,6 +67,8 @@ _AT_CHANCE = (
     "the run ended at chance: it predicts no better than without looking at the images. Lower --lr, lengthen "
     "--optimizer.warmup, train longer (--epochs), or start from trained weights (--pretrained, --init)"
 )
+
+_TRAINING_SAMPLE = 500  # training images to score at the end
 
 HARDLY = 0.8  # of the error of a constant answer; above it Drloc's task counts as hardly learned
 
@@ -206,8 +210,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             return {"skipped": "the training images are a stream"}
         # The run has this store: without fabric, because only rank 0 is here.
         store = builders.get_image_store(self.images, self.task.backbone.img_size, self.config, self.fabric.device)
-        if store.found_late or self.final_set.store.found_late:
-            return {"skipped": "the images are not cached (--cache.where off)"}
+        if store.decodes_on_demand or self.final_set.store.decodes_on_demand:
+            return {"skipped": "the images are not cached (--cache.location off)"}
         return compute_floor(store, self.final_set.store, len(self.classes), self.config.seed)
 
     def _check_floor(self, top1: float, floor: dict[str, Any]) -> list[str]:
@@ -219,15 +223,33 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         self._record_data({self.eval_split: self.eval_set.store, summary["scored_on"]: self.final_set.store})
         meta = {"classes": list(classes), "data": self.data.name, "recipe": self.config.recipe, "top1": summary["top1"]}
         save_model_folder(task.result, run.path(layout.MODEL), classes=classes, meta=meta)
-        mistakes = worst_mistakes(task.result, self.final_set, classes, self.data.location)
+        answers = collect_answers(task.result, self.final_set, "collecting mistakes")
+        mistakes = worst_mistakes(answers, self.final_set.store, classes, self.data.location)
         save_pictures(run, mistakes, augmentation_sheet(batches, task.backbone))
         run.table("per_class", per_class_table(confusion, classes))
         details = {"classes": list(classes), "confusion": confusion.tolist()}
+        details |= {"calibration": measure_calibration(answers), **self._score_training_images()}
         if self.unlabelled is None:
             return details
         table = task.pseudo_label_table(classes)
         run.table("pseudo_labels", table)
         return details | {"pseudo_labels": {"columns": table.columns, "rows": table.rows}}
+
+    def _score_training_images(self) -> dict[str, Any]:
+        """Score a few training images without augmentation: the report tells over- from underfitting by it."""
+        if self.images.streaming is not None:
+            return {}
+        images = self.images.subset(np.unique(np.linspace(0, len(self.images) - 1, _TRAINING_SAMPLE).astype(int)))
+        transform, config, device = self.final_set.transform, self.config, self.fabric.device
+        # Rank 0 is here alone, and the share of unreadable images may be higher in a sample.
+        config = config.model_copy(update={"cache": config.cache.model_copy(update={"max_bad": 1.0})})
+        with console.quiet():
+            store = builders.get_image_store(images, transform.out_size, config, device, crop=transform.crop)
+            dataset = builders.EvalSet(store, transform, self.final_set.batch)
+            right = collect_answers(self.task.result, dataset, "scoring training images").right
+        if not len(right):  # none is readable any more
+            return {}
+        return {"training_images": {"top1": 100 * right.double().mean().item(), "count": len(right)}}
 
     def report_inputs(self) -> dict[str, Any]:
         images = self.unseen or self.data.splits.get("val") or self.data.splits["train"]
@@ -277,7 +299,12 @@ def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan
     warmup = warmup_steps(optimizer.warmup, plan.steps_per_epoch, plan.steps)
     lowest, first = config.lr * optimizer.min_lr, config.lr * 1e-3
     lr = Cosine(
-        config.lr, lowest, _schedule_steps(config, plan), warmup, warmup_from=first, from_zero=optimizer.whole_cosine
+        config.lr,
+        lowest,
+        _schedule_steps(config, plan),
+        warmup,
+        warmup_from=first,
+        from_zero=optimizer.cosine_from_start,
     )
     rescues = 2 if config.rescue and plan.steps >= SHORTEST_RESCUED else 0
     return replace(plan, lr=lr, evaluate_every=config.evaluate_every, rescues=rescues)

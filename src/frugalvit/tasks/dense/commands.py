@@ -154,7 +154,7 @@ class DenseExperiment(Experiment[C, R]):
         images does not depend on the cache.
         """
         config, items = self.config, self.items
-        pictures = open_pictures(items, config.cache.where, self.fabric.device)
+        pictures = open_pictures(items, config.cache.location, self.fabric.device)
         bad = pictures.find_bad(worker_count(config.workers), config.cache.max_bad)
         builders.check_same_images(self.fabric, len(items) - len(bad), len(items), config)
         return self.task.make_dataset(items, self.data, pictures)
@@ -162,7 +162,7 @@ class DenseExperiment(Experiment[C, R]):
     def _open_eval_set(self, items: list[Any]) -> Any:
         """Open the images to score on; warn of unreadable ones and leave them out."""
         config, device = self.config, self.fabric.device
-        intact, pictures = readable(items, config.cache.max_bad, config.workers, config.cache.where, device)
+        intact, pictures = readable(items, config.cache.max_bad, config.workers, config.cache.location, device)
         builders.check_same_images(self.fabric, len(intact), len(items), config)
         return self.task.make_dataset(intact, self.data, pictures)
 

@@ -31,9 +31,9 @@ class Detection:
 class ReadyDetector:
     """A trained detector; ``classes`` are the names of its classes."""
 
-    def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
+    def __init__(self, run: str | Path, device: str | torch.device = "auto") -> None:
         with hardware.preserve_onednn(), torch.random.fork_rng(devices=[]):
-            self._task, facts = commands.load_task(str(where), str(device))
+            self._task, facts = commands.load_task(str(run), str(device))
         self.classes: tuple[str, ...] = tuple(facts["classes"])
 
     def predict(self, pictures: Any, threshold: float = 0.5) -> list[list[Detection]]:
@@ -54,9 +54,9 @@ class ReadyDetector:
 class ReadySegmenter:
     """A trained segmenter; ``classes`` are the names of the numbers it predicts."""
 
-    def __init__(self, where: str | Path, device: str | torch.device = "auto") -> None:
+    def __init__(self, run: str | Path, device: str | torch.device = "auto") -> None:
         with hardware.preserve_onednn(), torch.random.fork_rng(devices=[]):
-            self._task, facts = segment_commands.load_task(str(where), str(device))
+            self._task, facts = segment_commands.load_task(str(run), str(device))
         self.classes: tuple[str, ...] = tuple(facts["classes"])
 
     def predict(self, pictures: Any) -> list[np.ndarray]:
@@ -65,14 +65,14 @@ class ReadySegmenter:
             return [self._task.predict([p], self._task.test)[0].cpu().numpy() for p in _tensors(pictures)]
 
 
-def load_detector(where: str | Path, device: str | torch.device = "auto") -> ReadyDetector:
+def load_detector(run: str | Path, device: str | torch.device = "auto") -> ReadyDetector:
     """Load the detector of a finished run of ``frugalvit detect train``."""
-    return ReadyDetector(where, device)
+    return ReadyDetector(run, device)
 
 
-def load_segmenter(where: str | Path, device: str | torch.device = "auto") -> ReadySegmenter:
+def load_segmenter(run: str | Path, device: str | torch.device = "auto") -> ReadySegmenter:
     """Load the segmenter of a finished run of ``frugalvit segment train``."""
-    return ReadySegmenter(where, device)
+    return ReadySegmenter(run, device)
 
 
 def _tensors(pictures: Any) -> Iterator[Tensor]:

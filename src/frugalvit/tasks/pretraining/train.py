@@ -64,7 +64,7 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
         options = self.options
         keep_all = options.images != "train"
-        source = builders.open_source(options, fabric, labels=options.labels, loose=True, keep_all=keep_all)
+        source = builders.open_source(options, fabric, labels=options.label_source, loose=True, keep_all=keep_all)
         self.images = _choose_images(source, options.images)
         builders.check_enough_images(options, self.images)
         return source
@@ -196,7 +196,7 @@ def make_plan(config: ResolvedPretrainConfig, images: int, world: int) -> TrainP
     warm = warmup_steps(optimizer.warmup, per_epoch, steps)
     return replace(
         plan,
-        lr=Cosine(config.lr, config.lr * optimizer.min_lr, steps, warm, from_zero=optimizer.whole_cosine),
+        lr=Cosine(config.lr, config.lr * optimizer.min_lr, steps, warm, from_zero=optimizer.cosine_from_start),
         weight_decay=Cosine(optimizer.weight_decay, config.weight_decay_end, steps),
         evaluate_every=max(round(config.health.every * per_epoch), -(-steps // 50)),
     )

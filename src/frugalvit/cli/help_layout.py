@@ -1,0 +1,54 @@
+"""What ``COMMAND --help`` shows of a command with many options; ``--help all`` shows the rest."""
+
+_RUN = ("backbone", "img_size", "epochs", "batch", "lr", "seed", "out", "init", "resume", "device", "devices", "track")
+_TRAIN = (*_RUN, "pretrained", "labels", "unlabelled", "balance", "split", "val_fraction", "localization.weight")
+_DENSE = (*_RUN, "steps", "pretrained", "evaluate_every")
+
+SHOWN_OPTIONS: dict[str, tuple[str, ...]] = {
+    "train": (*_TRAIN, "recipe"),
+    "pretrain": (
+        *(*_RUN, "recipe", "images", "label_source", "continue_from", "split", "health.stop_on_collapse"),
+        *("matching.region_weight", "matching.prototypes"),
+    ),
+    "compare": (*_TRAIN, "with_settings", "without_settings", "settings", "seeds"),
+    "detect train": (*_DENSE, "head", "masks", "categories"),
+    "segment train": (*_DENSE, "ignore_index", "label_count"),
+    "detect compare": (*_DENSE, "head", "with_settings", "without_settings", "settings", "seeds", "metric"),
+    "segment compare": (*_DENSE, "with_settings", "without_settings", "settings", "seeds", "metric"),
+}
+"""The options that most people need, by command. Other commands show all of theirs."""
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "train": (
+        "frugalvit train photos/                          one folder per class; everything else is chosen",
+        "frugalvit train photos/ --init runs/PRETRAINED   few labels, after 'frugalvit pretrain'",
+    ),
+    "pretrain": (
+        "frugalvit pretrain images/                       no labels needed",
+        "frugalvit pretrain images/ --epochs 300 --backbone swin_tiny_w7",
+    ),
+    "compare": (
+        "frugalvit compare photos/ --seeds 5              with and without Drloc",
+        "frugalvit compare photos/ --with lr=0.001 --without lr=0.0005",
+    ),
+    "detect train": (
+        "frugalvit detect train coco/                     images and COCO-format JSON files",
+        "frugalvit detect train coco/ --init runs/PRETRAINED --epochs 12",
+    ),
+    "segment train": (
+        "frugalvit segment train scenes/                  folders 'images' and 'masks'",
+        "frugalvit segment train scenes/ --init runs/PRETRAINED --epochs 40",
+    ),
+}
+
+SYNONYMS = {
+    "localization.weight": ("drloc",),
+    "lr": ("learning-rate",),
+    "batch": ("batch-size",),
+    "backbone": ("model", "arch"),
+    "img-size": ("input-size", "image-size", "size"),
+    "out": ("output",),
+    "init": ("checkpoint", "weights-from"),
+    "devices": ("gpus",),
+}
+"""Our options, and what other programs call them."""

@@ -1,0 +1,141 @@
+"""What a page says first: what the model is, how good it is, and what to do next."""
+
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from frugalvit.report.run_record import RunRecord, as_finite
+from frugalvit.utils import console
+from frugalvit.utils.scores import Score, read_scores
+from frugalvit.utils.tables import as_text
+from frugalvit.utils.text import pluralize
+
+_GAP = 10.0  # points between training and unseen images; more is overfitting
+_LEARNED = 90.0  # per cent of the training images; less is underfitting
+
+Tile = tuple[str, str, str]
+"""Label, value, and a note on what is good."""
+
+
+def find_title(records: list[RunRecord], compared: Mapping[str, dict[str, Any]]) -> str:
+    """Return what the page is about: a model and its data, a question, or the number of runs."""
+    if len(compared) == 1:
+        result = next(iter(compared.values()))
+        return result.get("question") or f"Which is better: {' or '.join(result.get('settings', {}))}?"
+    record, task = records[0], records[0].summary.get("task")
+    if len(records) > 1 or task is None:
+        return record.name if len(records) == 1 else pluralize(len(records), "run")
+    data = Path(str(record.setting.get("data", ""))).name or "its data"
+    if task == "pretrain":
+        return f"Features learned without labels from {data}"
+    classes = len(record.summary.get("classes") or ())
+    what = pluralize(classes, "class") + " of " if classes else ""
+    return f"{ {'detect': 'Detector', 'segment': 'Segmenter'}.get(task, 'Classifier') }: {what}{data}"
+
+
+def verdict(record: RunRecord) -> str:
+    """Say how good the model is, with numbers, alarms and the next commands."""
+    scores = read_scores(record.summary)
+    if record.summary.get("task") == "pretrain":
+        sentences, tiles = _judge_features(record)
+    else:
+        sentences = [_describe_score(scores[0]), *_judge_fit(record)] if scores else []
+        tiles = _score_tiles(record, scores)
+    text = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    cells = "".join(
+        f"<div><dt>{escape(label)}{f'<span>{escape(note)}</span>' if note else ''}</dt><dd>{escape(value)}</dd></div>"
+        for label, value, note in tiles
+    )
+    text += f'<dl class="tiles">{cells}</dl>' if cells else ""
+    alarms = "".join(f"<li>{escape(str(alarm))}</li>" for alarm in record.summary.get("alarms") or [])
+    text += f'<ul class="alarms" id="alarms">{alarms}</ul>' if alarms else ""
+    steps = "".join(f"<li>{escape(why)}: <code>{escape(command)}</code></li>" for why, command in next_steps(record))
+    text += f'<h2 id="next">What to do next</h2><ul class="next">{steps}</ul>' if text and steps else ""
+    return f'<div class="verdict">{text}</div>' if text else ""
+
+
+def _describe_score(score: Score) -> str:
+    start = "It is right on" if score.name == "top-1" else f"Its {score.name} is"
+    joint = " of" if score.name == "top-1" else " on"
+    interval = "" if score.interval is None else " (95 % interval {:.1f} to {:.1f} %)".format(*score.interval)
+    chance = "" if score.chance is None else f" A model that does not look at the images has {score.chance:.1f} %."
+    return f"{start} {score.value:.1f} %{joint} {score.scored_on}{interval}.{chance}"
+
+
+def _judge_fit(record: RunRecord) -> list[str]:
+    """Tell over- from underfitting by the accuracy on training images and on others."""
+    known, unseen = _training_score(record), as_finite(record.summary.get("top1"))
+    if known is None or unseen is None:
+        return []
+    numbers = f"{known:.1f} % of the training images and {unseen:.1f} % of the others are right"
+    if known < _LEARNED:
+        also = "; it overfits too" if known - unseen > _GAP else ""
+        advice = "Train longer (--epochs), or use a larger --backbone."
+        return [f"It underfits{also}: {numbers}. {advice}"]
+    if known - unseen > _GAP:
+        advice = "More images help most, with or without labels (pretrain, --unlabelled)."
+        return [f"It overfits: {numbers}. {advice}"]
+    return [f"It fits well: {numbers}."]
+
+
+def _training_score(record: RunRecord) -> float | None:
+    return as_finite((record.summary.get("training_images") or {}).get("top1"))
+
+
+def _score_tiles(record: RunRecord, scores: list[Score]) -> list[Tile]:
+    summary = record.summary
+    tiles = []
+    for score in scores[:1]:
+        interval = f"{score.interval_text}; " if score.interval else ""
+        tiles.append((score.name, f"{score.value:.1f} %", interval + score.scored_on))
+    if (known := _training_score(record)) is not None:
+        note = f"top-1 on {pluralize(summary['training_images']['count'], 'image')}, not augmented"
+        tiles.append(("training images", f"{known:.1f} %", note))
+    if (floor := as_finite((summary.get("floor") or {}).get("best"))) is not None:
+        method = str(summary["floor"].get("method", "")).replace("_", " ")
+        tiles.append(("without a network", f"{floor:.1f} %", f"the best simple method: {method}"))
+    return tiles + [(score.name, f"{score.value:.1f} %", "") for score in scores[1:4]]
+
+
+def _judge_features(record: RunRecord) -> tuple[list[str], list[Tile]]:
+    """Judge pre-training by its health metrics; not by the loss, which also falls in a collapse."""
+    summary, tiles = record.summary, []
+    health, rank, knn = (summary.get(name) for name in ("health", "effective_rank", "knn"))
+    sentences = []
+    if isinstance(health, str):
+        fine = "It is healthy: no sign of collapse or stagnation."
+        sentences = [fine if health == "healthy" else f"It is not healthy ({health}): see the alarms."]
+        tiles.append(("health", health, ""))
+    if isinstance(knn, int | float):
+        classes = len(record.data.get("classes", ()))
+        guess = f"; chance is about {100 / classes:.0f} %" if classes else ""
+        optimistic = "; optimistic, on training images" if summary.get("knn_on") == "sample" else ""
+        tiles.append(("k-NN", f"{knn:.1f} %", f"right by the labels of the nearest images{guess}{optimistic}"))
+    if isinstance(rank, int | float):
+        most = f" of at most {summary['largest_rank']:,}" if isinstance(summary.get("largest_rank"), int) else ""
+        note = f"dimensions{most} that the features use; 1 means that all images look the same"
+        tiles.append(("effective rank", as_text(rank), note))
+    return sentences, tiles
+
+
+def next_steps(record: RunRecord) -> list[tuple[str, str]]:
+    """Return what to do next, and its command."""
+    run, task = console.shell_quote(record.summary.get("run", record.folder)), record.summary.get("task")
+    if task == "pretrain":
+        return [
+            ("Measure the features with a few labels", f"frugalvit probe knn {run} LABELLED/"),
+            ("Train a classifier from them", f"frugalvit train LABELLED/ --init {run}"),
+        ]
+    if task in ("detect", "segment"):
+        return [("Use it on new images", f"frugalvit {task} predict {run} IMAGE")]
+    steps = [
+        ("Use it on new images", f"frugalvit predict {run} IMAGE"),
+        ("Score it on labelled images that it has not seen", f"frugalvit eval {run} OTHERS/"),
+    ]
+    data = console.shell_quote(record.setting.get("data", "DATA"))
+    if record.mistakes:
+        steps.append(("Find wrong labels", f"frugalvit data {data} --suspicious {run}"))
+    if record.summary.get("alarms"):
+        steps.insert(0, ("See what these images and this machine allow", f"frugalvit advise {data}"))
+    return steps if task == "train" else []
