@@ -1,6 +1,7 @@
 """Commands from Python."""
 
 import contextlib
+import inspect
 import multiprocessing
 import os
 import threading
@@ -12,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import frugalvit as fv
 from frugalvit import api
 from frugalvit.cli import main as cli
-from frugalvit.cli.command_table import Command
+from frugalvit.cli.command_table import COMMANDS, Command
 from frugalvit.config.base import Config, option
 from frugalvit.config.train import TrainConfig
 from frugalvit.engine.hardware import configure_cuda
@@ -242,3 +244,45 @@ def test_a_spawned_worker_starts_no_command(digits: str, tmp_path: Path, monkeyp
     with pytest.raises(fv.UserError, match='if __name__ == "__main__":\''):
         fv.train(digits, quiet=True, out=tmp_path / "run", **SMALL)
     assert not (tmp_path / "run").exists()
+
+
+COMMANDS_AS_FUNCTIONS = {
+    "eval": "evaluate", "detect eval": "detect_evaluate", "segment eval": "segment_evaluate",
+}  # fmt: skip
+WITHOUT_FUNCTION = (
+    "demo",
+    "data",
+    "look",
+    "bench",
+    "replay",
+    "list",
+    "doctor",
+    "completion",
+    "reproduce",
+    "probe suite",
+)
+
+
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
+def test_every_command_is_a_function_of_its_name(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands for a terminal, and those with a page or a table of their own, are called with fv.run."""
+    if command.startswith(WITHOUT_FUNCTION) or command.endswith(" compare"):
+        pytest.skip("only on the command line and as fv.run")
+    name = COMMANDS_AS_FUNCTIONS.get(command, command.replace(" ", "_"))
+    function, called = getattr(api, name), []
+    assert name in fv.__all__ and callable(getattr(fv, name)) and f"frugalvit {command}`" in function.__doc__
+    monkeypatch.setattr(api, "run", lambda *words, **options: called.append((words, options)))
+    parameters = inspect.signature(function).parameters.values()
+    required = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    getattr(fv, name)(*required, quiet=True, batch=2)
+    assert called == [((command, *required), {"quiet": True, "batch": 2})]
+
+
+def test_functions_score_and_predict(digits: str, tmp_path: Path) -> None:
+    run = fv.train(digits, out=tmp_path / "run", quiet=True, **SMALL)["run"]
+    assert fv.evaluate(run, digits, quiet=True)["scored_images"] == 2
+    assert fv.probe_knn(run, digits, quiet=True)["test_images"] == 24
+    image = tmp_path / "image.png"
+    Image.new("RGB", (8, 8)).save(image)
+    assert len(fv.predict(run, [image, image], quiet=True)["predictions"]) == 2
+    assert fv.export(run, out=str(tmp_path / "model"), quiet=True) and fv.export.__name__ == "frugalvit.export"

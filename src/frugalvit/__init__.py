@@ -5,7 +5,10 @@ Public names are imported on first use, so that ``import frugalvit`` and ``fruga
 
 from __future__ import annotations
 
+import functools
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 from frugalvit.utils.import_hooks import run_after_import
@@ -31,6 +34,22 @@ _MODULES = {
     "train": "frugalvit.api",
     "pretrain": "frugalvit.api",
     "run": "frugalvit.api",
+    "compare": "frugalvit.api",
+    "evaluate": "frugalvit.api",
+    "predict": "frugalvit.api",
+    "probe_knn": "frugalvit.api",
+    "probe_linear": "frugalvit.api",
+    "probe_logistic": "frugalvit.api",
+    "embed": "frugalvit.api",
+    "export": "frugalvit.api",
+    "report": "frugalvit.api",
+    "advise": "frugalvit.api",
+    "detect_train": "frugalvit.api",
+    "detect_evaluate": "frugalvit.api",
+    "detect_predict": "frugalvit.api",
+    "segment_train": "frugalvit.api",
+    "segment_evaluate": "frugalvit.api",
+    "segment_predict": "frugalvit.api",
     "load": "frugalvit.export.inference_model",
     "load_detector": "frugalvit.tasks.dense.predictors",
     "load_segmenter": "frugalvit.tasks.dense.predictors",
@@ -38,8 +57,24 @@ _MODULES = {
 }
 
 if TYPE_CHECKING:
+    from frugalvit.api import advise as advise
+    from frugalvit.api import compare as compare
+    from frugalvit.api import detect_evaluate as detect_evaluate
+    from frugalvit.api import detect_predict as detect_predict
+    from frugalvit.api import detect_train as detect_train
+    from frugalvit.api import embed as embed
+    from frugalvit.api import evaluate as evaluate
+    from frugalvit.api import export as export
+    from frugalvit.api import predict as predict
     from frugalvit.api import pretrain as pretrain
+    from frugalvit.api import probe_knn as probe_knn
+    from frugalvit.api import probe_linear as probe_linear
+    from frugalvit.api import probe_logistic as probe_logistic
+    from frugalvit.api import report as report
     from frugalvit.api import run as run
+    from frugalvit.api import segment_evaluate as segment_evaluate
+    from frugalvit.api import segment_predict as segment_predict
+    from frugalvit.api import segment_train as segment_train
     from frugalvit.api import train as train
     from frugalvit.backbones import Backbone as Backbone
     from frugalvit.backbones import create_backbone as create_backbone
@@ -70,9 +105,24 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 
+class _CallablePackage(types.ModuleType):
+    """A package with the name of a command: ``fv.export("runs/RUN")`` works, and so does ``frugalvit.export.onnx``."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        function = getattr(importlib.import_module("frugalvit.api"), self.__name__.rpartition(".")[2])
+        return function(*arguments, **options)
+
+
+def _make_callable(package: str) -> None:
+    sys.modules[package].__class__ = _CallablePackage
+
+
 def __dir__() -> list[str]:
     return sorted(__all__)
 
+
+for _package in ("frugalvit.export", "frugalvit.report"):
+    run_after_import(_package, functools.partial(_make_callable, _package))
 
 # Register our models when timm is imported: timm.create_model("cvt_13") works, and ``frugalvit --help`` skips timm.
 run_after_import("timm", lambda: importlib.import_module("frugalvit.backbones"))

@@ -1,7 +1,7 @@
 """Every command from Python: options as keywords, the result of ``--json`` as a dictionary.
 
 result = fv.train("photos/", epochs=50, localization={"weight": 1.0})
-fv.run("probe knn", result["run"], "photos/")["top1"]
+fv.probe_knn(result["run"], "photos/")["top1"]
 """
 
 import contextlib
@@ -135,7 +135,7 @@ def train(data: PathLike | None = None, *, quiet: bool = False, **options: Any) 
     ``["run"]`` is the run folder, ``["top1"]`` the accuracy; ``fv.load(result["run"])`` loads the model.
     Options are those of ``frugalvit train --help``; see :func:`run`.
     """
-    return run("train", *([] if data is None else [data]), quiet=quiet, **options)
+    return run("train", *_given(data), quiet=quiet, **options)
 
 
 def pretrain(data: PathLike | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
@@ -144,7 +144,98 @@ def pretrain(data: PathLike | None = None, *, quiet: bool = False, **options: An
     ``["run"]`` is the run folder; pass it to :func:`train` as ``init``.
     Options are those of ``frugalvit pretrain --help``; see :func:`run`.
     """
-    return run("pretrain", *([] if data is None else [data]), quiet=quiet, **options)
+    return run("pretrain", *_given(data), quiet=quiet, **options)
+
+
+def compare(data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Compare two or more settings over several seeds, as ``frugalvit compare`` does; see :func:`run`."""
+    return run("compare", data, quiet=quiet, **options)
+
+
+def evaluate(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Score a classifier on labelled images, as ``frugalvit eval`` does; see :func:`run`."""
+    return run("eval", model, data, quiet=quiet, **options)
+
+
+def predict(
+    model: PathLike, images: PathLike | list[PathLike], *, quiet: bool = False, **options: Any
+) -> dict[str, Any]:
+    """Classify image files or folders, as ``frugalvit predict`` does; see :func:`run`."""
+    return run("predict", model, images, quiet=quiet, **options)
+
+
+def probe_knn(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Score frozen features by k-NN, as ``frugalvit probe knn`` does; see :func:`run`."""
+    return run("probe knn", model, data, quiet=quiet, **options)
+
+
+def probe_linear(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Score frozen features by a linear classifier, as ``frugalvit probe linear`` does; see :func:`run`."""
+    return run("probe linear", model, data, quiet=quiet, **options)
+
+
+def probe_logistic(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Score frozen features by logistic regression, as ``frugalvit probe logistic`` does; see :func:`run`."""
+    return run("probe logistic", model, data, quiet=quiet, **options)
+
+
+def embed(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Write features of images, find neighbours and copies, as ``frugalvit embed`` does; see :func:`run`."""
+    return run("embed", model, data, quiet=quiet, **options)
+
+
+def export(model: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Export a model to timm, the hub, ONNX or torch.export, as ``frugalvit export`` does; see :func:`run`."""
+    return run("export", model, quiet=quiet, **options)
+
+
+def report(*runs: PathLike, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Write one page about one or several runs, as ``frugalvit report`` does; see :func:`run`."""
+    return run("report", *runs, quiet=quiet, **options)
+
+
+def advise(data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Propose commands for a dataset, as ``frugalvit advise`` does; see :func:`run`."""
+    return run("advise", data, quiet=quiet, **options)
+
+
+def detect_train(data: PathLike | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Train a detector, as ``frugalvit detect train`` does; see :func:`run`."""
+    return run("detect train", *_given(data), quiet=quiet, **options)
+
+
+def detect_evaluate(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Score a detector by COCO AP, as ``frugalvit detect eval`` does; see :func:`run`."""
+    return run("detect eval", model, data, quiet=quiet, **options)
+
+
+def detect_predict(
+    model: PathLike, images: PathLike | list[PathLike], *, quiet: bool = False, **options: Any
+) -> dict[str, Any]:
+    """Find objects in images, as ``frugalvit detect predict`` does; see :func:`run`."""
+    return run("detect predict", model, images, quiet=quiet, **options)
+
+
+def segment_train(data: PathLike | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Train a segmenter, as ``frugalvit segment train`` does; see :func:`run`."""
+    return run("segment train", *_given(data), quiet=quiet, **options)
+
+
+def segment_evaluate(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Score a segmenter by mIoU, as ``frugalvit segment eval`` does; see :func:`run`."""
+    return run("segment eval", model, data, quiet=quiet, **options)
+
+
+def segment_predict(
+    model: PathLike, images: PathLike | list[PathLike], *, quiet: bool = False, **options: Any
+) -> dict[str, Any]:
+    """Predict a class for every pixel, as ``frugalvit segment predict`` does; see :func:`run`."""
+    return run("segment predict", model, images, quiet=quiet, **options)
+
+
+def _given(data: PathLike | None) -> list[PathLike]:
+    """Return the positional argument, if there is one: a resumed run needs none."""
+    return [] if data is None else [data]
 
 
 def _values(model: type[Config], arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:

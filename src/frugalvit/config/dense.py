@@ -178,6 +178,9 @@ class SegmentConfig(TransferConfig):
         "auto", "label to ignore, besides 255; auto: a class named void, 0 in ADE20K, 11 in CamVid"
     )
     label_count: LabelCount | Auto = option("auto", "number of labels; auto: those that occur or have a name")
+    instances: bool | Auto = option(
+        "auto", "labels number the objects of an image: true: learn object against background; auto: ask if it seems so"
+    )
     scales: Span = option((0.5, 2.0), "range of scales in training, relative to img-size")
     photometric: bool = option(True, "distort brightness, contrast, saturation and hue in training")
     largest_share: float = option(0.75, "redraw a crop if one class covers more than this share", gt=0, le=1)

@@ -178,7 +178,8 @@ def run_result(summary: dict[str, Any], table: Table, commands: list[str], notes
     notes:    printed before the commands
     """
     folder = Path(summary["run"])
-    lines = [f"run folder  {folder}", f"time        {console.clock(summary['seconds'])}"]
+    lines = [f"run folder  {folder}"]
+    lines += [f"time        {console.clock(summary['seconds'])}"] if "seconds" in summary else []
     lines += [f"weights     {summary['weights']}"] if summary.get("weights") else []
     if skipped := summary.get("skipped_steps"):
         lines.append(f"skipped     {skipped:,} of {summary['steps']:,} steps had non-finite gradients")

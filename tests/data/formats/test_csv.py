@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from frugalvit.data import open_data
 from frugalvit.data.bad_images import UnreadableImage
@@ -195,3 +196,17 @@ def test_start_page_names_every_column() -> None:
     page = (Path(__file__).parents[3] / "docs" / "start.md").read_text(encoding="utf-8")
     sentence = page.partition("A table (CSV")[2].partition("\n\n")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == {*PATH_COLUMNS, *LABEL_COLUMNS, *SPLIT_COLUMNS}
+
+
+def test_other_columns_and_another_folder(tmp_path: Path) -> None:
+    """The named columns count, even if another column has a usual name; rows without a label are unlabelled."""
+    (tmp_path / "img").mkdir()
+    for number in range(4):
+        Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / "img" / f"{number}.png")
+    table = tmp_path / "birds.csv"
+    table.write_text("Photo,label,Species\n0.png,x,wren\n1.png,x,owl\n2.png,x,owl\n3.png,x,\n")
+    source = open_data(f"{table}:path=photo,label=species,root={tmp_path / 'img'}", split="given", loose=True)
+    assert source.classes == ("owl", "wren") and len(source.splits["train"]) == 3 and len(source.loose["train"]) == 1
+    assert Path(source.splits["train"].names[0]).is_file()
+    with pytest.raises(UserError, match=r"no column 'species2' for the label\. It has: photo, label, species"):
+        open_data(f"{table}:path=photo,label=species2")

@@ -78,7 +78,7 @@ def test_the_best_weights_are_saved_and_scored_once(
     monkeypatch.setattr(kind.task, name, lambda task, *rest: calls.append(rest) or original(task, *rest))
     monkeypatch.setattr(kind.task, "evaluate", lambda task, step: evaluate(task, step) | {kind.metric: next(fed)})
     run = tmp_path / "run"
-    summary = kind.train(data, run, steps=2, evaluate_every=1, report=False, **more)
+    summary = kind.train(data, run, steps=2, evaluate_every=1, report=False, weights="best", **more)
     assert len(calls) == evaluations and summary["best_step"] == (2 if values == LAST else 1)
     assert kind.evaluate(run, data, **more)[kind.metric] == pytest.approx(summary[kind.metric], abs=1e-6)
     best, last = (

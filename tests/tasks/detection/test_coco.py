@@ -178,7 +178,7 @@ def test_mistakes_are_one_line(data: Path, mistake: str) -> None:
 
 
 def test_folders_without_coco_files(tmp_path: Path, data: Path) -> None:
-    with pytest.raises(UserError, match="COCO annotations"):
+    with pytest.raises(UserError, match="COCO files"):
         open_coco(str(tmp_path))
     with pytest.raises(UserError, match="nowhere"):
         open_coco(str(tmp_path / "nowhere"))

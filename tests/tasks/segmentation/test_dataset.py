@@ -1,6 +1,6 @@
 """Layouts of images and masks, their labels, and one-line errors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +150,29 @@ def test_images_are_matched_with_masks(images: str, masks: str, wanted: str, tmp
     paths = [tmp_path / "images" / f"{name}.png" for name in images.split()]
     expected = [tmp_path / "masks" / f"{name}.png" for name in wanted.split()]
     assert sorted(match_masks(tmp_path / "images", tmp_path / "masks")) == sorted(zip(paths, expected, strict=True))
+
+
+def numbered_masks(root: Path, counts: Sequence[int]) -> Path:
+    """Write masks whose labels number the objects of each image."""
+    for folder in ("images", "masks"):
+        (root / folder).mkdir(parents=True)
+    for number, count in enumerate(counts):
+        mask = np.zeros((16, 16), np.uint8)
+        for value in range(1, count + 1):
+            mask[2 * value, 2:6] = value
+        Image.fromarray(mask).save(root / "masks" / f"{number}.png")
+        Image.new("RGB", (16, 16), (number, 0, 0)).save(root / "images" / f"{number}.png")
+    return root
+
+
+def test_instances_are_not_classes(tmp_path: Path) -> None:
+    """Labels that number objects are a question; the answers are one class, or classes as they are."""
+    data = str(numbered_masks(tmp_path / "data", [1, 3, 2, 5, 1, 4]))
+    with pytest.raises(UserError, match=r"k is 1 to 5\. Pass --instances true"):
+        open_scenes(data, instances="auto")
+    one = open_scenes(data, instances=True, split="given")
+    assert one.classes == ("background", "object") and one.instances
+    assert one.table[[0, 1, 5, 255]].tolist() == [0, 1, 1, 255]
+    assert open_scenes(data, instances=False).classes == ("0", "1", "2", "3", "4", "5")
+    for number, counts in enumerate(([1, 1, 1, 2, 1, 2], [1, 3, 2])):  # two numbers of labels, or few masks
+        assert open_scenes(str(numbered_masks(tmp_path / str(number), counts)), instances="auto").classes

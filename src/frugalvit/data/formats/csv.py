@@ -1,4 +1,7 @@
-"""Tables of paths and labels: CSV, TSV, JSONL, or a list of "path label" lines."""
+"""Tables of paths and labels: CSV, TSV, JSONL, or a list of "path label" lines.
+
+Other columns and another folder of images are named behind the table: ``table.csv:path=photo,label=species,root=img``.
+"""
 
 import csv
 import io
@@ -16,7 +19,7 @@ from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
 from frugalvit.data.decode import EXTENSIONS
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, unknown_classes
-from frugalvit.data.paths import is_file, is_folder
+from frugalvit.data.paths import is_file, is_folder, local
 from frugalvit.errors import UserError
 from frugalvit.utils.files import read_text
 from frugalvit.utils.text import pluralize, truncate_list
@@ -25,6 +28,7 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
 PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "filepath", "image_path", "img")
 LABEL_COLUMNS = ("label", "class", "target", "category", "class_name", "label_name", "y")
 SPLIT_COLUMNS = ("split", "subset", "fold", "set")
+_COLUMNS = {"path": PATH_COLUMNS, "label": LABEL_COLUMNS, "split": SPLIT_COLUMNS}
 WANTED_COLUMN = f"called {', '.join(LABEL_COLUMNS[:-1])} or {LABEL_COLUMNS[-1]}"
 
 
@@ -39,12 +43,27 @@ class Row(NamedTuple):
 
 def is_table(where: str) -> bool:
     """True for a file with the extension of a table."""
+    where = split_columns(where)[0]
     return Path(where).suffix.lower() in SUFFIXES and is_file(where)
 
 
+def split_columns(where: str) -> tuple[str, dict[str, str]]:
+    """Split ``table.csv:path=photo,label=species,split=part,root=folder`` into the file and its options."""
+    match = re.fullmatch(r"(.+\.\w+):((?:(?:path|label|split|root)=[^,=]+,?)+)", where)
+    if match is None:
+        return where, {}
+    return match[1], dict(part.split("=") for part in match[2].rstrip(",").split(","))
+
+
 def open_table(where: str, options: OpenOptions) -> DatasetSplits:
-    """Open a table. Paths are relative to its folder; missing files count as unreadable images."""
-    source = build_splits(where, read_rows(where), Path(where).stem, options)
+    """Open a table. Paths are relative to its folder or to ``root``; missing files count as unreadable images."""
+    where, columns = split_columns(where)
+    root = columns.pop("root", None)
+    rows = read_rows(where, columns)
+    if root is not None:
+        folder = local(root).resolve()
+        rows = [row._replace(path=str(folder / row.path)) for row in rows]
+    source = build_splits(where, rows, Path(where).stem, options)
     if source.classes is None and options.labels != "ignore":
         source.notes.insert(0, f"{where} has no labels (a column {WANTED_COLUMN}): read as unlabelled.")
     return source
@@ -68,8 +87,8 @@ def join_rows(by_split: dict[str, Path]) -> list[Row]:
     return [row._replace(split=split) for split, rows in tables.items() for row in rows]
 
 
-def read_rows(where: str) -> list[Row]:
-    """Read the rows of a table. Errors name the line."""
+def read_rows(where: str, columns: dict[str, str] | None = None) -> list[Row]:
+    """Read the rows of a table. Errors name the line. ``columns``: other names of path, label and split."""
     path = Path(where)
     try:
         text = read_text(path, "utf-8-sig")
@@ -82,7 +101,7 @@ def read_rows(where: str) -> list[Row]:
         rows = list(_list_rows(text))
     else:
         records = _json_records(text, where) if suffix == ".jsonl" else _csv_records(text, where, suffix)
-        rows = [_row(record, line, where) for line, record in records]
+        rows = [_row(_rename(record, columns or {}, where), line, where) for line, record in records]
     if not rows:
         raise UserError(f"{where} names no images.")
     return rows
@@ -132,6 +151,16 @@ def _list_rows(text: str) -> Iterator[Row]:
             yield Row(head.strip(), last, None, line)
         else:
             yield Row(content, None, None, line)
+
+
+def _rename(record: dict[str, Any], columns: dict[str, str], where: str) -> dict[str, Any]:
+    """Return a record whose path, label and split have these names; other columns for the same thing do not count."""
+    for kind, name in columns.items():
+        if name.lower() not in record:
+            raise UserError(f"{where} has no column '{name}' for the {kind}. It has: {truncate_list(list(record), 8)}.")
+    chosen = {kind: record[name.lower()] for kind, name in columns.items()}
+    replaced = {name for kind in columns for name in _COLUMNS[kind]}
+    return {name: value for name, value in record.items() if name not in replaced} | chosen
 
 
 def _row(record: dict[str, Any], line: int, where: str) -> Row:

@@ -37,6 +37,9 @@ from frugalvit.utils import console
 from frugalvit.utils.files import make_folder
 from frugalvit.utils.tables import CommandResult, Table
 
+LEARN_MORE = "Train longer (--epochs), raise --lr, or start from trained weights (--pretrained, --init)"
+_SHOWN_CLASSES = 20
+
 C = TypeVar("C", bound=TransferConfig)
 R = TypeVar("R", bound=ResolvedTransferConfig)
 E = TypeVar("E", DetectEvalConfig, SegmentEvalConfig)
@@ -185,6 +188,8 @@ class DenseExperiment(Experiment[C, R]):
             task.last_evaluation = None
         with collective_timeout(self.fabric, self.config.peer_timeout):
             scores = self.score_task(task, final, run.folder if run.writer else None)
+        for alarm in scores["alarms"]:
+            console.warning(alarm)
         return {
             "run": str(run.folder),
             "task": self.kind,
@@ -210,7 +215,20 @@ class DenseExperiment(Experiment[C, R]):
     def result(self, summary: dict[str, Any]) -> CommandResult:
         tables = self.make_tables(summary)
         commands = [f"frugalvit {self.kind} predict {console.shell_quote(summary['run'])} IMAGE…"]
-        return replace(run_result(summary, tables[0], commands), tables=tables)
+        notes = [f"{'alarm':<12}{alarm}" for alarm in summary.get("alarms", ())]
+        return replace(run_result(summary, tables[0], commands, notes), tables=tables)
+
+
+def per_class_tables(summary: dict[str, Any]) -> list[Table]:
+    """Return the scores of each class in per cent, worst first."""
+    per_class = summary.get("per_class") or {"rows": []}
+    if len(per_class["rows"]) < 2:
+        return []
+    rows: list[list[object]] = [
+        [f"{100 * cell:.1f} %" if isinstance(cell, float) else cell for cell in row] for row in per_class["rows"][::-1]
+    ]
+    shown = rows[:_SHOWN_CLASSES]
+    return [Table(per_class["columns"], shown, f"each class, worst first ({len(shown)} of {len(rows)})")]
 
 
 def _list_files(paths: list[Path]) -> FileExamples:
@@ -282,7 +300,9 @@ def evaluate_model(
     seconds = round(time.monotonic() - start, 2)
     details = {"scored_on": scored_on, "scored_images": len(items), "seconds": seconds}
     summary = {"run": config.model, **scores, **details}
-    return CommandResult(summary, make_tables(summary), [f"pictures  {folder}/{layout.PICTURES}"] if folder else [])
+    notes = [f"{'alarm':<12}{alarm}" for alarm in scores["alarms"]]
+    notes += [f"{'pictures':<12}{folder}/{layout.PICTURES}"] if folder else []
+    return CommandResult(summary, make_tables(summary), notes)
 
 
 def splitting_of(model: str, data: str) -> dict[str, Any]:

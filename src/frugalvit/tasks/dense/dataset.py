@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image, UnidentifiedImageError
 
@@ -21,6 +21,7 @@ from frugalvit.utils.text import pluralize, truncate_list
 
 UNREADABLE = (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError)
 """What Pillow raises for a file that is not an image, or too large."""
+T = TypeVar("T")
 _ORIENTATION = 0x0112  # EXIF tag
 
 
@@ -89,11 +90,13 @@ def check_bad(faults: Sequence[UnreadableImage], count: int, max_bad: float) -> 
     check_unreadable([(fault.name, fault.reason) for fault in faults], limit, count)
 
 
-def select_split(splits: dict[str, list[Any]], only: str | None, where: str) -> dict[str, list[Any]]:
-    """Return one split, or all if ``only`` is None."""
-    if only is not None and only not in splits:
+def select_split(splits: dict[str, T], only: str | None, where: str | Path, mode: str = "given") -> dict[str, T]:
+    """Return one split; all if ``only`` is None, or if the mode makes this split from train."""
+    if only is None or (only not in splits and only == "val" and mode in ("auto", "remake")):
+        return splits
+    if only not in splits:
         raise UserError(f"{where} has no split '{only}'. It has: {', '.join(splits)}. Choose one with --split.")
-    return splits if only is None else {only: splits[only]}
+    return {only: splits[only]}
 
 
 def make_splits(splits: dict[str, list[Any]], mode: str, fraction: float, notes: list[str]) -> dict[str, list[Any]]:

@@ -124,10 +124,8 @@ def open_coco(
     only:       read only this split of a folder
     max_bad:    share of a file's images that may be unreadable
     """
-    files, contents = read_contents(Path(where))
     only = only if Path(where).is_dir() else None
-    if only in files:
-        files, contents = {only: files[only]}, {only: contents[only]}
+    files, contents = read_contents(Path(where), only, split)
     names = {name: _class_names(content, files[name], categories) for name, content in contents.items()}
     if known is None:
         known = names["train"] if "train" in names else next(iter(names.values()))
@@ -143,12 +141,18 @@ def open_coco(
     return data
 
 
-def read_contents(where: Path) -> tuple[dict[str, Path], dict[str, dict[str, Any]]]:
-    """Return file and content of every split; the file is the folder itself if it has no COCO files."""
+def read_contents(
+    where: Path, only: str | None = None, mode: str = "given"
+) -> tuple[dict[str, Path], dict[str, dict[str, Any]]]:
+    """Return file and content of every split; the file is the folder itself if it has no COCO files.
+
+    only, mode: as in ``select_split``
+    """
     others = read_annotations(where) if where.is_dir() and not _list_candidates(where) else {}
     if others:
+        others = select_split(others, only, where, mode)
         return dict.fromkeys(others, where), others
-    files = find_annotations(where)
+    files = select_split(find_annotations(where), only, where, mode)
     return files, {name: read_coco_file(path) for name, path in files.items()}
 
 

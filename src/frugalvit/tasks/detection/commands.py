@@ -22,10 +22,12 @@ from frugalvit.experiment.dense_defaults import resolve_detection
 from frugalvit.runs import layout
 from frugalvit.tasks.dense.checkpoint import load_trained
 from frugalvit.tasks.dense.commands import (
+    LEARN_MORE,
     DenseExperiment,
     check_empty_folder,
     evaluate_model,
     limit_warmup,
+    per_class_tables,
     splitting_of,
     unique_names,
 )
@@ -40,7 +42,7 @@ from frugalvit.tasks.detection.task import DetectionTask, summary_of
 from frugalvit.utils.files import make_folder, write_text
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult, Table, to_json
-from frugalvit.utils.text import truncate_list
+from frugalvit.utils.text import pluralize, truncate_list
 
 _MIN_SCORE = 0.5
 """Detections with at least this score are drawn in a report and count for best and worst."""
@@ -89,24 +91,40 @@ def score_detector(task: DetectionTask, dataset: DetectionDataset, folder: Path 
     """Return COCO's scores; write curves, the table of classes, and the best and worst images."""
     detections = task.cached_detections(dataset)
     scores = task.scores(dataset, detections)
+    names = {"bbox": "box", "segm": "mask"}
+    classes = dataset.data.class_of()
+    counts = Counter(classes[entry["category_id"]] for image in dataset.images for entry in image.trainable())
+    rows: list[list[Any]] = [
+        [name, counts[number], *(ap.classes[number - 1] for ap in scores.values())]
+        for number, name in enumerate(dataset.data.classes, 1)
+        if counts[number]
+    ]
+    columns = ["class", "objects", *(f"{names[kind]} AP" for kind in scores)]
+    per_class = {"columns": columns, "rows": sorted(rows, key=lambda row: -(row[2] or 0))}
     if folder is not None:
         make_folder(folder / layout.PICTURES)
-        names = {"bbox": "box", "segm": "mask"}
-        classes = dataset.data.class_of()
-        counts = Counter(classes[entry["category_id"]] for image in dataset.images for entry in image.trainable())
-        rows = [
-            [name, counts[number], *(ap.classes[number - 1] for ap in scores.values())]
-            for number, name in enumerate(dataset.data.classes, 1)
-            if counts[number]
-        ]
-        columns = ["class", "objects", *(f"{names[kind]} AP" for kind in scores)]
         material = {
             "curves": {names[kind]: ap.curves for kind, ap in scores.items()},
-            "per_class": {"columns": columns, "rows": sorted(rows, key=lambda row: -(row[2] or 0))},
+            "per_class": per_class,
             **_draw_images(dataset, detections, folder),
         }
         write_text(folder / layout.DENSE_REPORT, to_json(material, indent=1))
-    return summary_of(scores) | task.jackknife(dataset, detections, scores)
+    facts = {"per_class": per_class, "alarms": find_alarms(scores["bbox"].ap50, rows, detections)}
+    return summary_of(scores) | task.jackknife(dataset, detections, scores) | facts
+
+
+def find_alarms(ap50: float | None, per_class: list[list[Any]], detections: list[dict[str, Any]]) -> list[str]:
+    """Return an alarm if the detector finds nothing, or nothing of some classes; per_class: [name, objects, AP, …]."""
+    if ap50 is None:
+        return []
+    sure = sum(entry["score"] >= _MIN_SCORE for entry in detections)
+    missed = [str(name) for name, _, ap, *_ in per_class if not ap]
+    if len(missed) < len(per_class):
+        return [f"it finds none of {truncate_list(missed)}: their AP is 0. {LEARN_MORE}"] if missed else []
+    wrong = (
+        f"{pluralize(sure, 'detection')} with a score of {_MIN_SCORE} or more, all wrong" if sure else "no detection"
+    )
+    return [f"the detector finds nothing ({wrong}): the AP of all classes is 0. {LEARN_MORE}"]
 
 
 def _draw_images(
@@ -139,7 +157,7 @@ def _draw_images(
 def _make_tables(summary: dict[str, Any]) -> list[Table]:
     """Return the scores; those of sizes without objects are left out."""
     scores = read_scores(summary)
-    return [score_table(scores, title="" if scores else "no objects to score on")]
+    return [score_table(scores, title="" if scores else "no objects to score on"), *per_class_tables(summary)]
 
 
 class DetectExperiment(DenseExperiment[DetectConfig, ResolvedDetectConfig]):

@@ -3,6 +3,7 @@
 import itertools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from frugalvit.experiment.dense_defaults import resolve_segmentation
 from frugalvit.runs import layout
 from frugalvit.tasks.dense.checkpoint import load_trained
 from frugalvit.tasks.dense.commands import (
+    LEARN_MORE,
     DenseExperiment,
     check_empty_folder,
     evaluate_model,
     limit_warmup,
+    per_class_tables,
     splitting_of,
     unique_names,
 )
@@ -45,6 +48,7 @@ from frugalvit.tasks.segmentation.upernet import Segmenter, SegmenterSpec
 from frugalvit.utils.files import make_folder, write_text
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult, Table, to_json
+from frugalvit.utils.text import truncate_list
 
 _PANEL = 320
 """Longer side of small images in a report, in pixels: three fill the page's width."""
@@ -61,6 +65,7 @@ def open_annotations(config: SegmentConfig) -> SceneData:
         str(config.data),
         ignore=config.ignore_index,
         count=config.label_count,
+        instances=config.instances,
         split=config.split,
         val_fraction=config.val_fraction,
         max_bad=config.cache.max_bad,
@@ -101,15 +106,30 @@ def score_segmenter(task: SegmentationTask, dataset: SegmentationDataset, folder
         single = task.cached_scores(dataset, TestConfig())[0]
         scores |= {"single_scale_miou": single.summary()["miou"]}
         scores |= {"single_scale_miou_interval": single.facts()["miou_interval"]}
+    per_class = _per_class(confusion, dataset)
+    scores |= {"per_class": per_class, "alarms": find_alarms(confusion, dataset.data.classes)}
     if folder is not None:
         make_folder(folder / layout.PICTURES)
         material = {
-            "per_class": _per_class(confusion, dataset),
+            "per_class": per_class,
             "colours": colours_of(dataset.data.classes),
             **_draw_images(task, dataset, shares, folder),
         }
         write_text(folder / layout.DENSE_REPORT, to_json(material, indent=1))
     return scores
+
+
+def find_alarms(confusion: Confusion, classes: Sequence[str]) -> list[str]:
+    """Return an alarm if the segmenter gives every pixel one class, never predicts some classes, or is at chance."""
+    truth, predicted = confusion.counts.sum(1).tolist(), confusion.counts.sum(0).tolist()
+    missed = [name for name, pixels, found in zip(classes, truth, predicted, strict=True) if pixels and not found]
+    if not missed:
+        miou, chance = 100 * confusion.summary()["miou"], 100 * confusion.facts()["chance"]["miou"]
+        same = f"mIoU {miou:.1f} % is not above {chance:.1f} %, which calling every pixel the most frequent class has"
+        return [f"{same}. {LEARN_MORE}"] if miou <= chance < 100 else []
+    used = [name for name, found in zip(classes, predicted, strict=True) if found]
+    what = f"it calls every pixel '{used[0]}'" if len(used) == 1 else "it never predicts some classes"
+    return [f"{what}: the IoU of {truncate_list(missed)} is 0. {LEARN_MORE}"]
 
 
 def _per_class(confusion: Confusion, dataset: SegmentationDataset) -> dict[str, Any]:
@@ -144,7 +164,7 @@ def _draw_images(
 
 
 def _make_tables(summary: dict[str, Any]) -> list[Table]:
-    return [score_table(read_scores(summary))]
+    return [score_table(read_scores(summary)), *per_class_tables(summary)]
 
 
 class SegmentExperiment(DenseExperiment[SegmentConfig, ResolvedSegmentConfig]):
@@ -170,6 +190,7 @@ class SegmentExperiment(DenseExperiment[SegmentConfig, ResolvedSegmentConfig]):
             "side": self.task.side,
             "classes": list(self.data.classes),
             "ignored": self.data.ignored,
+            "instances": self.data.instances,
             "labels": np.flatnonzero(self.data.table != IGNORED).tolist(),
         }
 
@@ -195,6 +216,7 @@ def _open_model(config: SegmentEvalConfig) -> tuple[SegmentationTask, SceneData,
     ignore = facts["ignored"] if config.ignore_index == "auto" else config.ignore_index
     count = max(facts["labels"]) + 1
     parts: dict[str, Any] = {"only": config.split, **splitting_of(config.model, config.data)}
+    parts |= {"instances": facts.get("instances", False)}
     data = open_scenes(config.data, ignore=ignore, count=count, max_bad=1.0, **parts)
     names = [classes for classes in (list(data.classes), facts["classes"]) if not all(map(str.isdecimal, classes))]
     if np.flatnonzero(data.table != IGNORED).tolist() != facts["labels"] or (len(names) == 2 and names[0] != names[1]):

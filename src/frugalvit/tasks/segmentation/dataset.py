@@ -36,6 +36,7 @@ _MASK_FOLDERS = ("masks", "annotations", "labels")
 _MASK_ENDINGS = ("", "_mask", "_labelIds", "_L")
 """What follows an image's name in the name of its mask."""
 _MAX_LABELS = 256
+_FEWEST_MASKS = 5  # to tell whether their labels number objects
 _VOID = {"void", "unlabelled", "unlabeled", "ignore", "ignored"}
 _CAMVID = (
     "sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "bicyclist", "void",
@@ -67,6 +68,7 @@ class SceneData:
     splits: dict[str, list[Scene]]
     notes: list[str]
     bad: list[SkippedFile] = field(default_factory=list)
+    instances: bool = False  # all labels above 0 are one class
 
 
 class SegmentationDataset:
@@ -100,6 +102,7 @@ def open_scenes(
     *,
     ignore: int | str = "auto",
     count: int | str = "auto",
+    instances: bool | str = False,
     split: str = "auto",
     val_fraction: float = 0.1,
     only: str | None = None,
@@ -107,23 +110,29 @@ def open_scenes(
 ) -> SceneData:
     """Read and check a dataset, and make the missing splits; every mistake is an error before training.
 
+    instances: all labels above 0 become the class "object"; "auto" asks if the masks seem to number objects
     only:    read only this split
     max_bad: share of a split's images that may be unreadable
     """
     root = Path(where)
     if not root.is_dir():
         raise UserError(f"There is no folder {root}.")
-    pairs, layout = find_pairs(root, only)
+    pairs, layout = find_pairs(root, only, split)
     bad: list[SkippedFile] = []
     splits = {name: _read_scenes(name, files, max_bad, bad) for name, files in pairs.items()}
     names = _class_names(root, layout)
     ignored, reason = _choose_ignored(ignore, layout, names)
     notes = [f"ignored labels: {IGNORED}" + (f" and {ignored} ({reason})" if ignored != IGNORED else "")]
-    labels = _choose_labels(root, count, names, _find_labels(splits), ignored)
-    classes, table = tuple((names[k] if k < len(names) else str(k)) for k in labels), np.full(256, IGNORED, np.uint8)
-    table[labels] = np.arange(len(labels))
+    present, table = _find_labels(splits, ask=instances == "auto" and not names), np.full(256, IGNORED, np.uint8)
+    if instances is True:
+        classes, table[:IGNORED] = ("background", "object"), 1
+        table[0], table[ignored] = 0, IGNORED
+    else:
+        labels = _choose_labels(root, count, names, present, ignored)
+        classes = tuple((names[k] if k < len(names) else str(k)) for k in labels)
+        table[labels] = np.arange(len(labels))
     splits = select_split(make_splits(splits, split, val_fraction, notes), only, where)
-    return SceneData(root.resolve().name, classes, table, ignored, splits, notes, bad)
+    return SceneData(root.resolve().name, classes, table, ignored, splits, notes, bad, instances is True)
 
 
 def read_labels(path: Path) -> np.ndarray:
@@ -148,12 +157,12 @@ def read_labels(path: Path) -> np.ndarray:
 # -- files
 
 
-def find_pairs(root: Path, only: str | None = None) -> tuple[dict[str, Pairs], str]:
-    """Return (image, mask) paths by split, and the layout's name; with ``only`` of one split."""
+def find_pairs(root: Path, only: str | None = None, mode: str = "given") -> tuple[dict[str, Pairs], str]:
+    """Return (image, mask) paths by split, and the layout's name; only and mode: as in ``select_split``."""
     is_voc = (root / "JPEGImages").is_dir() and (root / "SegmentationClass").is_dir()
     splits: dict[str, Any]
     splits, layout = (_read_voc_lists(root), "voc") if is_voc else _find_folders(root)
-    splits = {only: splits[only]} if only in splits else splits  # training may have made the split
+    splits = select_split(splits, only, root, mode)
     return splits if is_voc else {split: match_masks(*folders) for split, folders in splits.items()}, layout
 
 
@@ -220,15 +229,28 @@ def _read_scenes(split: str, pairs: Pairs, max_bad: float, bad: list[SkippedFile
     return [Scene(*pair, *size) for pair, size in zip(pairs, sizes, strict=True) if size is not None]
 
 
-def _find_labels(splits: dict[str, list[Scene]]) -> dict[int, Path]:
-    """Read all masks; return every label with a mask that has it."""
+def _find_labels(splits: dict[str, list[Scene]], ask: bool) -> dict[int, Path]:
+    """Read all masks; return every label with a mask that has it.
+
+    ask: raise if the labels seem to number objects: 0 to k without a gap in every mask, with different k
+    """
     scenes = [scene for scenes in splits.values() for scene in scenes]
     examples: dict[int, Path] = {}
+    counts: list[int] = []
+    numbered = True
     with ThreadPoolExecutor(min(8, cores())) as pool:
         results = console.progress(pool.map(_labels_in, scenes), total=len(scenes), label="reading masks")
         for scene, labels in zip(scenes, results, strict=True):
             for label in labels:
                 examples.setdefault(label, scene.truth)
+            counts.append(len(labels) - (IGNORED in labels))
+            numbered &= [label for label in labels if label != IGNORED] == list(range(counts[-1]))
+    if ask and numbered and len(counts) >= _FEWEST_MASKS and len(set(counts)) > 2:
+        raise UserError(
+            f"The masks seem to number objects: each has the labels 0 to k, and k is {min(counts) - 1} to "
+            f"{max(counts) - 1}. Pass --instances true to learn object against background, --instances false if the "
+            "labels are classes, or use 'frugalvit detect train' to find single objects."
+        )
     return dict(sorted(examples.items()))
 
 
