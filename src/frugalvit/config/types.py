@@ -76,17 +76,12 @@ LabelPart = Annotated[float, Field(gt=0), AfterValidator(_check_label_part)]
 Label = Annotated[int, Field(ge=0, le=255)]  # masks hold one byte per pixel
 LabelCount = Annotated[int, Field(ge=2, le=256)]
 
-<<<<<<< HEAD
-DATA = "folder, CSV/JSONL, dataset name, hf:…, or WebDataset shards"
+DATA = "folder, CSV/JSONL (table.csv:path=COLUMN,label=COLUMN,root=FOLDER), dataset name, hf:…, or WebDataset shards"
 MODEL = "run folder, checkpoint, exported folder, published weights (NAME.TAG, hf-hub:…, torchvision:…) or model name"
 CLASSIFIER = "run folder, checkpoint, exported folder or published weights"
 ARCHITECTURE = "architecture of a checkpoint without a configuration; NAME.TAG sets its preprocessing too"
 PUBLISHED = "start from published weights, from FRUGALVIT_WEIGHTS (a folder) or the hub"
 PRETRAINED = "MODEL is a name: use its published weights, from FRUGALVIT_WEIGHTS (a folder) or the hub"
-=======
-DATA = "folder, CSV/JSONL (table.csv:path=COLUMN,label=COLUMN,root=FOLDER), dataset name, hf:…, or WebDataset shards"
-MODEL = "run folder, checkpoint, exported folder or model name"
->>>>>>> scores
 LABELS = "auto: read labels; folders: folder names are classes; ignore: no labels"
 LABEL_PART = "training labels to use: a share of each class, or (2 and more) a number of images per class"
 MIRROR = "average over each image and its mirror image; takes twice as long"
