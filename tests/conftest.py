@@ -1,6 +1,7 @@
 """Shared fixtures (golden numbers, real data, small models) and the marks for GPU and slow tests."""
 
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -45,6 +46,12 @@ RUNS = (
 )
 
 
+def slow_cases() -> list[re.Pattern[str]]:
+    """Return the patterns of slow_cases.txt, in which * stands for any text."""
+    lines = (TESTS / "slow_cases.txt").read_text(encoding="utf-8").splitlines()
+    return [re.compile(re.escape(line).replace(r"\*", ".*")) for line in lines if line and not line.startswith("#")]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
 
@@ -52,8 +59,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     no_gpu = pytest.mark.skip(reason="needs a CUDA device")
     too_slow = pytest.mark.skip(reason="slow: run with --slow")
+    cases = slow_cases()
     for item in items:
         path = item.path.relative_to(TESTS).as_posix()
+        name = f"{path}::{item.nodeid.partition('::')[2]}"
+        if any(case.fullmatch(name) for case in cases):
+            item.add_marker("slow")
         markers = {marker.name for marker in item.iter_markers()}  # item.keywords also has the names of folders: runs/
         if not {"runs", "slow"} & markers:
             item.add_marker("runs" if path.startswith(RUNS) else "unit")

@@ -96,3 +96,12 @@ def test_no_banned_module_names() -> None:
 def test_packages_are_listed_in_order() -> None:
     found = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert found - {"__init__"} == set(ORDER)
+
+
+def test_slow_cases_name_existing_tests() -> None:
+    tests = Path(__file__).parent
+    for line in (tests / "slow_cases.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            file, name = line.split("::")
+            function = name.partition("[")[0].rstrip("*")
+            assert f"def {function}" in (tests / file).read_text(encoding="utf-8"), line

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
 from frugalvit.backbones import factory
 from frugalvit.cli.replay import _rebuild
@@ -67,12 +68,13 @@ def test_resume_keeps_the_statistics_of_pretrained_weights(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resumed run downloads no weights; its images are normalized as before."""
-    create = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained=False, **more: create(name, **more))
+    save_file(timm.create_model("test_vit").state_dict(), tmp_path / "test_vit.r160_in1k.safetensors")
+    monkeypatch.setenv("FRUGALVIT_WEIGHTS", str(tmp_path))
     values = {"backbone": "test_vit.r160_in1k", "backbone_args": {}, "pretrained": True, "img_size": 32, "steps": 4}
     run_tiny("train", data=photos, out=tmp_path / "complete", **values)
     with interrupted_at(3):
         run_tiny("train", data=photos, out=tmp_path / "cut", **values)
+    monkeypatch.setenv("FRUGALVIT_WEIGHTS", "nowhere")
     run_tiny("train", resume=tmp_path / "cut")
     assert differences(tmp_path / "complete", tmp_path / "cut") == []
     for name in ("complete", "cut"):

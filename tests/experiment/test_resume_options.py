@@ -20,6 +20,8 @@ from frugalvit.tasks.classification.train import make_plan
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from helpers.tiny_runs import TRAIN, differences, interrupted_at, run_tiny
 
+FACTS = {"classes": ["cat", "dog"], "network": {}, "content": "", "processes": 2}
+
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_resume_keeps_the_precision(precision: str, photos: Path, tmp_path: Path) -> None:
@@ -54,7 +56,7 @@ def test_resume_keeps_the_batch_size(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     config = TrainConfig.parse({"data": "x", "batch": 6, "epochs": 4.0, "ema": 0.0, "devices": 2})
     config = resolve_training(config, Facts(36, 2, 32, "cpu"), AutoValues())
-    run.save_json("data.json", {"images": 36, "batch": 6, "processes": 2})
+    run.save_json("data.json", FACTS | {"images": 36, "batch": 6})
     run.save_config(config)
     assert make_plan(config, 36, 2).steps == 36
     stored = resume.load_resumed_config(TrainConfig.parse({"resume": str(run.folder), "batch": 6}))
@@ -82,7 +84,7 @@ def test_resume_after_the_last_checkpoint(photos: Path, tmp_path: Path) -> None:
 def test_the_first_command_also_resumes(option: int, used: int, images: int, tmp_path: Path) -> None:
     """The run raised the batch to share it equally, or lowered it to the number of images."""
     run = RunFolder(tmp_path)
-    run.save_json("data.json", {"images": images, "batch": option, "processes": 2})
+    run.save_json("data.json", FACTS | {"images": images, "batch": option})
     run.save_config(TrainConfig.parse({"data": "x", "batch": used}))
     run.close()
     resume.load_resumed_config(TrainConfig.parse({"resume": str(tmp_path), "batch": option}))

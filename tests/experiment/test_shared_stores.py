@@ -31,9 +31,9 @@ def cached_numbers(built: list[Any]) -> int:
     return sum(store.images.numel() for store in built)
 
 
-@pytest.mark.parametrize(("verb", "stores"), [("train", 2), ("pretrain", 3)])
+@pytest.mark.parametrize(("verb", "stores"), [("train", 3), ("pretrain", 3)])
 def test_a_run_decodes_each_split_once(verb: str, stores: int, photos: Path, tmp_path: Path, built: list[Any]) -> None:
-    """The k-NN score of pre-training also evaluates the training images, which are decoded in full for that."""
+    """Both also evaluate training images, for the report and for k-NN, which are decoded in full for that."""
     run_tiny(verb, steps=2, data=photos, out=tmp_path / "run")
     assert len(built) == stores and cached_numbers(built) == 0
 
@@ -41,7 +41,7 @@ def test_a_run_decodes_each_split_once(verb: str, stores: int, photos: Path, tmp
 def test_a_comparison_decodes_each_split_once(photos: Path, tmp_path: Path, built: list[Any]) -> None:
     values = {"steps": 2, "seeds": 2, "data": str(photos), "out": str(tmp_path / "c")}
     compare(CompareConfig.parse(TRAIN | values | {"settings": ["a: lr=1e-3", "b: lr=2e-3"]}))
-    assert len(built) == 2 and cached_numbers(built) == 0
+    assert len(built) == 3 and cached_numbers(built) == 0
 
 
 def test_a_failed_run_frees_its_images(

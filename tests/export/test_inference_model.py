@@ -131,7 +131,7 @@ def onednn_is_slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         pytest.skip("this PyTorch has no oneDNN")
     before = torch.backends.mkldnn.enabled
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    monkeypatch.setattr(hardware, "_onednn_is_slow", lambda: True)
+    monkeypatch.setattr(hardware, "is_onednn_slow", lambda: True)
     torch.backends.mkldnn.enabled = True
     yield
     torch.backends.mkldnn.enabled = before

@@ -135,10 +135,12 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
 
     def _can_fit_classifier(self) -> bool:
         """Whether the weights are published ones without a classifier for these classes, and images are at hand."""
-        init, is_stream = self.options.init, self.images.streaming is not None
-        has_classifier = init is not None and class_names(find_init(init)) == list(self.classes)
-        is_small = len(self.images) <= MOST_FITTED
-        return self.options.recipe == "finetune" and is_small and not is_stream and not has_classifier
+        options = self.options
+        if options.recipe != "finetune" or len(self.images) > MOST_FITTED or self.images.streaming is not None:
+            return False
+        if options.init is None or options.resume:  # a resumed run has decided, and its --init may be gone
+            return True
+        return class_names(find_init(options.init)) != list(self.classes)
 
     def resolve_input(self, options: TrainConfig, facts: Facts) -> TrainConfig:
         published = published_backbone(facts.device)[0]
