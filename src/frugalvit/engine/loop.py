@@ -85,7 +85,7 @@ class Trainer(TrainStep):
     # -- the run
 
     def train(self) -> None:
-        plan, progress = self.plan, console.ProgressBar(self.plan.steps, "training", start=self.step)
+        plan, progress = self.plan, console.ProgressBar(self.plan.steps, "training", self.step, "steps")
         self.window_began = (time.monotonic(), self.step)
         with self.stop.installed():
             if plan.evaluate_first and self.step == 0:

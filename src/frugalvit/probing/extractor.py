@@ -112,7 +112,8 @@ class FeatureExtractor:
         missing = [number for number in numbers if number not in parts]
         limit = max(1, int(MAX_UNREADABLE * len(examples)))
         bad = sum(len(part.bad) for part in parts.values())
-        progress = console.ProgressBar(len(examples), label, sum(len(part.positions) for part in parts.values()))
+        done = sum(len(part.positions) for part in parts.values())
+        progress = console.ProgressBar(len(examples), label, done, "images")
         for decoded in _read_chunks(examples, missing, rectangle, self.model.transform.crop, self.threads):
             bad += len(decoded.bad)
             if bad > limit:

@@ -197,10 +197,13 @@ def progress(iterable: Iterable[T], total: int | None = None, label: str = "") -
 
 
 class ProgressBar:
-    """A bar with rate and time left: live on a terminal, a plain line every ten seconds elsewhere."""
+    """A bar with the time left: live on a terminal, a plain line every ten seconds elsewhere.
 
-    def __init__(self, total: int | None, label: str = "", start: int = 0) -> None:
-        self.total, self.label, self.start = total, sanitize(label), start
+    unit: what is counted, to show a rate ("steps": 12.3 steps/s)
+    """
+
+    def __init__(self, total: int | None, label: str = "", start: int = 0, unit: str = "") -> None:
+        self.total, self.label, self.start, self.unit = total, sanitize(label), start, unit
         self.is_live = _is_terminal(sys.stderr) and not _is_silent()
         self.started = self.shown = time.monotonic()
         self.row: TaskID | None = None
@@ -223,10 +226,11 @@ class ProgressBar:
 
     def details(self, done: int, now: float, text: str) -> str:
         rate = (done - self.start) / max(now - self.started, 1e-9)
+        shown = f" · {rate:.3g} {self.unit}/s" if self.unit else ""
         if not self.total:
-            return f"{done} ({rate:.3g}/s) {text}".strip()
+            return f"{done}{shown} {text}".strip()
         left = clock((self.total - done) / rate) if rate > 0 else "?"
-        return f"{done}/{self.total} · {rate:.3g}/s · {left} left {text}".strip()
+        return f"{done}/{self.total}{shown} · {left} left {text}".strip()
 
     def close(self) -> None:
         if self.row is not None:
