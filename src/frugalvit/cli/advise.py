@@ -103,7 +103,7 @@ def advise(config: AdviseConfig) -> CommandResult:
     if floor is not None:
         notes.append(
             f"The floor on {floor['scored_on']} ({pluralize(floor['scored_images'], 'image')}) is about "
-            f"{describe_floor(floor)}. A trained network must be above it."
+            f"{describe_floor(floor)}. A trained network should reach at least this."
         )
     splits = {name: len(part) for name, part in source.splits.items()}
     data = {

@@ -59,7 +59,10 @@ class InputImages:
         if batch:
             yield batch
         if len(self.unreadable) == len(self.paths):
-            raise UserError(f"None of the {len(self.paths)} images can be read.")
+            raise UserError(
+                f"No image can be read (files: {len(self.paths)}). Name image files, or folders of images; a table or "
+                "an archive is neither."
+            )
 
 
 def as_list(images: Any) -> Sequence[Any]:

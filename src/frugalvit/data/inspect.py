@@ -26,7 +26,7 @@ FULL_DECODE_MEGAPIXELS = 300.0
 SAMPLE = 2000
 _SHOWN_GROUPS = 20
 _SHOWN_BAD = 200
-_LOOSE = ", loose"  # suffix for the images of a split outside class folders
+_LOOSE = ", unlabelled"  # suffix for the images of a split outside class folders
 
 
 class SplitScan(NamedTuple):

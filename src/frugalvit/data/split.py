@@ -107,7 +107,8 @@ def handle_unlabelled(source: DatasetSplits, *, keep: bool) -> DatasetSplits:
         else:
             beside = "beside the class folders" if split in source.splits else "without class folders"
             found = f"{Path(examples.names[0]).parent}: {count} {beside}"
-        notes.append(f"{found}." if keep else f"{found}: left out (for pretrain, embed and train --unlabelled rest).")
+        left_out = f"{found}: left out. pretrain, embed and 'train --unlabelled rest' use them."
+        notes.append(f"{found}." if keep else left_out)
     return replace(source, notes=notes, loose=source.loose if keep else {})
 
 
@@ -121,10 +122,12 @@ def check_trainable(source: DatasetSplits) -> None:
             f"{source.location} has several labels per image. 'frugalvit probe suite' can use it, train cannot."
         )
     if source.classes is None or (train.labels is None and train.streaming is None):
-        note = f" ({source.notes[0].rstrip('.')})" if source.notes else ""
+        repeated = bool(source.notes) and source.notes[0].startswith(f"{source.location} has no labels")
+        note = f" ({source.notes[0].rstrip('.')})" if source.notes and not repeated else ""
         raise UserError(
             f"{source.location} has no labels{note}. To train a classifier, use one folder per class, or a table with "
-            f"labels in a column {WANTED_COLUMN}. Without labels, use 'frugalvit pretrain'."
+            f"labels in a column {WANTED_COLUMN} (table.csv:label=COLUMN names another column). Without labels, use "
+            "'frugalvit pretrain'."
         )
     if len(source.classes) < 2:
         only = ", ".join(source.classes)

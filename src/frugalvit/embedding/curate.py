@@ -36,7 +36,7 @@ def select(
     known = None if labelled is None else join(*labelled.splits.values())
     candidates = _distinct_files(examples, [] if known is None else known.names)
     if count > len(candidates):
-        others = "" if config.known is None else f" besides those of {config.known}"
+        others = f" besides those of {config.known} (it counts every row, also without a label)" if config.known else ""
         raise UserError(f"--select {count}: there are only {pluralize(len(candidates), 'image')}{others}.")
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)

@@ -106,7 +106,7 @@ def check_floor(top1: float, floor: dict[str, Any], pretrained: bool = False) ->
     else:
         sign = f"top-1 {top1:.1f} % is below the floor: {by} on thumbnails and colours has {floor['best']:.1f} %"
     published = "" if pretrained else "published weights (--pretrained, or 'frugalvit probe' on their features), "
-    return [f"{sign}. Try {published}more --epochs, or a smaller --backbone"]
+    return [f"{sign}. Try {published}more --epochs, or another --backbone"]
 
 
 def _draw_rows(images: int, classes: int, seed: int) -> Tensor:

@@ -65,7 +65,11 @@ def open_table(where: str, options: OpenOptions) -> DatasetSplits:
         rows = [row._replace(path=str(folder / row.path)) for row in rows]
     source = build_splits(where, rows, Path(where).stem, options)
     if source.classes is None and options.labels != "ignore":
-        source.notes.insert(0, f"{where} has no labels (a column {WANTED_COLUMN}): read as unlabelled.")
+        source.notes.insert(
+            0,
+            f"{where} has no labels in a column {WANTED_COLUMN}: read as unlabelled. {where}:label=COLUMN names "
+            "another column.",
+        )
     return source
 
 
@@ -169,8 +173,8 @@ def _row(record: dict[str, Any], line: int, where: str) -> Row:
     path, label, split = (next((record[name] for name in group if name in record), None) for group in names)
     if not isinstance(path, str) or not path.strip() or "\0" in path:
         raise UserError(
-            f"{where}, line {line}: no path in the columns {truncate_list(list(record), 8) or 'of the table'}. Name "
-            f"the column of paths {', '.join(PATH_COLUMNS[:4])}."
+            f"{where}, line {line}: no path in the columns {truncate_list(list(record), 8) or 'of the table'}. Rename "
+            f"the column with the paths to path, or name your columns: {where}:path=COLUMN,label=COLUMN."
         )
     if not isinstance(label, str | int | None):
         raise UserError(f"{where}, line {line}: expected one label, a text or an integer, got {label!r:.60}.")
