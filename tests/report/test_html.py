@@ -150,7 +150,8 @@ def test_few_classes_have_no_fifth_guess(tmp_path, classes, shown):
 def test_the_verdict_comes_first(tmp_path, known, unseen, words):
     run = write_run(tmp_path / "run")
     bins = [{"images": 30, "confidence": 90.0, "accuracy": 60.0}, {"images": 10, "confidence": 50.0, "accuracy": 40.0}]
-    more = {"calibration": {"bins": bins, "error": 25.0}, "best_step": 150, "steps": 200, "alarms": ["<odd>"]}
+    more = {"calibration": {"bins": bins, "error": 25.0}, "best_step": 150, "chosen_on": "val"}
+    more |= {"steps": 200, "alarms": ["<odd>"]}
     add_to_summary(
         run, top1=unseen, scored_images=200, scored_on="test", training_images={"top1": known, "count": 40}, **more
     )

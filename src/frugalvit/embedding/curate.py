@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from frugalvit.backbones.weights.published import is_published
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import DatasetSplits, ImageDataset, join, open_data
 from frugalvit.data.dataset import FileExamples, JoinedExamples
@@ -53,7 +54,8 @@ def select(
     data |= {"known": 0 if known_features is None else len(known_features), "chosen": names}
     data |= {"out": str(out), "picture": str(picture), "seconds": round(time.monotonic() - began, 2)}
     cells: list[object] = [len(features), data["known"], count, str(out), str(picture)]
-    weights = ["--init" if Path(config.model).exists() else "--backbone", config.model]
+    named = not Path(config.model).exists() and not is_published(config.model)
+    weights = ["--backbone" if named else "--init", config.model, *(["--pretrained"] if config.pretrained else [])]
     weights += ["--backbone", config.backbone] if config.backbone else []
     command = " ".join(map(shell_quote, ["frugalvit", "train", out, *weights]))
     next_step = f"next: fill in the column 'label' of {out}, then {command}"

@@ -59,7 +59,7 @@ class RunRecord:
         """The epoch of the exported weights; None if they are the last ones."""
         step, steps = (as_finite(self.summary.get(name)) for name in ("best_step", "steps"))
         last = max((curve[-1][0] for curve in self.curves.values()), default=0.0)
-        return step / steps * last if step is not None and steps else None
+        return step / steps * last if step is not None and steps and "chosen_on" in self.summary else None
 
 
 def find_runs(paths: list[Path]) -> list[Path]:
