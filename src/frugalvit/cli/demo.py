@@ -44,7 +44,7 @@ def demo(config: DemoConfig) -> CommandResult:
     run, floor = classifier["run"], classifier["floor"]
     unseen = sorted((digits / "test").glob("*/*.png"))
     unseen = unseen[:: max(1, len(unseen) // 6)][:6]
-    console.info("4/5  Predicting six unseen digits.")
+    console.info("4/5  Predicting six test digits.")
     predictions = predict(PredictConfig(model=run, images=[str(path) for path in unseen], top=2))
     console.info(
         f"5/5  Drloc, with and without: a two-stage Swin from random weights, {config.drloc_epochs} epochs, "
@@ -60,7 +60,8 @@ def demo(config: DemoConfig) -> CommandResult:
     top1 = read_scores(classifier)[0]
     shown = f"{top1.value:.1f} % ({top1.interval_text})"
     rows.append(["pre-trained without labels, then trained with and without", shown])
-    scores = Table([f"{count} labels", "right"], rows, f"{classifier['scored_images']:,} unseen digits")
+    title = f"{classifier['scored_images']:,} test digits, which it saw without labels"
+    scores = Table([f"{count} labels", "right"], rows, title)
     tables = [
         Table(table.columns, table.rows, f"Drloc, mean ± deviation over seeds, {table.title}")
         for table in comparison.tables
