@@ -301,3 +301,40 @@ def test_no_string_of_a_run_becomes_markup(tmp_path):
     assert set(hostile_tags) <= set(tags) and hostile_tags.count("img") <= tags.count("img")
     assert hostile_attributes <= attributes
     assert text.count("alert(1)") > 20 and "<script>alert" not in text and "<img src=x" not in text
+
+
+@pytest.mark.parametrize("task", ["train", "pretrain", "detect", "compare"])
+def test_no_text_of_a_page_becomes_markup(tmp_path, task):
+    """Title, sentences, tiles, commands, notes, axes, keys, captions and comparisons repeat texts of files."""
+
+    def structure(change: Callable[[str], str]) -> tuple[set[str], set[str], str]:
+        runs = [tmp_path / change(name).replace("/", "|") / "with" / "seed_0" for name in ("one", "two")]
+        runs = runs if task == "compare" else runs[:1]
+        for run in map(write_run, runs):
+            floor = {"best": 30.0, "method": change("forest")}
+            add_to_summary(run, task="train" if task == "compare" else task, scored_on=change("val"), scored_images=9)
+            add_to_summary(run, floor=floor, health=change("healthy"), note=change("same"))
+            lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+            named = [
+                {k if k in ("step", "epoch", "split") else change(k): v for k, v in line.items()} for line in lines
+            ]
+            named = [json.dumps(line | {"split": change(line["split"])}) for line in named]
+            (run / "metrics.jsonl").write_text("\n".join(named))
+            (run / "data.json").write_text(json.dumps({"used": {change("train"): 9}, "notes": [change("made")]}))
+            (run / "config.yaml").write_text(yaml.safe_dump({"data": change("photos")}))
+            shown = {"image": "augmentations.jpg", "caption": change("street")}
+            dense = {"curves": {change("box"): {change("IoU"): [1.0] * 101}}, "best": [shown], "worst": [shown]}
+            (run / "transfer_report.json").write_text(json.dumps(dense if task == "detect" else {}))
+            settings = {change("with"): {"mean": 71.5, "deviation": 0.0, "values": [71.5]}}
+            answers = {"verdicts": {"with": change("it helps")}, "scored": change("9 images")}
+            compared = json.dumps({"metric": change("top1"), "settings": settings} | answers)
+            (run.parent.parent / "comparison.json").write_text(compared)
+        given = [run.parent.parent for run in runs] if task == "compare" else runs
+        text = page.write_report(given, tmp_path / "r.html").read_text()
+        reader = Reader(text)
+        return set(reader.tags), {name for name, _ in reader.attributes}, text
+
+    *elements, _ = structure(lambda text: text)
+    *hostile_elements, text = structure(lambda text: text + MARK)
+    assert hostile_elements == elements
+    assert text.count("alert(1)") > 20 and "<script>alert" not in text and "<img src=x" not in text

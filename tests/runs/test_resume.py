@@ -326,6 +326,20 @@ def test_changed_validation_images_are_warned(bench: Bench) -> None:
     assert "the images or annotations of" not in output  # those of train have not
 
 
+def test_a_new_test_split_is_warned(bench: Bench) -> None:
+    """A split that did not exist at the start is named, with 0 files then."""
+    out = bench.folder / "grown"
+    images = write_images(bench.folder / "grown_images")
+    words = ["train", "grown_images", "--config", "train.yaml", "--out", str(out)]
+    assert bench.server.run(*words, kill_at=30, inside=out)[0] == -signal.SIGKILL
+    assert set(json.loads((out / "data.json").read_text())["evaluation"]) == {"val"}
+    shutil.copytree(images / "val", images / "test")
+    output = bench.finish("train", out)
+    files = sum(path.is_file() for path in (images / "test").rglob("*"))
+    assert f"test of grown_images has changed since {out} started (0 files then, {files} now)" in output
+    assert "val of grown_images has changed" not in output
+
+
 def test_threads_of_the_start_are_restored(bench: Bench) -> None:
     """Another number of CPU threads gives other last bits: a resumed run computes with the number of its start."""
     out = bench.folder / "threads"
