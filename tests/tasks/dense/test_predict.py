@@ -72,7 +72,7 @@ def test_predict_skips_unreadable_images(
     (tmp_path / "in" / "bad.jpg").write_bytes(b"no image")
     words = [kind.verb, "predict", str(model), str(tmp_path / "in"), "--device", "cpu"]
     words += ["--out", str(tmp_path / "out"), "--json"]
-    assert main(words) == 2 and "1 images" in capsys.readouterr().err
+    assert main(words) == 2 and "(files: 1)" in capsys.readouterr().err
     Image.new("RGB", (32, 32)).save(tmp_path / "in" / "good.jpg")
     assert main(words) == 0
     result = capsys.readouterr()
