@@ -51,7 +51,7 @@ def run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def show(result: CommandResult, capsys: pytest.CaptureFixture[str]) -> None:
+def print_and_check(result: CommandResult, capsys: pytest.CaptureFixture[str]) -> None:
     console.print_result(result)
     printed = capsys.readouterr()
     check(printed.out)
@@ -59,11 +59,13 @@ def show(result: CommandResult, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_train(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show(train(TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run")})), capsys)
+    print_and_check(train(TrainConfig.parse(TRAIN | {"data": str(photos), "out": str(tmp_path / "run")})), capsys)
 
 
 def test_pretrain(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show(pretrain(PretrainConfig.parse(PRETRAIN | {"data": str(photos), "out": str(tmp_path / "run")})), capsys)
+    print_and_check(
+        pretrain(PretrainConfig.parse(PRETRAIN | {"data": str(photos), "out": str(tmp_path / "run")})), capsys
+    )
 
 
 def test_compare(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,6 +89,6 @@ def test_detect_and_segment(
 ) -> None:
     data, model = (request.getfixturevalue(name) for name in (kind.data_fixture, kind.model_fixture))
     capsys.readouterr()
-    show(kind.commands.train(kind.make_config(data, tmp_path / "run")), capsys)
+    print_and_check(kind.commands.train(kind.make_config(data, tmp_path / "run")), capsys)
     config: Any = DetectEvalConfig if kind.verb == "detect" else SegmentEvalConfig
-    show(kind.commands.evaluate(config(model=str(model), data=str(data), device="cpu")), capsys)
+    print_and_check(kind.commands.evaluate(config(model=str(model), data=str(data), device="cpu")), capsys)
