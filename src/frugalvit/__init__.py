@@ -33,6 +33,7 @@ _MODULES = {
     "save_data": "frugalvit.data.save_data",
     "train": "frugalvit.api",
     "pretrain": "frugalvit.api",
+    "distil": "frugalvit.api",
     "run": "frugalvit.api",
     "compare": "frugalvit.api",
     "evaluate": "frugalvit.api",
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from frugalvit.api import detect_evaluate as detect_evaluate
     from frugalvit.api import detect_predict as detect_predict
     from frugalvit.api import detect_train as detect_train
+    from frugalvit.api import distil as distil
     from frugalvit.api import embed as embed
     from frugalvit.api import evaluate as evaluate
     from frugalvit.api import export as export

@@ -10,6 +10,10 @@ SHOWN_OPTIONS: dict[str, tuple[str, ...]] = {
         *(*_RUN, "recipe", "images", "label_source", "continue_from", "split", "health.stop_on_collapse"),
         *("matching.region_weight", "matching.prototypes"),
     ),
+    "distil": (
+        *(*_RUN, "recipe", "images", "label_source", "split", "teacher_size", "cache_teacher"),
+        *("distillation.grid_weight", "distillation.pooled_weight"),
+    ),
     "compare": (*_TRAIN, "with_settings", "without_settings", "settings", "seeds"),
     "detect train": (*_DENSE, "head", "masks", "categories"),
     "segment train": (*_DENSE, "ignore_index", "label_count"),
@@ -26,6 +30,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "pretrain": (
         "frugalvit pretrain images/                       no labels needed",
         "frugalvit pretrain images/ --epochs 300 --backbone swin_tiny_w7",
+    ),
+    "distil": (
+        "frugalvit distil vit_small_patch14_dinov2.lvd142m images/ --backbone swin_tiny_w7",
+        "frugalvit distil runs/LARGE images/ --backbone hybrid_nano    a small network from your own",
     ),
     "compare": (
         "frugalvit compare photos/ --seeds 5              with and without Drloc",

@@ -9,7 +9,8 @@ compile, workers, cache), in options that say how to read data, and in the optio
 
 from frugalvit.config.base import option
 from frugalvit.config.dense import DecoderConfig, DetectConfig, DetectorConfig, SegmentConfig, TransferConfig
-from frugalvit.config.pretrain import Centering, MatchingConfig, PretrainConfig
+from frugalvit.config.distil import DistilConfig
+from frugalvit.config.pretrain import Centering, LabelFreeConfig, MatchingConfig, PretrainConfig
 from frugalvit.config.train import DrlocConfig, LocalizationConfig, OptimizerConfig, RunConfig, TrainConfig
 
 
@@ -60,8 +61,16 @@ class ResolvedMatchingConfig(MatchingConfig):
     momentum: float = option()
 
 
-class ResolvedPretrainConfig(ResolvedRunConfig, PretrainConfig):
+class ResolvedLabelFreeConfig(ResolvedRunConfig, LabelFreeConfig):
+    """What pre-training and distillation share."""
+
+
+class ResolvedPretrainConfig(ResolvedLabelFreeConfig, PretrainConfig):
     matching: ResolvedMatchingConfig = option()
+
+
+class ResolvedDistilConfig(ResolvedLabelFreeConfig, DistilConfig):
+    """Distillation; its "auto" values are those of every run."""
 
 
 class ResolvedTransferConfig(TransferConfig, ResolvedRunConfig):

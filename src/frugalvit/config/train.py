@@ -229,6 +229,10 @@ class RunConfig(Config):
         """Return every flag that sets the initial weights, with its value."""
         return {"--init": self.init}
 
+    def has_unused_layers(self) -> bool:
+        """True if no loss uses the pooled features: the layers that make them then get no gradients."""
+        return False
+
     @classmethod
     def recipe_task(cls) -> str:
         return "train"
@@ -256,7 +260,7 @@ FREE_ON_RESUME = (
 """Options that do not affect the scores: they may change when a run or a comparison is resumed."""
 
 
-_PATH_OPTIONS = ("data", "unlabelled", "init", "continue_from", "recipe", "classes", "root")
+_PATH_OPTIONS = ("data", "teacher", "unlabelled", "init", "continue_from", "recipe", "classes", "root")
 
 
 def same_value(name: str, one: Any, other: Any) -> bool:

@@ -1,7 +1,8 @@
 """The defaults: learning rate, batch size, length, Drloc, augmentation, teacher.
 
-First the rules: one pure function per value, which returns the value and its reason. Then ``resolve_training`` and
-``resolve_pretraining``, which replace every "auto" once. ``dense_defaults.py``: detection and segmentation.
+First the rules: one pure function per value, which returns the value and its reason. Then ``resolve_training``,
+``resolve_pretraining`` and ``resolve_distillation``, which replace every "auto" once. ``dense_defaults.py``: detection
+and segmentation.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from typing import Any, TypeVar
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.published import published_size, to_tag
 from frugalvit.config.data import SMALL_INPUT
+from frugalvit.config.distil import DistilConfig
 from frugalvit.config.pretrain import Centering, PretrainConfig
-from frugalvit.config.resolved import ResolvedPretrainConfig, ResolvedTrainConfig
+from frugalvit.config.resolved import ResolvedDistilConfig, ResolvedPretrainConfig, ResolvedTrainConfig
 from frugalvit.config.train import LocalizationConfig, RunConfig, TrainConfig
 from frugalvit.config.types import Auto
 from frugalvit.data.augmentation.transforms import as_pair, default_crop
@@ -484,6 +486,18 @@ def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) 
     reason = f"four times the backbone's {facts.dim}, at most the paper's 2,048"
     auto.choose("matching.hidden", matching.hidden, min(2048, 4 * facts.dim), reason)
     return auto.apply(config, ResolvedPretrainConfig)
+
+
+def resolve_distillation(config: DistilConfig, facts: Facts, auto: AutoValues) -> ResolvedDistilConfig:
+    """Resolve distillation: batch, length, learning rate, crops. One view per image, so a step is a supervised one."""
+    side = _choose_size(config, facts, auto)
+    batch = resolve_batch_size(config, facts.images, supervised_batch(facts), auto)
+    _resolve_length(config, auto, *pretraining_epochs(facts, side))
+    auto.choose("lr", config.lr, *supervised_lr(batch, facts.parameters, family=facts.family))
+    crop = ("center", "the cached teacher sees it") if config.cache_teacher else (default_crop(side), "as in training")
+    auto.choose("augment.crop", config.augment.crop, *crop)
+    auto.choose("augment.operations", config.augment.operations, 0, "the teacher's features change with them")
+    return auto.apply(config, ResolvedDistilConfig)
 
 
 def _resolve_head_width(config: TrainConfig | PretrainConfig, facts: Facts, auto: AutoValues) -> None:

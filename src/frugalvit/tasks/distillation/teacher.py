@@ -1,0 +1,145 @@
+"""Teacher: a frozen network that sees a student's images; its features can be cached on disk."""
+
+import hashlib
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from frugalvit.backbones import Backbone
+from frugalvit.backbones.registry import is_model_name
+from frugalvit.backbones.weights.published import has_published, is_published
+from frugalvit.data.augmentation.transforms import TrainAugment
+from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.paths import cache_root
+from frugalvit.data.rng import to_device_packed
+from frugalvit.engine.distributed import run_on_rank_zero
+from frugalvit.errors import UserError
+from frugalvit.experiment.load_model import Model, load_model
+from frugalvit.features import Features
+from frugalvit.objectives import distillation_targets
+from frugalvit.probing.extractor import model_hash
+from frugalvit.utils import console
+from frugalvit.utils.files import make_folder, write_atomically
+
+
+class Teacher(nn.Module):
+    """Returns the targets of a batch: ``distillation_targets`` of the frozen network's features.
+
+    Its input is the student's: the pixels get the network's own normalization and size. A checkpoint holds only a hash
+    of the weights. So a resumed run stops if the teacher has changed.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, model: Model, student: Backbone) -> None:
+        super().__init__()
+        network = model.backbone
+        if network.in_chans != student.in_chans:
+            raise UserError(
+                f"The teacher {model.name} takes {network.in_chans} channels, {student.name} takes {student.in_chans}. "
+                "Set --backbone-args '{in_chans: N}', or choose another teacher."
+            )
+        self.name, self.hash = model.name, model_hash(model)
+        self.frozen = (network.requires_grad_(False).eval(),)  # in a tuple: neither trained, saved nor set to training
+        self.grid = student.grid_size(student.img_size)
+        (mean, std), (own_mean, own_std) = (
+            (torch.tensor(values).view(1, -1, 1, 1) for values in (backbone.mean, backbone.std))
+            for backbone in (student, network)
+        )
+        self.register_buffer("scale", std / own_std, persistent=False)
+        self.register_buffer("shift", (mean - own_mean) / own_std, persistent=False)
+
+    @property
+    def network(self) -> Backbone:
+        return self.frozen[0]
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Features:
+        """images: (B, C, H, W), normalized for the student."""
+        images = images * self.scale + self.shift
+        if images.shape[-2:] != self.network.img_size:
+            images = F.interpolate(images, self.network.img_size, mode="bicubic", antialias=True)
+        return distillation_targets(self.network(images), self.grid)
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(list(bytes.fromhex(self.hash)), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        if not torch.equal(state.cpu(), self.get_extra_state()):
+            raise UserError(f"The teacher {self.name} has other weights than at the start of the run. Restore them.")
+
+
+def load_teacher(source: str, student: Backbone, device: torch.device, size: int | None = None) -> Teacher:
+    """Load the frozen network; the name of an architecture means its published weights."""
+    is_name = not Path(source).exists() and is_model_name(source) and not is_published(source)
+    if is_name and not has_published(source):
+        raise UserError(f"'{source}' is only a name, and a teacher needs weights. Pass a run, a file or NAME.TAG.")
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if device.type == "cuda" else ()):
+        model = load_model(source, str(device), img_size=size, pretrained=is_name)
+    return Teacher(model, student)
+
+
+class CachedTargets:
+    """The targets of every image for its plain view, mapped from a file: grid (N, D, h, w), pooled (N, D), float16."""
+
+    def __init__(self, grid: np.ndarray, pooled: np.ndarray) -> None:
+        self.grid, self.pooled = grid, pooled
+
+    def at(self, index: Tensor, flips: Tensor, device: torch.device) -> Features:
+        """Return the targets of these images (CPU indices); the grids of flipped images are flipped too."""
+        rows = index.numpy()
+        parts = [torch.from_numpy(self.grid[rows]), torch.from_numpy(self.pooled[rows]), flips]
+        grid, pooled, flipped = to_device_packed(parts, device)
+        return Features(torch.where(flipped[:, None, None, None], grid.flip(3), grid), pooled)
+
+
+def cache_targets(
+    teacher: Teacher, store: ImageStore, augment: TrainAugment, batch: int, fabric: Fabric, fingerprint: str
+) -> CachedTargets:
+    """Run the teacher on the plain view of every image, once; later runs read the file.
+
+    augment:     the student's; its crop makes the view, without flip and colours
+    fingerprint: of the images
+    """
+    plain = {"flip": 0.0, "jitter": (0.0,) * 4, "grayscale": 0.0, "blur": 0.0, "erasing": 0.0}
+    view = TrainAugment(
+        augment.config.model_copy(update=plain), augment.out_size, augment.normalize.mean, augment.normalize.std
+    )
+    facts = (teacher.hash, fingerprint, augment.out_size, teacher.grid, augment.config.interpolation, len(store))
+    key = hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+    folder = make_folder(cache_root() / "teachers", "Set FRUGALVIT_CACHE to another folder.")
+    paths = [folder / f"{key}_{name}.npy" for name in Features._fields]
+
+    def build() -> None:
+        if not all(path.exists() for path in paths):
+            features = _run_teacher(teacher, store, view, batch, fabric)
+            for path, array in zip(paths, features, strict=True):
+                write_atomically(path, lambda handle, array=array: np.save(handle, array))
+
+    run_on_rank_zero(fabric, build)
+    build()  # on machines with a cache of their own
+    return CachedTargets(*(np.load(path, mmap_mode="r") for path in paths))
+
+
+def _run_teacher(
+    teacher: Teacher, store: ImageStore, view: TrainAugment, batch: int, fabric: Fabric
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return grids and pooled features of all images in float16; an unreadable image has those of its substitute."""
+    everything = torch.arange(len(store))
+    fetcher = store.fetcher(lambda turn: everything[turn * batch :][:batch])
+    grids, pooled = [], []
+    fabric.to_device(teacher)
+    with torch.inference_mode(), fabric.autocast():
+        turns = range(math.ceil(len(store) / batch))
+        for turn in console.progress(turns, len(turns), "running the teacher"):
+            images, sizes, _ = fetcher.at(turn)
+            targets = teacher(view.apply(images, sizes, torch.zeros(len(images), view.columns)))
+            grids.append(targets.grid.half().cpu().numpy())
+            pooled.append(targets.pooled.half().cpu().numpy())
+    return np.concatenate(grids), np.concatenate(pooled)
