@@ -1,7 +1,17 @@
 """What ``COMMAND --help`` shows of a command with many options; ``--help all`` shows the rest."""
 
 _RUN = ("backbone", "img_size", "epochs", "batch", "lr", "seed", "out", "init", "resume", "device", "devices", "track")
-_TRAIN = (*_RUN, "pretrained", "labels", "unlabelled", "balance", "split", "val_fraction", "localization.weight")
+_TRAIN = (
+    *_RUN,
+    "pretrained",
+    "labels",
+    "unlabelled",
+    "balance",
+    "split",
+    "val_fraction",
+    "localization.weight",
+    "guide.model",
+)
 _DENSE = (*_RUN, "steps", "pretrained", "evaluate_every")
 
 SHOWN_OPTIONS: dict[str, tuple[str, ...]] = {

@@ -17,6 +17,7 @@ from frugalvit.config.types import (
     DATA,
     LABEL_PART,
     MIRROR,
+    MODEL,
     OBJECTIVES,
     PRECISION,
     PUBLISHED,
@@ -342,6 +343,14 @@ class LocalizationConfig(DrlocConfig):
         return value
 
 
+class GuideConfig(Config):
+    """A trained network whose token grid guides the first part of the run."""
+
+    model: str | None = option(None, f"learn the token grid of this network too, at first: {MODEL}", short="--guide")
+    weight: float = option(1.0, "weight of the term at the start; it falls linearly to 0", gt=0, needs="model")
+    until: float = option(0.5, "share of the run after which the term is 0", gt=0, le=1, needs="model")
+
+
 class TrainConfig(RunConfig):
     """Supervised training: cross-entropy + λ · Drloc."""
 
@@ -373,6 +382,7 @@ class TrainConfig(RunConfig):
     rescue: bool = option(True, "go back to good weights with a lower rate if the network collapses; twice at most")
     objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)
     localization: LocalizationConfig = option(default_factory=LocalizationConfig)
+    guide: GuideConfig = option(default_factory=GuideConfig)
     augment: AugmentConfig = option(default_factory=AugmentConfig)
     mixing: MixingConfig = option(default_factory=MixingConfig)
     semi: SemiConfig = option(default_factory=SemiConfig)
@@ -389,6 +399,8 @@ class TrainConfig(RunConfig):
                 if value != getattr(default, name):
                     raise ValueError(f"--semi.{name.replace('_', '-')} has no effect without --unlabelled")
             return self
+        if self.guide.model is not None:
+            raise ValueError("--guide does not work with --unlabelled; drop one of them")
         if self.ema == 0:
             raise ValueError("--ema 0 does not work with --unlabelled: the EMA weights make the pseudo-labels")
         if self.localization.images == "clean" or self.localization.variant == "dense":

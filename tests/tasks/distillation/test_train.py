@@ -91,7 +91,7 @@ def test_the_teacher_sees_the_pixels_as_it_wants_them(teacher: str) -> None:
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (student.mean, student.std))
     with torch.no_grad():
         expected = model.backbone((pixels - 0.5) / 0.4)
-    found = load_teacher(teacher, student, torch.device("cpu"))((pixels - mean) / std)
+    found = load_teacher(teacher, student)((pixels - mean) / std)
     torch.testing.assert_close(found, distillation_targets(expected, student.grid_size(24)), rtol=1e-3, atol=1e-4)
 
 
@@ -100,7 +100,7 @@ def test_cached_targets_are_those_of_the_view(teacher: str, tmp_path: Path, monk
     monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path))
     config = DistilConfig.parse(DISTIL | {"cache_teacher": True, "augment": {"crop": "center", "jitter": (0,) * 4}})
     student = create_backbone("swin_nano", img_size=16, **SWIN)
-    source = load_teacher(teacher, student, torch.device("cpu"))
+    source = load_teacher(teacher, student)
     pixels = torch.randint(0, 256, (7, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     store, augment = CachedStore.from_arrays(pixels), TrainAugment(config.augment, 16, student.mean, student.std)
     fabric = make_fabric(config)

@@ -28,7 +28,7 @@ from frugalvit.engine.distributed import collective_timeout, run_on_rank_zero
 from frugalvit.engine.loop import TrainPlan, describe_rescue
 from frugalvit.engine.lora import add_lora, merge_lora
 from frugalvit.engine.param_groups import freeze_first
-from frugalvit.engine.schedule import Constant, Cosine, Ramp, Schedule, warmup_steps
+from frugalvit.engine.schedule import Constant, Cosine, Linear, Ramp, Schedule, warmup_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization
@@ -68,6 +68,8 @@ from frugalvit.tasks.classification.semi_supervised import (
     separate_streams,
 )
 from frugalvit.tasks.classification.task import ClassificationTask
+from frugalvit.tasks.distillation.guide import Guide
+from frugalvit.tasks.distillation.teacher import load_teacher
 from frugalvit.utils import console
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult
@@ -381,6 +383,10 @@ def make_task(
     if options.schedule == "ramp":
         warmup = warmup_steps(20, plan.steps_per_epoch, plan.steps)
         weight = Ramp(options.weight, warmup, _schedule_steps(config, plan))
+    guide = None
+    if config.guide.model is not None:
+        fading = Linear(config.guide.weight, 0.0, round(config.guide.until * plan.steps))
+        guide = Guide(load_teacher(config.guide.model, backbone), backbone.dim, fading)
     build = partial(make_semi_task, config, unlabelled, plan.steps) if unlabelled else ClassificationTask
     return build(
         backbone,
@@ -391,6 +397,7 @@ def make_task(
         weight_decay=config.optimizer.weight_decay,
         layer_decay=config.optimizer.layer_decay,
         objectives=make_objectives(config.objectives, backbone.dim, ["localization"] if options.weight > 0 else []),
+        guide=guide,
     ).train()
 
 

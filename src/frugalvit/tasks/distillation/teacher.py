@@ -3,6 +3,7 @@
 import hashlib
 import math
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -67,6 +68,11 @@ class Teacher(nn.Module):
             images = F.interpolate(images, self.network.img_size, mode="bicubic", antialias=True)
         return distillation_targets(self.network(images), self.grid)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move the network too, as ``to(device)`` moves submodules."""
+        self.network._apply(fn)
+        return super()._apply(fn, recurse)
+
     def get_extra_state(self) -> Tensor:
         return torch.tensor(list(bytes.fromhex(self.hash)), dtype=torch.uint8)
 
@@ -75,13 +81,13 @@ class Teacher(nn.Module):
             raise UserError(f"The teacher {self.name} has other weights than at the start of the run. Restore them.")
 
 
-def load_teacher(source: str, student: Backbone, device: torch.device, size: int | None = None) -> Teacher:
+def load_teacher(source: str, student: Backbone, size: int | None = None) -> Teacher:
     """Load the frozen network; the name of an architecture means its published weights."""
     is_name = not Path(source).exists() and is_model_name(source) and not is_published(source)
     if is_name and not has_published(source):
         raise UserError(f"'{source}' is only a name, and a teacher needs weights. Pass a run, a file or NAME.TAG.")
-    with torch.random.fork_rng(range(torch.cuda.device_count()) if device.type == "cuda" else ()):
-        model = load_model(source, str(device), img_size=size, pretrained=is_name)
+    with torch.random.fork_rng(()):  # the student's random numbers do not depend on the teacher
+        model = load_model(source, img_size=size, pretrained=is_name)
     return Teacher(model, student)
 
 

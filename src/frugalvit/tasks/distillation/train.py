@@ -48,7 +48,7 @@ class DistilExperiment(LabelFreeExperiment[DistilConfig, ResolvedDistilConfig]):
         config, student = self.config, self.backbone
         if config.cache_teacher and self.images.streaming is not None:
             raise UserError("--cache-teacher needs access to single images: use --stream false.")
-        teacher = load_teacher(str(config.teacher), student, self.fabric.device, config.teacher_size)
+        teacher = load_teacher(str(config.teacher), student, config.teacher_size)
         network, (height, width) = teacher.network, teacher.network.img_size
         console.info(f"teacher: {teacher.name} at {height}×{width} px, {network.pooled_dim} features")
         objective = FeatureDistillation(
