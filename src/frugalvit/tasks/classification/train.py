@@ -184,11 +184,22 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         if self.images.streaming is not None:
             raise UserError("--classifier logistic needs access to single images: use --stream false.")
         dataset = builders.eval_set(self.images, self.backbone, self.config, self.fabric)
-        weight, bias, strength = run_on_rank_zero(
-            self.fabric, lambda: fit_on_features(self.backbone, dataset, len(self.classes), self.fabric)
-        )
-        self.backbone.set_classifier(weight, bias)
+        strength = self._set_logistic(self.backbone, [dataset])
         console.info(f"the classifier starts from logistic regression on frozen features (λ = {strength:g})")
+
+    def _set_logistic(self, network: Backbone, datasets: Sequence[builders.EvalSet]) -> float:
+        """Set the classifier of a network to the logistic regression on these images; return its λ."""
+        weight, bias, strength = run_on_rank_zero(
+            self.fabric, lambda: fit_on_features(network, datasets, len(self.classes), self.fabric)
+        )
+        network.set_classifier(weight, bias)
+        return strength
+
+    def _refit_classifier(self) -> None:
+        """Fit the classifier of the start on val too: val has chosen, and the probe also learns from it."""
+        dataset = builders.eval_set(self.images, self.backbone, self.config, self.fabric)
+        self._set_logistic(self.task.result, [dataset, self.eval_set])
+        console.info("no later weights were better on val: the first ones stay, and the classifier learns from val too")
 
     def build_batches(self) -> None:
         config, backbone, task = self.config, self.backbone, self.task
@@ -220,6 +231,9 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         config, task = self.config, self.task
         if self.load_best(outcome, config.weights):
             task.cached_scores = None
+        kept_start = outcome["best_step"] == 0 and (config.classifier, config.weights) == ("logistic", "best")
+        if kept_start and self.unseen is not None:  # without test, val scores the weights
+            self._refit_classifier()
         self.final_set, unseen = self.eval_set, self.unseen
         if unseen is not None:
             self.final_set = builders.eval_set(unseen, task.backbone, config, self.fabric)
