@@ -322,7 +322,7 @@ def make_batches(
     stream = examples.streaming
     if stream is None:
         store = get_image_store(examples, img_size, config, fabric.device, fabric)
-        return Batches(store, batch, balance=balance, **shared)
+        return Batches(store, batch, balance=balance, steps=plan.steps * plan.accumulate, **shared)
     if balance or augment.repeats > 1:
         raise UserError("--balance and --augment.repeats need access by index: use --stream false.")
     return StreamingBatches(
