@@ -62,7 +62,8 @@ def test_every_command_gives_the_same_answers(
 def test_onnx_gives_the_same_answers(saved: dict[str, Any], data: Path, tmp_path: Path) -> None:
     out, files = saved["out"], sorted((data / "val").rglob("*.png"))
     predicted = fv.run("predict", str(out), *map(str, files), top=1, device="cpu")["predictions"]
-    assert cli.main(["export", str(out), "--to", "onnx", "-o", str(tmp_path / "onnx"), "--quiet"]) == 0
+    exported = fv.run("export", str(out), to="onnx", out=str(tmp_path / "onnx"))
+    assert exported["checked_on"] == f"5 images of {data}"
     session = onnxruntime.InferenceSession(str(next((tmp_path / "onnx").glob("*.onnx"))))
     config = json.loads((tmp_path / "onnx/config.json").read_text())
     for file, row in zip(files, predicted, strict=True):
