@@ -90,7 +90,9 @@ def _score_tiles(record: RunRecord, scores: list[Score]) -> list[Tile]:
         interval = f"{score.interval_text}; " if score.interval else ""
         tiles.append((score.name, f"{score.value:.1f} %", interval + score.scored_on))
     if (known := _training_score(record)) is not None:
-        note = f"top-1 on {pluralize(summary['training_images']['count'], 'image')}, not augmented"
+        images = int(summary["training_images"]["count"])
+        interval = "95 %: {:.1f} to {:.1f}; ".format(*share_interval(known, images)) if images else ""
+        note = f"{interval}top-1 on {pluralize(images, 'image')}, not augmented"
         tiles.append(("training images", f"{known:.1f} %", note))
     if (floor := as_finite((summary.get("floor") or {}).get("best"))) is not None:
         note = "the best simple method: " + str(summary["floor"].get("method", "")).replace("_", " ")
@@ -99,7 +101,7 @@ def _score_tiles(record: RunRecord, scores: list[Score]) -> list[Tile]:
             about = "; the model is about as good" if low <= (as_finite(summary.get("top1")) or 0) <= high else ""
             note = f"95 %: {low:.1f} to {high:.1f}; {note}{about}"
         tiles.append(("without a network", f"{floor:.1f} %", note))
-    return tiles + [(score.name, f"{score.value:.1f} %", "") for score in scores[1:4]]
+    return tiles + [(score.name, f"{score.value:.1f} %", score.interval_text) for score in scores[1:4]]
 
 
 def _judge_features(record: RunRecord) -> tuple[list[str], list[Tile]]:
