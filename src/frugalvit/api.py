@@ -150,10 +150,7 @@ def pretrain(data: PathLike | None = None, *, quiet: bool = False, **options: An
 def distil(
     teacher: PathLike | None = None, data: PathLike | None = None, *, quiet: bool = False, **options: Any
 ) -> dict[str, Any]:
-    """Learn the features of a trained network without labels, as ``frugalvit distil`` does; see :func:`run`.
-
-    ``["run"]`` is the run folder; pass it to :func:`train` as ``init``.
-    """
+    """Learn the features of a trained network without labels, as ``frugalvit distil`` does; see :func:`run`."""
     return run("distil", *_given(teacher), *_given(data), quiet=quiet, **options)
 
 

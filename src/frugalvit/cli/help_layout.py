@@ -20,10 +20,7 @@ SHOWN_OPTIONS: dict[str, tuple[str, ...]] = {
         *(*_RUN, "recipe", "images", "label_source", "continue_from", "split", "health.stop_on_collapse"),
         *("matching.region_weight", "matching.prototypes"),
     ),
-    "distil": (
-        *(*_RUN, "recipe", "images", "label_source", "split", "teacher_size", "cache_teacher"),
-        *("distillation.grid_weight", "distillation.pooled_weight"),
-    ),
+    "distil": (*_RUN, "images", "label_source", "split", "teacher_size", "cache_teacher"),
     "compare": (*_TRAIN, "with_settings", "without_settings", "settings", "seeds"),
     "detect train": (*_DENSE, "head", "masks", "categories"),
     "segment train": (*_DENSE, "ignore_index", "label_count"),
@@ -41,10 +38,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "frugalvit pretrain images/                       no labels needed",
         "frugalvit pretrain images/ --epochs 300 --backbone swin_tiny_w7",
     ),
-    "distil": (
-        "frugalvit distil vit_small_patch14_dinov2.lvd142m images/ --backbone swin_tiny_w7",
-        "frugalvit distil runs/LARGE images/ --backbone hybrid_nano    a small network from your own",
-    ),
+    "distil": ("frugalvit distil vit_small_patch14_dinov2.lvd142m images/ --backbone swin_tiny_w7",),
     "compare": (
         "frugalvit compare photos/ --seeds 5              with and without Drloc",
         "frugalvit compare photos/ --with lr=0.001 --without lr=0.0005",

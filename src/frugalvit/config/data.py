@@ -116,7 +116,7 @@ class MixingConfig(Config):
         "auto", "probability that a step is mixed; auto: 0.5; below 180 epochs only if mixup or cutmix is changed"
     )
     switch_prob: Share = option(0.5, "probability of cutmix if both are on")
-    smoothing: Share | Auto = option("auto", "label smoothing; auto: 0.1, or 0 with --unlabelled")
+    smoothing: Share | Auto = option("auto", "label smoothing; auto: 0.1; 0 with --unlabelled or a fitted start")
 
     def label_smoothing(self) -> float:
         """Return the label smoothing; "auto" stays in runs without --unlabelled."""

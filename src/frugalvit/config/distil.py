@@ -46,9 +46,8 @@ class DistilConfig(LabelFreeConfig, TeacherConfig):
         if not config.distillation.grid_weight + config.distillation.pooled_weight > 0:
             raise UserError("distillation.grid_weight and distillation.pooled_weight are both 0: nothing to learn.")
         if config.cache_teacher:
-            for name, moving in (("crop", ("resized", "padded")), ("operations", range(1, 100))):
-                value = getattr(config.augment, name)
-                if value in moving:
+            for name, fixed in (("crop", "center"), ("operations", 0)):
+                if (value := getattr(config.augment, name)) not in ("auto", fixed):
                     raise UserError(f"--cache-teacher needs fixed crops: drop --augment.{name} {value}.")
         return config
 

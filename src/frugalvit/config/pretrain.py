@@ -68,6 +68,7 @@ class LabelFreeConfig(RunConfig):
         "auto", "labels for the k-NN metric; folders: folder names are classes; ignore: none"
     )
     drop_path: Rate | Auto = option("auto", "stochastic depth of the student; auto: the model's own")
+    weight_decay_end: float = option(0.4, "weight decay at the end; it rises by a cosine", ge=0)
     health: HealthConfig = option(default_factory=HealthConfig)
 
     @classmethod
@@ -88,7 +89,6 @@ class PretrainConfig(LabelFreeConfig):
         short="--continue",
     )
     crops_at_once: int = option(0, "crops per forward pass: fewer use less memory and more time; 0: all", ge=0)
-    weight_decay_end: float = option(0.4, "weight decay at the end; it rises by a cosine", ge=0)
     objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)
     matching: MatchingConfig = option(default_factory=MatchingConfig)
     crops: CropsConfig = option(default_factory=CropsConfig)

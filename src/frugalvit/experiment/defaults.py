@@ -144,6 +144,15 @@ def finetuning_lr(batch: int) -> tuple[float, str]:
     return lr, f"1.25e-4 at batch 1,024, scaled with the square root to batch {batch}: a fitted classifier moves little"
 
 
+def finetuning_smoothing() -> tuple[float, str]:
+    """Return no label smoothing: a fitted classifier is sure of itself, and smoothing moves it away from its solution.
+
+    Last block and classifier of a ViT-Ti, 714 flowers, 3 epochs, rate 1e-4, 306 held-out images: 95.8 % at the start,
+    94.4 with smoothing 0.1, 96.4 without (one seed).
+    """
+    return 0.0, "smoothing would move a fitted classifier away from its solution"
+
+
 def layer_decay(facts: Facts) -> tuple[float, str]:
     """Return BEiT's and MAE's 0.75 for networks that define the order of their layers."""
     if not facts.blocks:
@@ -449,6 +458,8 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
             auto.choose("semi.momentum", semi.momentum, *threshold_momentum(steps))
         if semi.region_weight:
             auto.choose("semi.prototypes", semi.prototypes, *prototype_count(facts.unlabelled))
+    elif is_short:
+        auto.choose("mixing.smoothing", config.mixing.smoothing, *finetuning_smoothing())
     auto.choose("weights", config.weights, *exported_weights(facts))
     every = evaluation_interval(steps, per_epoch, seen, facts.eval_images)
     auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))

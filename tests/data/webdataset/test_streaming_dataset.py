@@ -15,7 +15,7 @@ from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, choose_val_shards, open_stream, should_stream
 from frugalvit.errors import UserError
 from frugalvit.tasks.pretraining import train as pretrain
-from frugalvit.tasks.pretraining.experiment import choose_images
+from frugalvit.tasks.pretraining.train import choose_images
 from helpers.shards import photos, png, write_shards, write_tar
 from helpers.web_server import serving
 

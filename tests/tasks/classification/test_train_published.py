@@ -58,6 +58,7 @@ def test_run_takes_the_settings_of_the_weights(
     config, model = settings_of(tmp_path / "run"), fv.load(tmp_path / "run").backbone
     assert (model.name, model.mean, model.img_size) == ("test_vit", (0.5, 0.5, 0.5), (160, 160))
     assert (config.classifier, config.freeze, config.optimizer.layer_decay) == ("logistic", 3, 0.75)
+    assert config.mixing.smoothing == 0
     first = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
     assert (first["step"], first["split"]) == (0, "val")
     summary = json.loads((tmp_path / "run/summary.json").read_text())

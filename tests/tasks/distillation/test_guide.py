@@ -14,8 +14,7 @@ from frugalvit.engine.schedule import Linear
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.tasks.classification.train import train
-from frugalvit.tasks.distillation.guide import Guide
-from frugalvit.tasks.distillation.teacher import load_teacher
+from frugalvit.tasks.distillation.teacher import Guide, load_teacher
 from helpers.tiny_runs import SWIN, TRAIN, differences, interrupted_at, load_state, read_metrics
 
 

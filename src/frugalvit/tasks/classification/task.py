@@ -29,7 +29,7 @@ from frugalvit.experiment.extra_objectives import ExtraObjectives
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.objectives.drloc import Pairs, draw_batch_pairs, loss_at_pairs
 from frugalvit.tasks.classification.metrics import ClassificationScores
-from frugalvit.tasks.distillation.guide import Guide
+from frugalvit.tasks.distillation.teacher import Guide
 from frugalvit.utils import console
 from frugalvit.utils.tables import Table
 
@@ -99,9 +99,7 @@ class ClassificationTask(Task):
             losses["loss"] = losses["loss"] + weight * losses["localization"]
         return losses
 
-    def step_inputs(
-        self, batch: Batch, step: int
-    ) -> tuple[Tensor, Tensor, Tensor | None, Pairs, Tensor | None, Tensor | None, Tensor | None]:
+    def step_inputs(self, batch: Batch, step: int) -> tuple[Any, ...]:
         """Return the arguments of :meth:`compute_losses`."""
         assert batch.targets is not None
         if self.objectives is not None:

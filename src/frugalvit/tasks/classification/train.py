@@ -68,8 +68,7 @@ from frugalvit.tasks.classification.semi_supervised import (
     separate_streams,
 )
 from frugalvit.tasks.classification.task import ClassificationTask
-from frugalvit.tasks.distillation.guide import Guide
-from frugalvit.tasks.distillation.teacher import load_teacher
+from frugalvit.tasks.distillation.teacher import Guide, load_teacher
 from frugalvit.utils import console
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult

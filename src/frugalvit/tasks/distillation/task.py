@@ -18,10 +18,8 @@ class DistillationTask(FeatureTask):
 
     cached: CachedTargets | None = None
 
-    def __init__(
-        self, student: Backbone, teacher: Teacher, objective: FeatureDistillation, weight_decay: float = 0.05
-    ) -> None:
-        super().__init__(student, weight_decay)
+    def __init__(self, student: Backbone, teacher: Teacher, objective: FeatureDistillation, decay: float) -> None:
+        super().__init__(student, decay)
         # Not named "teacher": weights of that name in a checkpoint are the network to export.
         self.guide, self.objective = teacher, objective
 

@@ -1,9 +1,9 @@
-"""Teacher: a frozen network that sees a student's images; its features can be cached on disk."""
+"""Teacher: a frozen network that sees a student's images, as the target of ``distil`` or the guide of ``train``."""
 
 import hashlib
 import math
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -19,10 +19,11 @@ from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.paths import cache_root
 from frugalvit.data.rng import to_device_packed
 from frugalvit.engine.distributed import run_on_rank_zero
+from frugalvit.engine.schedule import Schedule
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.features import Features
-from frugalvit.objectives import distillation_targets
+from frugalvit.objectives import FeatureDistillation, distillation_targets
 from frugalvit.probing.extractor import model_hash
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, write_atomically
@@ -91,16 +92,38 @@ def load_teacher(source: str, student: Backbone, size: int | None = None) -> Tea
     return Teacher(model, student)
 
 
-class CachedTargets:
-    """The targets of every image for its plain view, mapped from a file: grid (N, D, h, w), pooled (N, D), float16."""
+class Guide(nn.Module):
+    """The grid term of distillation as a further loss; ``weight`` falls to 0 within the run."""
 
-    def __init__(self, grid: np.ndarray, pooled: np.ndarray) -> None:
-        self.grid, self.pooled = grid, pooled
+    def __init__(self, teacher: Teacher, dim: int, weight: Schedule) -> None:
+        super().__init__()
+        self.source, self.weight = teacher, weight
+        self.head = FeatureDistillation(dim, teacher.network.dim, pooled_weight=0.0)
+
+    def targets(self, images: Tensor, step: int) -> tuple[Tensor | None, Tensor | None]:
+        """Return the grid to learn and the weight of the loss; None after the weight has reached 0."""
+        if not self.weight.at(step):
+            return None, None
+        return self.source(images).grid, images.new_full((), self.weight.at(step), dtype=torch.float32)
+
+    def loss(self, features: Features, grid: Tensor | None, weight: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted loss, and the loss to log."""
+        if grid is None or weight is None:
+            # DDP needs the same parameters on every rank and step: these take part with weight zero.
+            return 0.0 * torch.stack([parameter.sum() for parameter in self.head.parameters()]).sum(), {}
+        loss = self.head.losses(features, Features(grid, features.pooled))["loss"]
+        return weight * loss, {"guide_loss": loss.detach()}
+
+
+class CachedTargets(NamedTuple):
+    """The targets of every image for its plain view, mapped from files: grid (N, D, h, w), pooled (N, D), float16."""
+
+    grid: np.ndarray
+    pooled: np.ndarray
 
     def at(self, index: Tensor, flips: Tensor, device: torch.device) -> Features:
         """Return the targets of these images (CPU indices); the grids of flipped images are flipped too."""
-        rows = index.numpy()
-        parts = [torch.from_numpy(self.grid[rows]), torch.from_numpy(self.pooled[rows]), flips]
+        parts = [*(torch.from_numpy(array[index.numpy()]) for array in self), flips]
         grid, pooled, flipped = to_device_packed(parts, device)
         return Features(torch.where(flipped[:, None, None, None], grid.flip(3), grid), pooled)
 
@@ -108,44 +131,34 @@ class CachedTargets:
 def cache_targets(
     teacher: Teacher, store: ImageStore, augment: TrainAugment, batch: int, fabric: Fabric, fingerprint: str
 ) -> CachedTargets:
-    """Run the teacher on the plain view of every image, once; later runs read the file.
+    """Run the teacher on the plain view of every image, once; later runs read the files.
 
     augment:     the student's; its crop makes the view, without flip and colours
-    fingerprint: of the images
+    fingerprint: of the images; an unreadable one has the targets of its substitute
     """
     plain = {"flip": 0.0, "jitter": (0.0,) * 4, "grayscale": 0.0, "blur": 0.0, "erasing": 0.0}
-    view = TrainAugment(
-        augment.config.model_copy(update=plain), augment.out_size, augment.normalize.mean, augment.normalize.std
-    )
-    facts = (teacher.hash, fingerprint, augment.out_size, teacher.grid, augment.config.interpolation, len(store))
+    normalize, config = augment.normalize, augment.config.model_copy(update=plain)
+    view = TrainAugment(config, augment.out_size, normalize.mean, normalize.std)
+    facts = (teacher.hash, fingerprint, augment.out_size, teacher.grid, config.interpolation, len(store))
     key = hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
     folder = make_folder(cache_root() / "teachers", "Set FRUGALVIT_CACHE to another folder.")
     paths = [folder / f"{key}_{name}.npy" for name in Features._fields]
 
     def build() -> None:
-        if not all(path.exists() for path in paths):
-            features = _run_teacher(teacher, store, view, batch, fabric)
-            for path, array in zip(paths, features, strict=True):
-                write_atomically(path, lambda handle, array=array: np.save(handle, array))
+        if all(path.exists() for path in paths):
+            return
+        everything, parts = torch.arange(len(store)), []
+        fetcher = store.fetcher(lambda turn: everything[turn * batch :][:batch])
+        fabric.to_device(teacher)
+        with torch.inference_mode(), fabric.autocast():
+            turns = range(math.ceil(len(store) / batch))
+            for turn in console.progress(turns, len(turns), "running the teacher"):
+                images, sizes, _ = fetcher.at(turn)
+                targets = teacher(view.apply(images, sizes, torch.zeros(len(images), view.columns)))
+                parts.append([target.half().cpu().numpy() for target in targets])
+        for path, arrays in zip(paths, zip(*parts, strict=True), strict=True):
+            write_atomically(path, lambda handle, arrays=arrays: np.save(handle, np.concatenate(arrays)))
 
     run_on_rank_zero(fabric, build)
     build()  # on machines with a cache of their own
     return CachedTargets(*(np.load(path, mmap_mode="r") for path in paths))
-
-
-def _run_teacher(
-    teacher: Teacher, store: ImageStore, view: TrainAugment, batch: int, fabric: Fabric
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return grids and pooled features of all images in float16; an unreadable image has those of its substitute."""
-    everything = torch.arange(len(store))
-    fetcher = store.fetcher(lambda turn: everything[turn * batch :][:batch])
-    grids, pooled = [], []
-    fabric.to_device(teacher)
-    with torch.inference_mode(), fabric.autocast():
-        turns = range(math.ceil(len(store) / batch))
-        for turn in console.progress(turns, len(turns), "running the teacher"):
-            images, sizes, _ = fetcher.at(turn)
-            targets = teacher(view.apply(images, sizes, torch.zeros(len(images), view.columns)))
-            grids.append(targets.grid.half().cpu().numpy())
-            pooled.append(targets.pooled.half().cpu().numpy())
-    return np.concatenate(grids), np.concatenate(pooled)

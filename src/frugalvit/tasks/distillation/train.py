@@ -1,20 +1,17 @@
 """``frugalvit distil``: from a trained network and images without labels to a student."""
 
-from dataclasses import replace
 from typing import Any
 
 from frugalvit.config.distil import DistilConfig
 from frugalvit.config.resolved import ResolvedDistilConfig
 from frugalvit.data.augmentation.transforms import TrainAugment
-from frugalvit.engine.loop import TrainPlan
-from frugalvit.engine.schedule import Cosine, warmup_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment.defaults import Facts, resolve_distillation
 from frugalvit.objectives import FeatureDistillation
 from frugalvit.tasks.distillation.task import DistillationTask
 from frugalvit.tasks.distillation.teacher import cache_targets, load_teacher
 from frugalvit.tasks.pretraining.collapse import Health
-from frugalvit.tasks.pretraining.experiment import LabelFreeExperiment
+from frugalvit.tasks.pretraining.train import LabelFreeExperiment
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult
 
@@ -34,15 +31,6 @@ class DistilExperiment(LabelFreeExperiment[DistilConfig, ResolvedDistilConfig]):
 
     def resolve_values(self, options: DistilConfig, facts: Facts) -> ResolvedDistilConfig:
         return resolve_distillation(options, facts, self.auto_values)
-
-    def build_plan(self) -> TrainPlan:
-        config = self.config
-        plan = TrainPlan.from_config(config, len(self.images), self.fabric.world_size, lines=20)
-        warm = warmup_steps(config.optimizer.warmup, plan.steps_per_epoch, plan.steps)
-        every = max(round(config.health.every * plan.steps_per_epoch), -(-plan.steps // 50))
-        from_zero = config.optimizer.cosine_from_start
-        lr = Cosine(config.lr, config.lr * config.optimizer.min_lr, plan.steps, warm, from_zero=from_zero)
-        return replace(plan, lr=lr, evaluate_every=every)
 
     def build_task(self) -> DistillationTask:
         config, student = self.config, self.backbone
