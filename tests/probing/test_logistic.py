@@ -141,8 +141,8 @@ def test_few_labels_need_few_iterations() -> None:
     )
     counted: list[int] = []
     with pytest.MonkeyPatch.context() as patched:
-        step = lbfgs._Active.step
-        patched.setattr(lbfgs._Active, "step", lambda active: (counted.append(1), step(active)))
+        step = lbfgs._Search.step
+        patched.setattr(lbfgs._Search, "step", lambda active: (counted.append(1), step(active)))
         result = logistic_probe(train, labels, val, answers, test)
     assert result.converged and len(counted) < 250, "the weakest alone once needed a thousand"
 
