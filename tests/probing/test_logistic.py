@@ -178,7 +178,7 @@ def test_short_line_searches_go_downhill(trials: int, monkeypatch: pytest.Monkey
 def test_extrapolation_over_log_strength() -> None:
     features, labels = blobs(60, 5, 3, noise=1.0)
     fit = LogisticRegression(features, labels).fit([1.0, 1e-2])
-    (stronger, weaker), line = fit.weight, lambda strength: fit.extrapolate(strength)[0][0]
+    (stronger, weaker), line = fit.weight, lambda strength: fit.extrapolate(strength)[0]
     torch.testing.assert_close(line(1e-1), (stronger + weaker) / 2)
     torch.testing.assert_close(line(1e-4), 2 * weaker - stronger)
     torch.testing.assert_close(line(1e-9), 2 * weaker - stronger)  # at most the distance between the two
