@@ -247,10 +247,10 @@ def test_one_training_class_is_an_error() -> None:
 def test_principal_axes_keep_the_logits(shape: tuple[int, int]) -> None:
     features = torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 3
     axes = principal_axes(features)
-    weight, bias = torch.randn(2, axes.rows.shape[1], 3).double(), torch.randn(2, 3).double()
+    weight, bias = torch.randn(axes.rows.shape[1], 3).double(), torch.randn(3).double()
     original, shifted = axes.back(weight, bias)
-    torch.testing.assert_close(features @ original + shifted[:, None], axes.rows @ weight + bias[:, None])
-    torch.testing.assert_close(original.norm(dim=1), weight.norm(dim=1))
+    torch.testing.assert_close(features @ original + shifted, axes.rows @ weight + bias)
+    torch.testing.assert_close(original.norm(dim=0), weight.norm(dim=0))
     again, bias_again = axes.into(original, shifted)
     torch.testing.assert_close(again, weight)
     torch.testing.assert_close(bias_again, bias)
