@@ -311,19 +311,25 @@ def probe_scores(run: Path, data: str, device: str) -> dict[str, Any]:
 
 def _visual_scores(run: str, data: str, device: str) -> dict[str, float]:
     """Score correspondences between two views (% right, pixels off) and the last block's attention (bits)."""
+    import torch
+
+    from frugalvit.backbones.timm_features import eval_no_grad
     from frugalvit.data import open_data
     from frugalvit.engine.hardware import pick_device
     from frugalvit.experiment.load_model import load_model
-    from frugalvit.visualization.attention import mean_entropy
+    from frugalvit.visualization.attention import entropy
     from frugalvit.visualization.correspondence import evaluate_correspondence
-    from frugalvit.visualization.model_views import input_batches, spread_evenly
+    from frugalvit.visualization.model_views import input_batches, model_input, spread_evenly
 
     backbone = load_model(run, device=pick_device(device)).backbone
     dataset = spread_evenly(open_data(data).splits["test"], _VIEWED_IMAGES)
     images = list(input_batches(dataset, backbone, 64, "correspondences"))
     matches = evaluate_correspondence(backbone, images)
+    with eval_no_grad(backbone):
+        weights = [backbone.attention(model_input(backbone, batch)).float() for batch in images]
+    bits = torch.cat([entropy(part).mean(dim=(1, 2)).cpu() for part in weights])  # mean over heads and queries
     return {
         "match_accuracy": round(100 * matches.accuracy, 2),
         "match_error_px": round(matches.error, 2),
-        "attention_bits": round(mean_entropy(backbone, images), 3),
+        "attention_bits": round(bits.mean().item(), 3),
     }

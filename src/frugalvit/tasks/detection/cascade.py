@@ -18,12 +18,11 @@ from frugalvit.tasks.dense.pyramid import FeaturePyramid
 from frugalvit.tasks.detection.heads import DetectorHead
 from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, Target, mask_layers, roi_align
 from frugalvit.tasks.detection.masks import mask_loss, select_masked
-from frugalvit.tasks.detection.rpn_roi import (
+from frugalvit.tasks.detection.regions import (
     add_objects,
     drop_empty,
     gather_boxes,
     match_regions,
-    pad_objects,
     sample_regions,
     select_positives,
 )
@@ -83,18 +82,18 @@ class CascadeHead(DetectorHead):
         sizes: list[tuple[int, int]],
         targets: list[Target],
     ) -> dict[str, Tensor]:
-        boxes, objects = add_objects(proposals, targets), pad_objects(targets)
+        boxes = add_objects(proposals, targets)
         losses: dict[str, Tensor] = {}
         for number, (stage, coder) in enumerate(zip(self.stages, self.coders, strict=True)):
-            owners, labels = match_regions(boxes, objects, self.matchers[number])
+            owners, labels = match_regions(boxes, targets, self.matchers[number])
             # The first head samples a fixed number of regions per image, a quarter of them objects; later ones use all.
             if number == 0:
-                boxes, owners, labels, positives = sample_regions(boxes, owners, labels, self.sampler)
+                boxes, owners, labels = sample_regions(boxes, owners, labels, self.sampler)
                 if self.mask_parts:
-                    regions, masked = select_masked(*select_positives(boxes, owners, labels, positives), targets)
+                    regions, masked = select_masked(*select_positives(boxes, owners, labels), targets)
                     losses["loss_mask"] = mask_loss(self._masks(features, regions, sizes), regions, masked, targets)
             logits, offsets = stage(self.crop(features, boxes, sizes))
-            target_boxes = gather_boxes(owners, objects)
+            target_boxes = gather_boxes(owners, targets)
             wanted, label = torch.cat(coder.encode(target_boxes, boxes)), torch.cat(labels)  # type: ignore[arg-type]
             positive = torch.where(label > 0)[0]
             weight = LOSS_WEIGHTS[number] / max(1, len(label))
