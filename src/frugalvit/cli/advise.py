@@ -71,8 +71,8 @@ REASONS = {
 
 
 EXPECTATIONS = (
-    "What to expect of 'train' with 2,000 images on a GPU: 76.6 % (102 kinds of flowers), 80.4 % (7 classes of paintings "
-    "and sketches), 89.4 % (digits in the street): docs/FIRST_RUN.md.",
+    "What to expect of 'train' with 2,000 images on a GPU: 76.6 % (102 kinds of flowers), 80.4 % (7 classes of "
+    "paintings and sketches), 89.4 % (digits in the street): docs/FIRST_RUN.md.",
     "Ten images each of 200 classes at 64 px are too few: 11.4 %.",
     "Published weights that know such images give more: 96 % on the flowers, with half of the labels.",
 )
