@@ -164,15 +164,15 @@ def _open_voc2007(name: str, known: Known, home: Path) -> _Parts:
     """Read several objects per image as ``targets``; -1 marks an object that VOC calls difficult."""
     base = home / "VOCdevkit" / "VOC2007"
     lists = base / "ImageSets" / "Main"
-    classes = sorted(path.name.removesuffix("_trainval.txt") for path in lists.glob("*_trainval.txt"))
+    classes = sorted(path.name.removesuffix("_train.txt") for path in lists.glob("*_train.txt"))
     splits: dict[str, ImageDataset] = {}
-    for split, part in (("train", "trainval"), ("test", "test")):
-        stems = read_text(lists / f"{part}.txt").split()
+    for split in ("train", "val", "test"):
+        stems = read_text(lists / f"{split}.txt").split()
         examples = FileExamples([str(base / "JPEGImages" / f"{stem}.jpg") for stem in stems], None, str(home))
         targets = np.zeros((len(stems), len(classes)), dtype=np.int8)
         row_of = {stem: row for row, stem in enumerate(stems)}
         for column, label in enumerate(classes):
-            cells = read_text(lists / f"{label}_{part}.txt").split()
+            cells = read_text(lists / f"{label}_{split}.txt").split()
             for stem, value in zip(cells[::2], cells[1::2], strict=True):
                 targets[row_of[stem], column] = {"1": 1, "-1": 0, "0": -1}[value]
         examples.targets = targets

@@ -53,7 +53,7 @@ DATASETS: dict[str, Known] = {
                            "mean per class", True, "FGVCAircraft", _SPLIT_THREE),
     "voc2007": Known(
         "VOC2007 classification", 20, 5_011, 4_952,
-        ("VOCdevkit/VOC2007/ImageSets/Main/trainval.txt", "VOCdevkit/VOC2007/ImageSets/Main/test.txt"),
+        tuple(f"VOCdevkit/VOC2007/ImageSets/Main/{split}.txt" for split in ("train", "val", "test")),
         "11-point mAP", True, "VOCDetection",
         {"train": {"year": "2007", "image_set": "trainval"}, "test": {"year": "2007", "image_set": "test"}}),
     "dtd": Known("Describable Textures", 47, 3_760, 1_880, ("dtd/dtd/images",), suite=True, torchvision="DTD",
