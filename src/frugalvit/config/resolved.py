@@ -7,6 +7,8 @@ compile, workers, cache), in options that say how to read data, and in the optio
 # first base class, so some classes repeat the fields of the second.
 # pyright: reportIncompatibleVariableOverride=false
 
+from typing import Literal
+
 from frugalvit.config.base import option
 from frugalvit.config.dense import DecoderConfig, DetectConfig, DetectorConfig, SegmentConfig, TransferConfig
 from frugalvit.config.pretrain import Centering, MatchingConfig, PretrainConfig
@@ -91,6 +93,7 @@ class ResolvedDetectConfig(DetectConfig, ResolvedTransferConfig):
 
 class ResolvedDecoderConfig(DecoderConfig):
     channels: int = option()
+    norm: Literal["batch", "group"] = option()
 
 
 class ResolvedSegmentConfig(SegmentConfig, ResolvedTransferConfig):
