@@ -180,7 +180,8 @@ def block_grids(model: nn.Module, images: Tensor, name: str) -> list[list[Tensor
 
 def uses_class_token(model: nn.Module) -> bool:
     """Whether a ViT classifies by a class token that passes all its blocks (CaiT's does not)."""
-    return isinstance(model, Beit | Eva | VisionTransformer) and model.global_pool == "token"
+    is_vit = isinstance(model, Beit | Eva | VisionTransformer) and model.global_pool == "token"
+    return is_vit or getattr(model, "has_class_token", False)
 
 
 def class_tokens(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
@@ -188,7 +189,8 @@ def class_tokens(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
     blocks = [block for stage in stage_blocks(model, name) for block in stage]
     outputs = _record_outputs(model, blocks, images)
     norm = final_norm(model) or nn.Identity()
-    return [norm(outputs[number][:, :1])[:, 0] for number in range(len(blocks))]
+    tokens = [output[0] if isinstance(output := outputs[number], tuple) else output for number in range(len(blocks))]
+    return [norm(part[:, :1])[:, 0] for part in tokens]
 
 
 def _record_outputs(model: nn.Module, modules: Sequence[nn.Module], images: Tensor) -> dict[int, Any]:

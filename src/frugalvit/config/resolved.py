@@ -39,6 +39,7 @@ class ResolvedLocalizationConfig(LocalizationConfig):
             pairs=self.pairs,
             hidden=self.hidden,
             grid_size=7 if self.grid_size == "auto" else self.grid_size,
+            signed=self.signed,
         )
 
 
