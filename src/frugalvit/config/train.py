@@ -113,7 +113,7 @@ class RunConfig(Config):
         "auto", "stream shards without storing them; auto: if they are remote or over a terabyte; false: download first"
     )
     root: str | None = option(None, ROOT)
-    classes: str | None = option(None, "file with the classes to use, one name per line (e.g. ImageNet-100's list)")
+    classes: str | None = option(None, "file with the classes to use, one name per line")
     val_fraction: float = option(0.1, VAL_FRACTION, gt=0, lt=1)
     log_every: int = option(10, "steps between two lines of metrics", ge=1)
     save_every: int = option(0, "steps between two checkpoints; 0: by epochs and minutes", ge=0)
