@@ -16,6 +16,7 @@ from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCom
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.tools import ReproduceConfig
 from frugalvit.config.train import TrainConfig
+from frugalvit.data.formats.named_catalog import dataset_status
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.runs import layout
 from frugalvit.utils import console
@@ -32,7 +33,8 @@ class TableSpec(Config):
     """One table: the data it needs, the options that all its runs share, and its settings."""
 
     about: str = option(help="what the table shows")
-    data: str = option(help="the folder below --data")
+    data: str = option("", "the folder below --data")
+    datasets: tuple[str, ...] = option((), "or named datasets in --data: the table is repeated for each that is there")
     common: dict[str, Any] = option(help="options of every run")
     settings: dict[str, str] = option(
         help="the options of each setting, as 'compare' reads them; the last setting is the baseline; "
@@ -77,28 +79,49 @@ def load_table(name: str, folder: Path | None = None) -> TableSpec:
 def reproduce(config: ReproduceConfig) -> CommandResult:
     """Run a table, or list the tables."""
     if config.table:
-        return Reproduction(config).run()
+        spec = load_table(config.table)
+        return _reproduce_datasets(config, spec.datasets) if spec.datasets else Reproduction(config).run()
     names = list_tables()
     specs = [load_table(name) for name in names]
-    rows: list[list[object]] = [[name, spec.about, spec.data] for name, spec in zip(names, specs, strict=True)]
+    rows: list[list[object]] = [
+        [name, spec.about, spec.data or "any of ten"] for name, spec in zip(names, specs, strict=True)
+    ]
     return CommandResult({"tables": names}, [Table(["table", "what it shows", "data"], rows)])
 
 
-class Reproduction:
-    """A table together with the user's options."""
+def _reproduce_datasets(config: ReproduceConfig, names: tuple[str, ...]) -> CommandResult:
+    """Run a table on each of these named datasets that is below --data; say how to get the others."""
+    status = {name: dataset_status(name, config.data) for name in names}
+    present = [name for name in names if status[name].state == "present"]
+    if not present:
+        raise UserError(
+            f"{config.table} needs one of {', '.join(names)} in {config.data}: see 'frugalvit list datasets'."
+        )
+    results = {name: Reproduction(config, name).run() for name in present}
+    tables = [
+        Table(table.columns, table.rows, f"{name}, {table.title}") for name in present for table in results[name].tables
+    ]
+    notes = [f"{name} is missing: {status[name].instruction}" for name in names if name not in present]
+    return CommandResult({name: result.data for name, result in results.items()}, tables, notes)
 
-    def __init__(self, config: ReproduceConfig) -> None:
+
+class Reproduction:
+    """A table together with the user's options; ``dataset`` names one of its datasets."""
+
+    def __init__(self, config: ReproduceConfig, dataset: str = "") -> None:
         path = Path(config.table)
-        self.config, self.name = config, path.stem
+        self.config, self.name = config, f"{path.stem}/{dataset}" if dataset else path.stem
         self._folder = path.parent if path.suffix else None
         self.spec = load_table(config.table)
+        if dataset:
+            self.spec = self.spec.model_copy(update={"data": dataset})
 
     def run(self) -> CommandResult:
         """Make the runs that are missing, then the table."""
         config, spec = self.config, self.spec
         for needed in (spec, *(self._load(table) for table, _ in spec.starts.values())):
             folder = Path(config.data) / needed.data
-            if not folder.is_dir():
+            if needed.data not in needed.datasets and not folder.is_dir():
                 raise UserError(
                     f"{self.name} needs {folder.name}: there is no folder {folder}. Name its parent: --data."
                 )
@@ -189,7 +212,8 @@ class Reproduction:
         changes = {name: value for name, value in options.items() if value is not None}
         if "epochs" in changes:
             changes.setdefault("steps", None)  # the table's steps would override them
-        data = str(Path(config.data) / spec.data)
+        named = f"{spec.data}:{config.data}"
+        data = named if spec.data in spec.datasets else str(Path(config.data) / spec.data)
         return spec.common | {"data": data, "device": config.device, "backbone": config.backbone or backbone} | changes
 
     def _run_config(
