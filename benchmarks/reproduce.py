@@ -3,7 +3,6 @@
 A table is a YAML file in ``benchmarks/tables/``, or anywhere else.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -20,12 +19,10 @@ from frugalvit.data.formats.named_catalog import dataset_status
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.runs import layout
 from frugalvit.utils import console
-from frugalvit.utils.files import read_json, write_text
+from frugalvit.utils.files import write_text
 from frugalvit.utils.tables import CommandResult, Table, as_markdown
 
 TABLES = Path(__file__).parent / "tables"
-_SCORES_FILE = "reproduced.json"
-_VIEWED_IMAGES = 512
 _SUFFIX = ".yaml"
 
 
@@ -259,6 +256,7 @@ class Reproduction:
     def _pretrain(self, settings: dict[str, str]) -> CommandResult:
         """Pre-train every backbone, setting and seed, and score each run with every probe."""
         from frugalvit.comparison.compare import run_once
+        from frugalvit.comparison.pretraining import SCORES, probe_scores
 
         rows: list[dict[str, Any]] = []
         for backbone in self._backbones():
@@ -268,7 +266,8 @@ class Reproduction:
                     run_config, train = self._run_config(self.spec, text, run, self.config, backbone, seed)
                     summary = run_once(run_config, train)
                     row = {"backbone": backbone, "objective": setting, "seed": seed}
-                    row |= probe_scores(run, run_config.data, self.config.device)
+                    scores = probe_scores(run, run_config.data, self.config.device)
+                    row |= {name: scores[name] for name in SCORES if name in scores}
                     rows.append(row | {name: summary[name] for name in ("effective_rank", "health", "seconds")})
         columns = list(rows[0])
         cells = [[row[column] for column in columns] for row in rows]
@@ -308,46 +307,3 @@ def _commands(spec: TableSpec) -> tuple[Any, Any, Any, Any]:
     if spec.kind == "segment":
         return SegmentCompareConfig, SegmentConfig, segmentation.train, dense.segment
     return CompareConfig, TrainConfig, classification.train, compare
-
-
-def probe_scores(run: Path, data: str, device: str) -> dict[str, Any]:
-    """Score a run by k-NN, linear and logistic probes, correspondences (Fig. 8) and attention entropy (Fig. 7).
-
-    The scores are cached in the run's folder.
-    """
-    if cached := read_json(run / _SCORES_FILE, dict):
-        return cached
-    from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig
-    from frugalvit.probing.knn import knn
-    from frugalvit.probing.linear import linear
-    from frugalvit.probing.logistic import logistic
-
-    options = {"model": str(run), "data": data, "device": device, "batch": 256}
-    scores: dict[str, Any] = {
-        "knn": knn(KnnConfig.parse(options)).data["top1"],
-        "linear": linear(LinearConfig.parse(options)).data["top1"],
-        "logistic": logistic(LogisticConfig.parse(options)).data["top1"],
-    }
-    scores |= _visual_scores(str(run), data, device)
-    write_text(run / _SCORES_FILE, json.dumps(scores, indent=1))
-    return scores
-
-
-def _visual_scores(run: str, data: str, device: str) -> dict[str, float]:
-    """Score correspondences between two views (% right, pixels off) and the last block's attention (bits)."""
-    from frugalvit.data import open_data
-    from frugalvit.engine.hardware import pick_device
-    from frugalvit.experiment.load_model import load_model
-    from frugalvit.visualization.attention import mean_entropy
-    from frugalvit.visualization.correspondence import evaluate_correspondence
-    from frugalvit.visualization.model_views import input_batches, spread_evenly
-
-    backbone = load_model(run, device=pick_device(device)).backbone
-    dataset = spread_evenly(open_data(data).splits["test"], _VIEWED_IMAGES)
-    images = list(input_batches(dataset, backbone, 64, "correspondences"))
-    matches = evaluate_correspondence(backbone, images)
-    return {
-        "match_accuracy": round(100 * matches.accuracy, 2),
-        "match_error_px": round(matches.error, 2),
-        "attention_bits": round(mean_entropy(backbone, images), 3),
-    }
