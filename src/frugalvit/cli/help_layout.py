@@ -36,7 +36,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "frugalvit compare photos/ --with lr=0.001 --without lr=0.0005",
     ),
     "pretrain compare": (
-        "frugalvit pretrain compare images/ --minutes 10  L_V + L_R against L_V, three seeds, equal time",
+        "frugalvit pretrain compare images/ --minutes 10   L_V + L_R against L_V, three seeds, equal time",
         "frugalvit pretrain compare images/ --backbones deit_small swin_tiny_w7 --minutes 10",
     ),
     "detect train": (
