@@ -149,12 +149,13 @@ def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title
 
 def most_bits(view: AttentionView) -> float:
     """Return the entropy of uniform attention over all visible regions (in a Swin those of a window)."""
-    return math.log2(max(2, int((view.maps > 0).any(0).sum())))
+    return math.log2(max(2, view.reach))
 
 
 def _entropy_bars(figure: Any, image: Tensor, view: AttentionView, regions: Regions) -> None:
     picture, bars = figure.subplots(1, 2, width_ratios=(1, 3))
     _show(picture, image)
+    _draw_windows(picture, view, regions)
     _mark_query(picture, view, regions, size=7)
     bars.bar(range(len(view.order)), [view.entropy[head].item() for head in view.order], 0.7, color=palette.BLUE)
     bars.set_xticks(range(len(view.order)), [str(head) for head in view.order], fontsize=6)
@@ -166,6 +167,20 @@ def _entropy_bars(figure: Any, image: Tensor, view: AttentionView, regions: Regi
     bars.set_ylabel("entropy (bits)", fontsize=7)
     bars.set_xlabel("head", fontsize=7)
     bars.tick_params(labelsize=6)
+
+
+def _draw_windows(axis: Any, view: AttentionView, regions: Regions) -> None:
+    """Draw the regions as thin lines, and thick ones between neighbours that cannot attend to each other."""
+    (height, width), (across, down) = regions.cell, view.borders
+    bounds = {"clip_on": True, "zorder": 2}
+    for index in range(1, regions.grid[1]):
+        axis.axvline(index * width - 0.5, color="white", linewidth=0.2, **bounds)
+    for index in range(1, regions.grid[0]):
+        axis.axhline(index * height - 0.5, color="white", linewidth=0.2, **bounds)
+    for row, column in across.nonzero().tolist():
+        axis.vlines((column + 1) * width - 0.5, row * height - 0.5, (row + 1) * height - 0.5, color="white", **bounds)
+    for row, column in down.nonzero().tolist():
+        axis.hlines((row + 1) * height - 0.5, column * width - 0.5, (column + 1) * width - 0.5, color="white", **bounds)
 
 
 def _overlay(axis: Any, view: AttentionView, head: int, kind: str, regions: Regions, scale: PowerNorm) -> None:
