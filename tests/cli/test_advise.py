@@ -55,6 +55,21 @@ def test_published_weights_come_first_where_they_can_be_had(tmp_path: Path, onli
     assert found[False][0][0] == "train" and found[False][3:5] == found[True][:2]
 
 
+@pytest.mark.parametrize(("unlabelled", "proposed"), [(2, False), (12, True)])
+def test_rows_without_a_label_count(unlabelled: int, proposed: bool, tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "photos", 2, 5 + unlabelled // 2)
+    files = sorted(folder.rglob("*.png"), key=lambda file: int(file.stem))
+    rows = [f"{file},{file.parent.name if int(file.stem) < 5 else ''}" for file in files]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label", *rows]))
+    data = advise(AdviseConfig(data=str(tmp_path / "t.csv"), trial=0, device="cpu")).data
+    assert data["splits"]["train without a label"] == unlabelled and data["images"] == 10 + unlabelled
+    commands = [proposal["command"] for proposal in data["proposals"]]
+    assert any(command.endswith("--unlabelled rest") for command in commands) == proposed
+    for command in commands:
+        check_command(command)
+    assert not any("left out" in note for note in data["notes"])
+
+
 def test_labelled_images(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "my photos", 3, 12)
     data = advise(AdviseConfig(data=str(folder), trial=1, device="cpu")).data

@@ -84,12 +84,12 @@ def test_settings_below_their_floor_are_named(tmp_path: Path) -> None:
 
     def summary(top1: float, best: float) -> dict[str, Any]:
         numbers = {"seed": 0, "seconds": 1.0, "seconds_per_step": 0.1, "run": str(tmp_path / "run")}
-        return numbers | {"top1": top1, "floor": {"best": best}}
+        return numbers | {"top1": top1, "floor": {"best": best}, "scored_images": 1000}
 
-    scores = {"few": [summary(30, 20), summary(32, 24)], "many": [summary(50, 60), summary(70, 62)]}
+    scores = {"few": [summary(20, 20), summary(22, 24)], "many": [summary(50, 60), summary(62, 62)]}
     result = module.write_comparison(tmp_path, scores, "top1", report=False)
     assert [row[-1] for row in result.tables[0].rows] == ["22.0 %", "61.0 %"]
-    assert result.notes[2].startswith("below the floor: many;")
+    assert result.notes[2].startswith("below the floor: many;")  # few is within the floor's interval
     del scores["few"][0]["floor"]
     result = module.write_comparison(tmp_path, scores, "top1", report=False)
     assert "floor" not in result.tables[0].columns and len(result.notes) == 2

@@ -70,7 +70,11 @@ def test_undecodable_folder_names_become_valid_class_names(tmp_path: Path) -> No
         ({".": 5}, {"train": 5}, ""),
         ({"2023/05": 3, "2023/06": 2, "2024/01": 4}, {"train": 9}, "more than one folder deep"),
         ({"jpg": 3}, {"train": 3}, "the only folder of images"),
-        ({"images/train": 3, "images/val": 1, "masks/train": 3}, {"train": 3, "val": 1}, "the only folder of images"),
+        (
+            {"images/train": 3, "images/val": 1, "masks/train": 3},
+            {"train": 3, "val": 1},
+            "; masks beside it holds masks.",
+        ),
         ({"train": 3, "test": 2}, {"train": 3, "test": 2}, ""),
         ({".": 9, "cat": 1, "dog": 1}, {"train": 11}, "9 loose images"),
     ],

@@ -13,6 +13,7 @@ import timm
 import torch
 from PIL import Image, features
 from timm.data.transforms_factory import create_transform
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 import frugalvit as fv
 from frugalvit.backbones.weights.model_folder import save_model_folder
@@ -159,15 +160,32 @@ def test_every_way_gives_the_same_pixels(files: list[str], folder: Path, tmp_pat
         torch.testing.assert_close(images, ways["predict"], atol=1e-6, rtol=0, msg=way)
 
 
-def test_the_model_card_recipe(files: list[str], folder: Path) -> None:
-    """The card's first block, run as it stands, gives the logits of 'predict' for a rotated photo."""
-    photo = next(file for file in files if file.endswith("on_its_side.jpg"))
+OPAQUE = PIXELS[..., 3:] / 255
+PLAIN = {
+    "turned.png": PIXELS[::-1, ::-1, :3],
+    "transparent.png": np.rint(PIXELS[..., :3] * OPAQUE + 255 * (1 - OPAQUE)),
+    "deep.png": np.rint(DEEP / 257)[:, :, None].repeat(3, 2),
+}
+"""What a reader must see in these files, written without the code of the package."""
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_the_model_card_recipe(kind: str, files: list[str], folder: Path) -> None:
+    """The card's first block, run as it stands, sees EXIF, transparency and 16 bits, and answers as 'predict' does."""
+    file = next(file for file in files if Path(file).name == kind)
     block = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
     names: dict[str, Any] = {}
-    exec(block.replace("FOLDER", str(folder)).replace("photo.jpg", photo), names)
+    inputs: list[Any] = []
+    hook = register_module_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    try:
+        exec(block.replace("FOLDER", str(folder)).replace("photo.jpg", file), names)
+    finally:
+        hook.remove()
+    ours, plain = fv.load(str(folder)), Image.fromarray(PLAIN[kind].astype(np.uint8))
+    seen = next(value for value in inputs if getattr(value, "ndim", 0) == 4)  # transforms are modules too
+    torch.testing.assert_close(seen, ours.transform(plain), atol=1.01 / 255, rtol=0)
     with torch.inference_mode():
-        ours = fv.load(str(folder))
-        torch.testing.assert_close(names["output"], ours(ours.transform(photo)), atol=2e-3, rtol=0)
+        torch.testing.assert_close(names["output"], ours(ours.transform(file)), atol=2e-3, rtol=0)
 
 
 @pytest.mark.parametrize("mode", ["center", "squash"])

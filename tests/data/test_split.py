@@ -1,15 +1,19 @@
 """Validation splits are deterministic, stratified, and independent of order and path."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from sklearn.datasets import load_digits
 
+from frugalvit.data import copies as copies_module
 from frugalvit.data import open_data
-from frugalvit.data.copies import find_copies
+from frugalvit.data.copies import NEAR, find_copies, find_near_copies, group_copies
 from frugalvit.data.dataset import ArrayExamples, DatasetSplits, FileExamples, ImageDataset, join
 from frugalvit.data.save_data import save_data
 from frugalvit.data.split import add_missing_splits, check_trainable, hold_out
@@ -105,6 +109,68 @@ def test_only_equal_files_are_read_in_full(tmp_path: Path, monkeypatch: pytest.M
     examples, opened = FileExamples([str(tmp_path / name) for name in (*contents, "missing")], None), []
     monkeypatch.setattr(examples, "raw", lambda i: opened.append(i) or FileExamples.raw(examples, i))
     assert find_copies(examples).tolist() == [0, 0, 2, 3, 4, 5] and sorted(opened) == [0, 1, 2]
+
+
+def photo(number: int, side: int = 120) -> Image.Image:
+    """Draw a scene of large shapes with some grain, as a photograph has."""
+    random = np.random.default_rng(number)
+    shapes = Image.fromarray(random.integers(0, 256, (5, 6, 3), dtype=np.uint8)).resize((side + 40, side))
+    return Image.fromarray((np.asarray(shapes) + random.normal(0, 6, (side, side + 40, 3))).clip(0, 255).astype("u1"))
+
+
+def test_near_copies_stay_on_one_side(tmp_path: Path) -> None:
+    """A photo encoded again, made smaller, or cut by a pixel goes to the side of the original."""
+    for number in range(24):
+        folder, image = tmp_path / f"class{number % 2}", photo(number)
+        folder.mkdir(exist_ok=True)
+        image.save(folder / f"{number}.png")
+        image.save(folder / f"{number}-again.jpg", quality=70)
+        image.resize((100, 75)).save(folder / f"{number}-small.png")
+        image.crop((1, 0, image.width, image.height - 1)).save(folder / f"{number}-cut.png")
+    made = add_missing_splits(open_data(tmp_path, split="given"), val_fraction=0.5)
+    sides = [{Path(name).stem.split("-")[0] for name in part.names} for part in made.splits.values()]
+    assert not sides[0] & sides[1] and [len(side) for side in sides] == [12, 12]
+    assert "72 near copies kept on the side of the original" in made.notes[-1]
+
+
+def test_near_copies_are_those_of_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare with loops over all pairs: chains are one group; empty and unreadable images match nothing."""
+    monkeypatch.setattr(copies_module, "_CHUNK", 7)
+    monkeypatch.setattr(copies_module, "_PAIRS", 3)
+    random = np.random.default_rng(0)
+    images = random.uniform(0, 255, (8, 3, 16, 16))[random.integers(0, 8, 40)]
+    images += random.choice([1, 4, 5, 8], (40, 1, 1, 1)) * random.normal(0, 1, images.shape)
+    images[[3, 9]], images[[4, 8]] = 200, np.nan
+    groups = list(range(40))
+    for i, a in enumerate(images):
+        for j, b in enumerate(images):
+            contrast = max(np.linalg.norm(x - x.mean((1, 2), keepdims=True)) for x in (a, b))
+            if contrast > 1 and np.linalg.norm(a - b) <= NEAR * contrast:
+                low, high = sorted((groups[i], groups[j]))
+                groups = [low if group == high else group for group in groups]
+    assert 12 < len(set(groups)) < 36
+    assert find_near_copies(torch.from_numpy(images).float()).tolist() == groups
+
+
+def test_similar_images_are_no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without near copies a split is as before; a class whose images all look alike is split; large sets say so."""
+    digits: Any = load_digits()
+    examples = ArrayExamples((digits.images[:600] * 15).astype(np.uint8), digits.target[:600], "digits")
+    assert group_copies(examples, examples.labels)[0].tolist() == list(range(600))
+    val = add_missing_splits(source(train=examples)).splits["val"]
+    held_out = np.flatnonzero(hold_out(examples.keys, examples.labels, 0.1, 0))
+    assert val.names == [examples.names[i] for i in held_out]
+
+    camera = np.stack([np.asarray(photo(0), dtype=np.int16) + i for i in range(9)]).clip(0, 255).astype(np.uint8)
+    groups, note = group_copies(ArrayExamples(camera, None, "camera"), None)
+    assert groups.tolist() == list(range(9)) and "9 images are most of their class and look alike" in note
+    twice = np.concatenate([camera[:2], np.stack([np.asarray(photo(i)) for i in range(1, 8)])])
+    assert group_copies(ArrayExamples(twice, None, "twice"), None)[0].tolist() == [0, 0, *range(2, 9)]
+    for limit, value in (("MAX_IMAGES", 8), ("MAX_MEGAPIXELS", 0.1)):
+        with monkeypatch.context() as patch:
+            patch.setattr(copies_module, limit, value)
+            groups, note = group_copies(ArrayExamples(twice, None, "twice"), None)
+        assert groups.tolist() == list(range(9)) and "near copies are not searched above" in note
 
 
 def test_new_images_move_few_old_ones() -> None:

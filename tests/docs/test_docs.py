@@ -138,8 +138,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("photo.jpg", "a.jpg", "b.jpg"):
         shutil.copy(folder / "photos/cat/image_00001.jpg", folder / name)
     rows = [(f"photos/{name}/image_{i:05d}.jpg", name) for i in range(10) for name in ("cat", "dog")]
-    for table, used in (("plants.csv", rows[:-2] + [(path, "") for path, _ in rows[-2:]]), ("labelled.csv", rows[:8])):
-        (folder / table).write_text("\n".join(["photo,species", *map(",".join, used)]))
+    plants = [*rows[:12], *((path, "") for path, _ in rows[12:])]
+    (folder / "plants.csv").write_text("\n".join(["photo,species", *map(",".join, plants)]))
     make_coco(folder / "coco_mini")
     make_coco(folder / "coco")
     for name in ("camvid", "ADEChallengeData2016"):

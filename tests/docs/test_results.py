@@ -1,4 +1,4 @@
-"""Compute the tables of RESULTS*.md and SPEED.md again from the logs in docs/results/."""
+"""Compute the tables of RESULTS*.md and SPEED*.md again from the logs in docs/results/."""
 
 import json
 import re
@@ -12,7 +12,8 @@ from frugalvit.utils.statistics import paired_difference
 from reproduce import folder_name
 
 DOCS = Path(__file__).parents[2] / "docs"
-TEXT = "\n".join(path.read_text(encoding="utf-8") for path in [*sorted(DOCS.glob("RESULTS*.md")), DOCS / "SPEED.md"])
+PAGES = [*sorted(DOCS.glob("RESULTS*.md")), *sorted(DOCS.glob("SPEED*.md"))]
+TEXT = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
 MARKER = re.compile(r"^<!-- results: ([^:]+): (.+) -->\n\n((?:\|.*\n)+)", re.MULTILINE)
 
 

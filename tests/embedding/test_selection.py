@@ -232,6 +232,14 @@ def test_known_images_are_not_selected(photos: Path) -> None:
     assert not Path("none.csv").exists()
 
 
+def test_rows_without_label_are_candidates(photos: Path) -> None:
+    names = sorted(path.name for path in photos.iterdir())
+    rows = [f'"photos/{name}",{name[-5] if index < 8 else ""}' for index, name in enumerate(names)]
+    Path("t.csv").write_text("\n".join(["path,label", *rows]))
+    result = embed(EmbedConfig(data="t.csv", select=4, known="t.csv", **TINY)).data
+    assert sorted(Path(name).name for name in result["chosen"]) == names[8:] and result["known"] == 8
+
+
 def test_val_and_test_are_not_selected(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     splits = ("train", "val", "test")
     names = sorted(path.name for path in photos.iterdir())

@@ -40,10 +40,12 @@ def fake_task(calls: list[Any], replayable: bool = False, compiles: bool = True)
     )
 
 
-def compiled(steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, **values: Any) -> Any:
+def compiled(
+    steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, by_default: bool = True, **values: Any
+) -> Any:
     """Return how a run compiles its task, or "not at all"."""
     calls: list[Any] = ["not at all"]
-    task = fake_task(calls)
+    task = fake_task(calls, compiles=by_default)
     plan, fabric = TrainPlan(steps, steps, Constant(0.1), accumulate=accumulate), Fabric(accelerator="cpu", devices=1)
     compile_task(task, kind.parse({"data": "photos", **values}), plan, fabric)
     return calls[-1]
@@ -69,6 +71,11 @@ def test_cpu_compiles_only_on_request() -> None:
     assert compiled() == "not at all"
     assert compiled(compile=False) == "not at all"
     assert compiled(compile=True) is False
+
+
+def test_a_hybrid_is_compiled_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert compiled(compile=True) is False and "fell back to chance" not in capsys.readouterr().err
+    assert compiled(compile=True, by_default=False) is False and "fell back to chance" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -159,6 +166,8 @@ def test_every_setting_of_a_comparison_is_compiled() -> None:
     """torch stops compiling a function after a few graphs; a comparison has one per setting."""
 
     class Setting(torch.nn.Module):
+        compiles_by_default = True
+
         def __init__(self, width: int) -> None:
             super().__init__()
             self.width = width

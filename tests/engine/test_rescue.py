@@ -11,6 +11,7 @@ import torch
 from frugalvit.engine.health import Alarm, RunHealth
 from frugalvit.engine.loop import GENTLER, Trainer
 from frugalvit.engine.schedule import Constant, Gentler
+from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder
 from helpers.tiny_runs import interrupted_at, load_state, read_metrics, unequal_parts
 from helpers.toy_task import ToyTask, run_toy
@@ -42,14 +43,15 @@ class ToyHealth(RunHealth):
 class CollapsingTask(ToyTask):
     """Weights jump at the steps of ``spoil``."""
 
-    def __init__(self, *steps: int) -> None:
+    def __init__(self, *steps: int, value: float = 100.0) -> None:
         super().__init__(dict.fromkeys(steps, "weights"))
         self.health = ToyHealth(patience=1)
+        self.value = value
 
     def after_step(self, step: int, skipped: Any = None) -> None:
         if step in self.spoil:
             with torch.no_grad():
-                self.linear.weight.fill_(100.0)
+                self.linear.weight.fill_(self.value)
 
     def evaluate(self, step: int) -> dict[str, float]:
         return {"top1": 1.0}
@@ -135,6 +137,19 @@ def test_killed_in_a_rescue(reference: Path, tmp_path: Path, number: int, moment
 def test_rescues_are_limited(rescues: int, steps: list[int], tmp_path: Path) -> None:
     outcome = run_toy(tmp_path / "run", CollapsingTask(92, 255, 295), **PLAN | {"rescues": rescues})
     assert [rescue["step"] for rescue in outcome["rescues"]] == steps
+
+
+def test_nonfinite_gradients_are_rescued_and_then_an_error(tmp_path: Path) -> None:
+    outcome = run_toy(tmp_path / "once", CollapsingTask(255, value=math.nan), **PLAN)
+    reason = "non-finite gradients"
+    assert outcome["rescues"] == [{"step": 270, "reason": reason, "from_step": 200, "lr_scale": GENTLER}]
+    assert outcome["skipped"] == 14
+    with interrupted_at(275):
+        run_toy(tmp_path / "killed", CollapsingTask(255, value=math.nan), **PLAN)
+    run_toy(tmp_path / "killed", CollapsingTask(255, value=math.nan), **PLAN)
+    assert_same(tmp_path / "once", tmp_path / "killed")
+    with pytest.raises(UserError, match="in a row had non-finite gradients"):
+        run_toy(tmp_path / "often", CollapsingTask(*range(100, 320), value=math.nan), **PLAN)
 
 
 def test_damaged_good_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,9 +9,11 @@ from safetensors.torch import load_file
 
 from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
-from frugalvit.config.train import TrainConfig
+from frugalvit.config.dense import DetectConfig, SegmentConfig
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.errors import UserError
-from frugalvit.experiment.builders import make_backbone
+from frugalvit.experiment.builders import load_initial_weights, make_backbone
 from frugalvit.experiment.defaults import AutoValues
 from frugalvit.experiment.load_model import adopt_init_architecture
 
@@ -105,3 +107,25 @@ def test_init_from_an_unfinished_run_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     with pytest.raises(UserError, match=r"not finished.*checkpoints/last\.pt"):
         adopted(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag"),
+    [
+        (TrainConfig, "--pretrained takes"),
+        (PretrainConfig, "--init resnet18.a1_in1k takes"),
+        (DetectConfig, "--pretrained takes"),
+        (SegmentConfig, "--pretrained takes"),
+    ],
+)
+def test_tag_without_its_weights_is_told(kind: type[RunConfig], flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    tag, backbone = "resnet18.a1_in1k", create_backbone("swin_nano")
+
+    def lines(**values: Any) -> str:
+        load_initial_weights(backbone, kind.parse({"data": "x", "backbone": tag} | values))
+        return capsys.readouterr().err
+
+    assert lines() == f"{tag}: this run starts from random weights; {flag} the published ones\n"
+    assert lines(backbone="resnet18") == ""
+    if kind is TrainConfig:
+        assert lines(pretrained=True) == ""

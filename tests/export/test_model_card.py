@@ -9,6 +9,7 @@ import yaml
 from frugalvit.config.tools import ExportConfig
 from frugalvit.export.command import export
 from frugalvit.export.model_card import known_scores
+from frugalvit.utils.statistics import wilson_interval
 from helpers.exported_models import made
 
 
@@ -27,8 +28,16 @@ def test_card_is_filled_from_the_run(tmp_path: Path) -> None:
     assert (header["license"], header["pipeline_tag"]) == ("mit", "image-classification")
     metrics = header["model-index"][0]["results"][0]["metrics"]
     assert [metric["value"] for metric in metrics] == [91.23], "top-5 of three classes is always 100"
-    parts = ("flowers \\| 3", "| epochs | 100 |", "localization.weight | 0.5", "test, 1,200 images", "91.23 %", "daisy")
+    parts = (
+        "flowers \\| 3",
+        "| epochs | 100 |",
+        "localization.weight | 0.5",
+        "1,200 images of test",
+        "91.2 %",
+        "daisy",
+    )
     assert all(part in body for part in parts)
+    assert "| top-1 | 91.2 % | {:.1f} to {:.1f} % |".format(*wilson_interval(1095, 1200)) in body
     assert "<script>" not in text
     assert "import frugalvit" in body
     cards = pytest.importorskip("huggingface_hub")

@@ -10,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.probing import floor
 from frugalvit.probing.floor import check_floor, compute_floor, describe_floor, describe_images
+from frugalvit.utils.statistics import wilson_interval
 
 
 def make_store(images: int, classes: int, seed: int, side: tuple[int, int] = (12, 9)) -> CachedStore:
@@ -109,6 +110,7 @@ FLOOR: dict[str, Any] = {
     "method": "logistic",
     "fitted_images": 9,
     "train_images": 9,
+    "scored_images": 100,
 }
 ONE_CLASS = FLOOR | {"majority": 100.0, "best": 100.0, "method": "majority"}
 
@@ -118,7 +120,8 @@ ONE_CLASS = FLOOR | {"majority": 100.0, "best": 100.0, "method": "majority"}
     [
         (41.0, FLOOR, None),
         (40.0, FLOOR, None),
-        (39.9, FLOOR, "below the floor: logistic regression on thumbnails and colours has 40.0 %"),
+        (32.0, FLOOR, None),
+        (30.0, FLOOR, "below the floor: logistic regression on thumbnails and colours has 40.0 %"),
         (10.0, FLOOR, "not above the most frequent class"),
         (3.0, FLOOR, "not above the most frequent class"),
         (40.0, FLOOR | {"majority": 40.0, "method": "majority"}, "not above the most frequent class"),
@@ -133,6 +136,13 @@ def test_a_network_below_the_floor_is_an_alarm(top1: float, stored: dict[str, An
         assert sign in alarms[0]
         assert all(word in alarms[0] for word in ("--pretrained", "frugalvit probe", "--epochs", "--backbone"))
         assert "--pretrained" not in check_floor(top1, stored, pretrained=True)[0]
+
+
+@pytest.mark.parametrize(("top1", "about"), [(30.0, False), (31.0, True), (49.0, True), (51.0, False)])
+def test_within_the_interval_a_network_is_as_good(top1: float, about: bool) -> None:
+    low, high = wilson_interval(40, 100)
+    assert about == (low <= top1 <= high)
+    assert describe_floor(FLOOR, top1).endswith("about as good as this") == about
 
 
 def test_one_line_names_all_methods() -> None:

@@ -62,7 +62,8 @@ def test_every_command_gives_the_same_answers(
 def test_onnx_gives_the_same_answers(saved: dict[str, Any], data: Path, tmp_path: Path) -> None:
     out, files = saved["out"], sorted((data / "val").rglob("*.png"))
     predicted = fv.run("predict", str(out), *map(str, files), top=1, device="cpu")["predictions"]
-    assert cli.main(["export", str(out), "--to", "onnx", "-o", str(tmp_path / "onnx"), "--quiet"]) == 0
+    exported = fv.run("export", str(out), to="onnx", out=str(tmp_path / "onnx"))
+    assert exported["checked_on"] == f"5 images of {data}"
     session = onnxruntime.InferenceSession(str(next((tmp_path / "onnx").glob("*.onnx"))))
     config = json.loads((tmp_path / "onnx/config.json").read_text())
     for file, row in zip(files, predicted, strict=True):
@@ -74,6 +75,32 @@ def test_onnx_gives_the_same_answers(saved: dict[str, Any], data: Path, tmp_path
 
 def test_a_saved_classifier_starts_a_training(saved: dict[str, Any]) -> None:
     assert fv.load(saved["out"]).backbone.name == "swin_nano"
+
+
+@pytest.mark.parametrize(("kind", "labels"), [("logistic", 1), ("linear", 1), ("knn", 1), ("knn", 4)])
+def test_images_held_out_of_train_are_scored(
+    kind: str, labels: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    photos = write_images(tmp_path / "x", train=20, val=0) / "train"
+    photos = photos.rename(tmp_path / "photos")
+    options = {"knn": {"ks": [3]}, "linear": {"epochs": 5}}.get(kind, {})
+    out, common = str(tmp_path / "run"), {"img_size": 32, "device": "cpu"}
+    probed = fv.run(f"probe {kind}", "swin_nano", str(photos), labels=labels, save=out, **common, **options)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    page = (tmp_path / "run/report.html").read_text()
+    assert "classes of photos" in page and "its data" not in page
+    capsys.readouterr()
+    scored = fv.run("eval", out, str(photos), device="cpu")
+    warned = capsys.readouterr().err
+    if kind == "knn" and labels == 1:  # it holds every image
+        assert summary["scored_on"] == "train, each left out in turn" and "trained on these images" in warned
+        return
+    assert summary["scored_on"] == scored["scored_on"] == "train, held out" and "trained on" not in warned
+    assert scored["scored_images"] == probed["test_images"] < 40
+    assert scored["top1"] == pytest.approx(probed["top1"])
+    assert np.sum(summary["confusion"]) == probed["test_images"]
+    fv.run("eval", out, str(photos), device="cpu", split="train")
+    assert "trained on these images" in capsys.readouterr().err
 
 
 def test_folder_is_not_overwritten(saved: dict[str, Any], data: Path) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,8 @@ from frugalvit.cli.main import main
 from frugalvit.config.recipes import recipe_values
 from frugalvit.config.train import TrainConfig
 from frugalvit.config.yaml import read_yaml
+from frugalvit.data import dataset, image_inputs, open_data
 from frugalvit.data import decode as decoding
-from frugalvit.data import image_inputs, open_data
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.dataset import FileExamples
 from frugalvit.data.formats.ucf101 import make_frames
@@ -80,24 +81,30 @@ def test_a_replaced_file_changes_the_fingerprint(tmp_path: Path) -> None:
     assert paths[5].stat().st_size == status.st_size and examples.fingerprint() != before
 
 
-def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_images_are_decoded_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight small files of many pixels took 6.6 GB; threads and worker processes now take turns."""
     monkeypatch.setattr(decoding, "LARGE_MEGAPIXELS", 0.01)
-    upright, together, most = decoding.upright_rgb, 0, []
+    together, most = 0, []
 
-    def count(image: Image.Image) -> np.ndarray:
-        nonlocal together
-        together += 1
-        most.append(together)
-        pixels = upright(image)
-        threading.Event().wait(0.01)
-        together -= 1
-        return pixels
+    def count(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+        def counted(*arguments: Any) -> np.ndarray:
+            nonlocal together
+            together += 1
+            most.append(together)
+            pixels = function(*arguments)
+            threading.Event().wait(0.01)
+            together -= 1
+            return pixels
 
-    monkeypatch.setattr(decoding, "upright_rgb", count)
+        return counted
+
+    monkeypatch.setattr(decoding, "upright_rgb", count(decoding.upright_rgb))
+    monkeypatch.setattr(dataset, "resize_to", count(dataset.resize_to))
+    (tmp_path / "large.png").write_bytes(_png(200, 200))
+    examples = FileExamples([str(tmp_path / "large.png")], None)
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: decoding.decode(_png(200, 200)), range(8)))
-    assert max(most) == 1 and len(most) == 8
+        list(pool.map(lambda _: examples.read_sized(0, (8, 8)), range(8)))
+    assert max(most) == 1 and len(most) == 16
 
 
 def test_large_images_are_predicted_in_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,14 +21,8 @@ from helpers.tiny_runs import PRETRAIN, TRAIN, write_images
 
 SCORE = re.compile(r"\b(top-?1|top-?5|mean per class|mean_per_class|k-?NN|mIoU|miou|AP\d*|[a-z]+ accuracy)\b[^\d]*\d")
 INTERVAL = re.compile(r"\d to \d+\.\d")
-REPEATED = (
-    "warning",
-    "alarm",
-    "floor: ",
-    "auto",
-    "starting",
-    "k-NN on",
-)  # sentences about scores that are printed in full
+# sentences about scores that are printed in full
+REPEATED = ("warning", "alarm", "floor: ", "auto", "starting", "k-NN on", "Its confidence is")
 
 
 def check(text: str) -> None:
@@ -36,7 +30,16 @@ def check(text: str) -> None:
     assert lines, text
     for line in lines:
         assert INTERVAL.search(line) and "%" in line, line
-    assert re.search(r"\d (test )?images", text) and "val_top1" not in text and "top5" not in text
+    assert re.search(r"\d images?", text) and "val_top1" not in text and "top5" not in text
+
+
+def check_page(run: Path, page: Path) -> None:
+    """Check every line of a page outside its charts."""
+    assert cli.main(["report", str(run), "--out", str(page), "--quiet"]) == 0
+    text = re.sub(r"<(style|script|svg)\b.*?</\1>", "", page.read_text(), flags=re.DOTALL)
+    text = text.replace('<ul class="alarms" id="alarms"><li>', "alarm ")
+    text = re.sub(r"</(p|tr|li|dd|h\d|caption|summary|text)>", "\n", text)
+    check("\n".join(" ".join(line.split()) for line in re.sub(r"<[^>]+>", " ", text).splitlines()))
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +87,28 @@ def test_scores_of_a_model(words: str, run: Path, photos: Path, capsys: pytest.C
     check(capsys.readouterr().out)
 
 
+def test_page_and_model_card(run: Path, tmp_path: Path) -> None:
+    check_page(run, tmp_path / "page.html")
+    assert cli.main(["export", str(run), "--to", "hf", "-o", str(tmp_path / "out"), "--quiet"]) == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    check(card.rpartition("## Scores")[2].partition("## Use")[0])
+
+
+def test_bare_score_is_noticed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("top-1 45.0 %", "box AP 12.0", "mIoU 0.21"):
+        with pytest.raises(AssertionError):
+            check(f"20 images of val\n{text}")
+    monkeypatch.setattr("frugalvit.report.sections._is_score", lambda key: False)
+    with pytest.raises(AssertionError):
+        check_page(run, tmp_path / "page.html")
+
+
 def test_detect_and_segment(
     kind: Kind, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data, model = (request.getfixturevalue(name) for name in (kind.data_fixture, kind.model_fixture))
     capsys.readouterr()
     print_and_check(kind.commands.train(kind.make_config(data, tmp_path / "run")), capsys)
+    check_page(tmp_path / "run", tmp_path / "page.html")
     config: Any = DetectEvalConfig if kind.verb == "detect" else SegmentEvalConfig
     print_and_check(kind.commands.evaluate(config(model=str(model), data=str(data), device="cpu")), capsys)

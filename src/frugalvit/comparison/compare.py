@@ -21,7 +21,7 @@ from frugalvit.runs.layout import check_free_for_comparison, contains_run, missi
 from frugalvit.runs.run_folder import RunFolder, read_summary
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, write_text
-from frugalvit.utils.scores import SCORE_NAMES, as_percent, read_scores
+from frugalvit.utils.scores import SCORE_NAMES, as_percent, read_scores, share_interval
 from frugalvit.utils.statistics import (
     Difference,
     Spread,
@@ -262,7 +262,8 @@ def write_comparison(folder: Path, scores: Scores, metric: str, report: bool = T
         write_report([folder], folder / layout.REPORT)
         files.append(layout.REPORT)
     notes = [*verdicts.values(), f"{folder}: {', '.join(files)}"]
-    if below := [name for name in floors if spreads[name].mean < floors[name]]:
+    images = max(int(summary.get("scored_images") or 1) for summary in summaries)
+    if below := [name for name, floor in floors.items() if spreads[name].mean < share_interval(floor, images)[0]]:
         notes.append(f"below the floor: {', '.join(below)}; simple methods without a network score higher")
     return CommandResult(data, [Table(columns, rows, where)], notes)
 

@@ -184,7 +184,9 @@ class EmbedConfig(FeaturesConfig):
         ge=1,
     )
     known: str | None = option(
-        None, "table or folder of images that are already labelled, for --select; every row counts", needs="select"
+        None,
+        "table or folder of the images that have labels, for --select; it chooses others. Without any label, all count",
+        needs="select",
     )
     duplicates: float | None = option(None, "group images with at least this cosine similarity, e.g. 0.98", gt=0, le=1)
     picture: str | None = option(

@@ -76,7 +76,7 @@ LabelPart = Annotated[float, Field(gt=0), AfterValidator(_check_label_part)]
 Label = Annotated[int, Field(ge=0, le=255)]  # masks hold one byte per pixel
 LabelCount = Annotated[int, Field(ge=2, le=256)]
 
-DATA = "folder, CSV/JSONL (table.csv:path=COLUMN,label=COLUMN,root=FOLDER), dataset name, hf:…, or WebDataset shards"
+DATA = "folder, CSV/JSONL (own columns: t.csv:path=A,label=B,root=DIR), dataset name, hf:…, or WebDataset shards"
 MODEL = "run folder, checkpoint, exported folder, published weights (NAME.TAG, hf-hub:…, torchvision:…) or model name"
 CLASSIFIER = "run folder, checkpoint, exported folder or published weights"
 ARCHITECTURE = "architecture of a checkpoint without a configuration; NAME.TAG sets its preprocessing too"

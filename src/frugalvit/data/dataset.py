@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.decode import Header, decode, read_header, resize_to
+from frugalvit.data.decode import Header, decode, read_header, resize_to, turn_of
 from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.utils.files import open_regular, read_bytes, utf8_safe
 from frugalvit.utils.text import pluralize
@@ -97,7 +97,9 @@ class ImageDataset:
         crop: evaluation's, from all pixels; without it a JPEG may be decoded at a reduced size, for training
         """
         pixels = self.read(index, at_least=None if crop else size)
-        return (crop(pixels), size) if crop else (resize_to(pixels, size), (pixels.shape[0], pixels.shape[1]))
+        height, width = pixels.shape[:2]
+        with turn_of(height, width):
+            return (crop(pixels), size) if crop else (resize_to(pixels, size), (height, width))
 
     def header(self, index: int) -> Header:
         """Read format and size without decoding. An unreadable or truncated file raises ``UnreadableImage``."""

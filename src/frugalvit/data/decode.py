@@ -28,7 +28,7 @@ from frugalvit.utils.files import open_regular
 MAX_MEGAPIXELS = 200.0
 LARGE_MEGAPIXELS = 25.0
 large_images: AbstractContextManager[Any] = threading.Lock()
-"""Larger images are decoded one at a time, over all workers: one takes up to 20 bytes a pixel."""
+"""Larger images are decoded and resized one at a time, over all workers: one takes up to 20 bytes a pixel."""
 
 # Formats that only store pixels. PostScript and PDF are missing because Pillow starts a program to read them.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
@@ -128,14 +128,17 @@ def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, i
             if exif_orientation(image) >= 5:
                 height, width = width, height
             image.draft(None, (width, height))
-        is_large = image.width * image.height > LARGE_MEGAPIXELS * 1e6
-        with large_images if is_large else nullcontext():
-            pixels = upright_rgb(image)
+        with turn_of(image.height, image.width):
+            return np.array(upright_rgb(image), order="C")  # writable: torch warns about Pillow's read-only memory
     except UnreadableImage as bad:
         raise UnreadableImage(name, bad.reason) from None
     except Exception as error:  # hostile bytes raise every kind of error; the file is bad, not the program
         raise UnreadableImage(name, _reason(error, image.format)) from None
-    return np.array(pixels, order="C")  # a writable copy: torch warns about Pillow's read-only memory
+
+
+def turn_of(height: int, width: int) -> AbstractContextManager[Any]:
+    """Return a context in which an image of this size is decoded or resized: a large one waits for the others."""
+    return large_images if height * width > LARGE_MEGAPIXELS * 1e6 else nullcontext()
 
 
 def read_header(content: bytes | str | Path, name: str | None = None, *, complete: bool = False) -> Header:

@@ -134,6 +134,7 @@ class Batches(BatchSource):
             ``augment`` says.
         keep_clean: keep the images before mixing in ``Batch.clean``.
         grouped_steps: steps augmented in one call; None: several if the images are on a GPU and batches are small.
+        steps: the length of the run; workers decode no later step in advance.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ class Batches(BatchSource):
         repeats: int | None = None,
         keep_clean: bool = False,
         grouped_steps: int | None = None,
+        steps: int | None = None,
     ) -> None:
         self.store, self.seed, self.augment, self.mixing = store, seed, augment, mixing
         self.rank, self.world = rank, world
@@ -162,6 +164,7 @@ class Batches(BatchSource):
         self.local_slice = slice(rank * share, (rank + 1) * share)  # this process's part of every batch
         self.steps_per_epoch = len(store) // self.batch
         self.fetcher = store.fetcher(self.local_order)
+        self.fetcher.end = steps
         self._epoch_order = functools.lru_cache(maxsize=2)(self._draw_order)
         on_gpu = store.on_device and store.device.type == "cuda"
         default = steps_per_augment_call(share * augment.pixels, _gpu_memory(store.device)) if on_gpu else 1
@@ -192,7 +195,15 @@ class Batches(BatchSource):
             balance=self.balance,
             repeats=self.repeats,
             keep_clean=self.keep_clean,
+            steps=None if self.fetcher.end is None else self.fetcher.end * self.batch // batch,
         )
+
+    def peek(self, step: int) -> Batch:
+        end, self.fetcher.end = self.fetcher.end, step + 1  # decode no other step
+        try:
+            return self.batch_at(step)
+        finally:
+            self.fetcher.end = end
 
     def batch_at(self, step: int) -> Batch:
         return self.mix(self._grouped_step(step) if self.grouped_steps > 1 else self._augment_steps([step])[0])

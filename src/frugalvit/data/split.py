@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from frugalvit.data.copies import find_copies
+from frugalvit.data.copies import group_copies
 from frugalvit.data.dataset import DatasetSplits, join
 from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.errors import UserError
@@ -24,7 +24,7 @@ def hold_out(
     A class of several images gives at least one, but not all. A hash of seed and key decides, so neither the order of
     the images nor the path of the dataset matters. New images move few others to another split.
 
-    copies: equal numbers for images with the same content (``find_copies``); they count as one and stay together
+    copies: equal numbers for images with the same content (``group_copies``); they count as one and stay together
     """
     contents = (f"{seed}\0{key}".encode("utf-8", "surrogateescape") for key in keys)
     hashes = [int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") for content in contents]
@@ -61,12 +61,6 @@ def subsample_labels(labels: np.ndarray, part: float, seed: int) -> np.ndarray:
     return np.sort(np.concatenate(chosen))
 
 
-def describe_copies(copies: np.ndarray) -> str:
-    """Return the end of a note about a made split; empty if no image has a copy."""
-    count = len(copies) - len(np.unique(copies))
-    return f"; {pluralize(count, 'exact copy')} kept on the side of the original" if count else ""
-
-
 def add_missing_splits(
     source: DatasetSplits, mode: str = "auto", val_fraction: float = 0.1, seed: int = 0
 ) -> DatasetSplits:
@@ -87,13 +81,13 @@ def add_missing_splits(
     needs_val = mode == "remake" or (mode == "auto" and source.classes is not None)
     if needs_val and "train" in splits and "val" not in splits:
         train = splits["train"]
-        copies = find_copies(train)
+        copies, copies_note = group_copies(train, train.labels)
         held_out = hold_out(train.keys, train.labels, val_fraction, seed, copies)
         if held_out.any():
             splits |= {"train": train.subset(~held_out), "val": train.subset(held_out)}
             method = "stratified by class" if source.classes is not None else "at random"
             counts = f"{held_out.sum():,} of {len(train):,} images"
-            notes.append(f"val is made from train: {counts}, {method}, seed {seed}{describe_copies(copies)}.")
+            notes.append(f"val is made from train: {counts}, {method}, seed {seed}{copies_note}.")
     ordered = {split: splits[split] for split in ("train", "val", "test") if split in splits}
     return replace(source, splits=ordered, notes=notes)
 

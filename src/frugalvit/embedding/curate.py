@@ -33,11 +33,12 @@ def select(
     assert count is not None
     if not are_files(examples):
         raise UserError(f"--select writes a table of files, but the images of {source.location} are not files.")
-    labelled = None if config.known is None else open_data(config.known, split="given", labels="ignore")
+    # Of a table with some labels only the labelled rows are known; without any label, every image is.
+    labelled = None if config.known is None else open_data(config.known, split="given")
     known = None if labelled is None else join(*labelled.splits.values())
     candidates = _distinct_files(examples, [] if known is None else known.names)
     if count > len(candidates):
-        others = f" besides those of {config.known} (it counts every row, also without a label)" if config.known else ""
+        others = f" besides those of {config.known}" if config.known else ""
         raise UserError(f"--select {count}: there are only {pluralize(len(candidates), 'image')}{others}.")
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frugalvit.data.copies import connect_groups
 from frugalvit.errors import UserError
 from frugalvit.probing.knn import CELLS, nearest
 from frugalvit.probing.validation import require_finite
@@ -114,25 +115,8 @@ def group_duplicates(
         rows = unit[start : start + chunk]
         for begin in range(start, len(unit), chunk):
             pairs = (rows @ unit[begin : begin + chunk].T >= threshold - ROUNDING).nonzero()
-            first = _connect(first, pairs[:, 0] + start, pairs[:, 1] + begin)
+            first = connect_groups(first, pairs[:, 0] + start, pairs[:, 1] + begin)
     return first.cpu()
-
-
-def _connect(first: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """Merge the groups of all pairs; first: (N,), the first row of every group; left, right: (P,) rows.
-
-    All pairs at once: ten thousand black frames are fifty million pairs. Each group joins the earliest that it is
-    connected with, until nothing changes.
-    """
-    while True:
-        separate = first[left] != first[right]
-        if not separate.any():
-            return first
-        left, right = left[separate], right[separate]
-        low, high = torch.minimum(first[left], first[right]), torch.maximum(first[left], first[right])
-        first = first.scatter_reduce(0, high, low, "amin")
-        while not torch.equal(first, first[first]):  # follow groups that have moved
-            first = first[first]
 
 
 def _unit(features: Tensor, device: torch.device | str | None) -> Tensor:

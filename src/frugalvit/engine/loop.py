@@ -78,6 +78,7 @@ class Trainer(TrainStep):
         self.stop = GracefulStop()
         self.shared_signal = 0  # a stop signal that any rank received
         self.should_end = False  # the task says that more steps cannot help
+        self.nonfinite = False  # several steps in a row had non-finite gradients
         self.rescues: list[dict[str, Any]] = []
         self.good_step = 0  # of the weights that a rescue goes back to
         self.initial: dict[str, Any] | None = None  # these weights, until they are in a file
@@ -114,7 +115,10 @@ class Trainer(TrainStep):
     # -- at intervals
 
     def log(self) -> str:
-        """Log the window's means; return the text of the progress bar. Too many non-finite steps end the run here."""
+        """Log the window's means; return the text of the progress bar.
+
+        Too many non-finite steps in a row end the run here, unless it can be rescued.
+        """
         means = self._means()
         self.shared_signal = distributed.all_reduce_max(self.fabric, self.stop.received)  # all stop at the same step
         streak, skipped = (int(value) for value in self.guard.tolist())
@@ -126,7 +130,8 @@ class Trainer(TrainStep):
                 self.step, split="train", epoch=round(epoch, 4), lr=lr, skipped=skipped, **_finite(means), **pace
             )
         self.should_end |= self.task.on_metrics(self.step, means)
-        if streak >= self._max_nonfinite():
+        self.nonfinite = streak >= self._max_nonfinite()
+        if self.nonfinite and (not self.can_rescue() or self.step == self.plan.steps):
             self._abort_nonfinite(streak)
         is_cuda = self.fabric.device.type == "cuda"
         memory = f" · {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB" if is_cuda else ""
@@ -201,9 +206,11 @@ class Trainer(TrainStep):
             with self.stop.deferred():
                 self.run.save_good({"step": self.step, "task": self.task.state_dict()})
 
+    def can_rescue(self) -> bool:
+        return self.task.health is not None and len(self.rescues) < self.plan.rescues
+
     def needs_rescue(self) -> bool:
-        health = self.task.health
-        return health is not None and health.collapsed and len(self.rescues) < self.plan.rescues
+        return self.can_rescue() and (self.nonfinite or self.task.health.collapsed)  # type: ignore[union-attr]
 
     def rescue(self) -> None:
         """Load the last good weights and restart the optimizer with a lower rate.
@@ -220,13 +227,15 @@ class Trainer(TrainStep):
         self.task.load_state_dict(state["task"])
         self.inner.state.clear()
         self.window = {}
+        reason = "non-finite gradients" if self.nonfinite else health.verdict()
+        self.guard[0], self.nonfinite = 0, False
         values = {"from_step": state["step"], "lr_scale": GENTLER ** (len(self.rescues) + 1)}
-        self.rescues.append({"step": self.step, "reason": health.verdict(), **values})
+        self.rescues.append({"step": self.step, "reason": reason, **values})
         self._apply_rescues()
         console.warning(f"rescue {describe_rescue(self.rescues[-1])} (--no-rescue turns this off)")
         epoch = self.step / self.plan.steps_per_epoch
         with self.stop.deferred():
-            self.run.log(self.step, split="rescue", epoch=round(epoch, 4), reason=health.verdict(), **values)
+            self.run.log(self.step, split="rescue", epoch=round(epoch, 4), reason=reason, **values)
         self.task.on_metrics(self.step, values)
         self.save()
 

@@ -13,6 +13,7 @@ from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.timm_features import classifier_name
 from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_config import class_names as names_in_folder
+from frugalvit.backbones.weights.published import is_published
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedRunConfig
 from frugalvit.config.train import DrlocConfig, RunConfig
@@ -259,6 +260,10 @@ def load_initial_weights(backbone: Backbone, config: RunConfig, classes: Sequenc
     """Load the weights of --init into a new backbone, and log what was loaded."""
     for note in backbone.notes:
         console.info(note)
+    sources = config.weight_sources()
+    if is_published(str(config.backbone)) and not any(sources.values()) and needs_initial_weights(config):
+        flag = "--pretrained" if "--pretrained" in sources else f"--init {config.backbone}"
+        console.info_once(f"{config.backbone}: this run starts from random weights; {flag} takes the published ones")
     if config.init and needs_initial_weights(config):
         _load_init(backbone, config.init, classes)
     if config.checkpoint_activations:
@@ -322,7 +327,7 @@ def make_batches(
     stream = examples.streaming
     if stream is None:
         store = get_image_store(examples, img_size, config, fabric.device, fabric)
-        return Batches(store, batch, balance=balance, **shared)
+        return Batches(store, batch, balance=balance, steps=plan.steps * plan.accumulate, **shared)
     if balance or augment.repeats > 1:
         raise UserError("--balance and --augment.repeats need access by index: use --stream false.")
     return StreamingBatches(

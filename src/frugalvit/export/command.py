@@ -29,7 +29,7 @@ from frugalvit.export.inference_model import ReadyModel, load
 from frugalvit.runs import layout
 from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, working_folder, write_text
+from frugalvit.utils.files import make_folder, read_json, working_folder, write_text
 from frugalvit.utils.tables import CommandResult, Table
 
 TOLERANCE = 1e-3
@@ -50,7 +50,7 @@ def export(config: ExportConfig) -> CommandResult:
     settings, size = _read_settings(config.model), saved_size(config.model)
     resized = config.img_size is not None and size not in (None, model.backbone.img_size)
     meta = without_scores(model.meta) if resized else model.meta
-    images, source = check_images(model, config.images, settings.get("data"))
+    images, source = check_images(model, config.images, settings.get("data") or _read_data(config.model))
     with torch.inference_mode():
         if not bool(model(images).isfinite().all()):
             raise UserError(nonfinite_message(config.model))
@@ -146,6 +146,12 @@ def _read_settings(model: str) -> dict[str, Any]:
     """Read config.yaml of a run; empty if the model is not a run."""
     config = (described_by(Path(model)) or Path(model)) / layout.CONFIG
     return read_yaml(config) if config.is_file() else {}
+
+
+def _read_data(model: str) -> str | None:
+    """Return the data of a saved probe, which has no config.yaml."""
+    facts = read_json((described_by(Path(model)) or Path(model)) / layout.DATA, dict) or {}
+    return data if isinstance(data := facts.get("data"), str) else None
 
 
 @contextlib.contextmanager

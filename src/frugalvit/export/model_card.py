@@ -11,6 +11,7 @@ from frugalvit.experiment.load_model import without_scores
 from frugalvit.export.format import ExportJob
 from frugalvit.export.inference_model import ReadyModel
 from frugalvit.utils.files import write_text
+from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import as_markdown, markdown_text
 
 _SCORES = {"top1": "top-1 accuracy", "top5": "top-5 accuracy", "mean_per_class": "mean accuracy per class"}
@@ -98,12 +99,12 @@ def known_scores(known: dict[str, Any], classes: int) -> dict[str, float]:
 
 
 def _scores(known: dict[str, Any], model: ReadyModel) -> str:
-    rows = [(label, f"{value:.2f} %") for label, value in known_scores(known, model.backbone.num_classes).items()]
-    if not rows:
+    scores = [score for score in read_scores(known) if score.name != "top-5" or model.backbone.num_classes > 5]
+    if not scores:
         return "Not scored."
-    split = f" on {known['scored_on']}" if known.get("scored_on") else ""
-    count = f", {known['scored_images']:,} images" if isinstance(known.get("scored_images"), int) else ""
-    return as_markdown([f"score{split}{count}", ""], rows).rstrip()
+    where = f"{scores[0].scored_on[0].upper()}{scores[0].scored_on[1:]}" if scores[0].images else "Images not recorded"
+    table = score_table(scores)
+    return f"{where}.\n\n{as_markdown(table.columns, table.rows).rstrip()}"
 
 
 def _use(model: ReadyModel) -> str:

@@ -16,7 +16,7 @@ from frugalvit.data.rng import generator_for
 from frugalvit.probing.knn import nearest
 from frugalvit.probing.logistic import LogisticRegression
 from frugalvit.probing.metrics import top_k_accuracy
-from frugalvit.utils.statistics import wilson_interval
+from frugalvit.utils.scores import share_interval
 
 METHODS = {
     "majority": "the most frequent class",
@@ -77,27 +77,33 @@ def describe_images(images: Tensor) -> Tensor:
     return torch.cat([thumbnail, COLOUR_WEIGHT * torch.cat([mean, deviation, histogram.sqrt()], 1)], 1)
 
 
-def describe_floor(floor: dict[str, Any]) -> str:
-    """Return the floor in one line, with the score of every method."""
+def describe_floor(floor: dict[str, Any], top1: float | None = None) -> str:
+    """Return the floor in one line, with the score of every method, and whether a network's ``top1`` is about that."""
     if "skipped" in floor:
         return f"not computed: {floor['skipped']}"
     others = ", ".join(f"{text} {floor[name]:.1f} %" for name, text in METHODS.items() if name != floor["method"])
     part = ""
     if floor["fitted_images"] < floor["train_images"]:
         part = f", {floor['fitted_images']:,} of {floor['train_images']:,} training images"
-    interval = ""
-    if images := floor.get("scored_images"):  # runs of older versions lack it
-        interval = " (95 %: {:.1f} to {:.1f})".format(*wilson_interval(round(floor["best"] * images / 100), images))
+    low, high = _interval(floor)
+    interval = f" (95 %: {low:.1f} to {high:.1f})" if low < high else ""
     by = METHODS[floor["method"]]
-    return f"{floor['best']:.1f} %{interval} on the same images without a network, by {by} ({others}){part}"
+    text = f"{floor['best']:.1f} %{interval} on the same images without a network, by {by} ({others}){part}"
+    return f"{text}; the network is about as good as this" if low < high and low <= (top1 or 0) <= high else text
+
+
+def _interval(floor: dict[str, Any]) -> tuple[float, float]:
+    """Return the 95 % interval of the best method; runs of older versions do not store the number of images."""
+    images = floor.get("scored_images")
+    return share_interval(floor["best"], images) if images else (floor["best"], floor["best"])
 
 
 def check_floor(top1: float, floor: dict[str, Any], pretrained: bool = False) -> list[str]:
-    """Return an alarm with advice if a network's top-1 is below the floor, or equals the most frequent class.
+    """Return an alarm with advice if a network's top-1 is below the floor's interval, or the most frequent class.
 
     pretrained: the network started from other weights, so these are no advice
     """
-    if "skipped" in floor or (top1 >= floor["best"] and not top1 == floor["majority"] < 100):
+    if "skipped" in floor or (top1 >= _interval(floor)[0] and not (top1 <= floor["majority"] < 100)):
         return []
     by = METHODS[floor["method"]]
     if top1 <= floor["majority"]:

@@ -37,10 +37,12 @@ def knn(config: KnnConfig) -> CommandResult:
         queries = None if tested is None else to_probe_split(tested)
         gallery = concat(*map(to_probe_split, features.values()))
         notes = ["there is no test split: every image is scored against all others"] if queries is None else []
+        unseen: list[str] = []
         if config.labels != 1:
             labelled = draw_labels(gallery, np.ones(len(gallery), dtype=bool), config.labels, config.seed)
             if queries is None and not labelled.all():
-                queries = gallery.subset(~labelled)
+                queries, keys = gallery.subset(~labelled), features["train"].keys
+                unseen = [keys[row] for row in np.flatnonzero(~labelled)]
                 notes = ["there is no test split: the images without a label are scored"]
             notes.append(f"{labelled.sum():,} of {len(gallery):,} labels are used")
             gallery = gallery.subset(labelled)
@@ -72,7 +74,8 @@ def knn(config: KnnConfig) -> CommandResult:
         title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {test_images:,} test images"
         settings = (inputs.classes, headline, config.temperature)
         classifier = KnnClassifier(gallery.features, gallery.targets, *settings)
-        return ProbeScores(data, notes=notes, table=replace(table, title=title), classifier=classifier)
+        table = replace(table, title=title)
+        return ProbeScores(data, notes=notes, table=table, classifier=classifier, unseen=unseen)
 
     return run_probe("knn", config, score)
 

@@ -69,7 +69,7 @@ def linear(config: LinearConfig) -> CommandResult:
             "test_images": len(splits.test),
         }
         classifier = LinearClassifier(*result.classifier)
-        return ProbeScores(data, ("lr", "weight_decay"), splits.notes, classifier=classifier)
+        return ProbeScores(data, ("lr", "weight_decay"), splits.notes, classifier=classifier, unseen=splits.unseen)
 
     return run_probe("linear", config, score_features)
 

@@ -65,7 +65,8 @@ def logistic(config: LogisticConfig) -> CommandResult:
             "test_images": len(splits.test),
         }
         classifier = LinearClassifier(*result.classifier) if scored.metric != "map11" else None
-        return ProbeScores(data, ("lambda", "iterations"), splits.notes, classifier=classifier)
+        settings = ("lambda", "iterations")
+        return ProbeScores(data, settings, splits.notes, classifier=classifier, unseen=splits.unseen)
 
     return run_probe("logistic", config, score_features, multi_label=True)
 

@@ -17,13 +17,14 @@ from frugalvit.data import DatasetSplits
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
 from frugalvit.probing.saved_probe import KnnClassifier, LinearClassifier, save_probe_run
-from frugalvit.probing.splits import embed_splits, make_extractor, open_labelled, open_model, probe_device
+from frugalvit.probing.splits import HELD_OUT, embed_splits, make_extractor, open_labelled, open_model, probe_device
 from frugalvit.runs import layout
 from frugalvit.utils import console
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import read_json, write_text
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult, Table, as_text
+from frugalvit.utils.text import pluralize
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class ProbeScores:
     settings: the keys of ``data`` that a note below the scores shows
     table:    replaces the table of scores that ``run_probe`` makes
     classifier: for --save; None if it cannot be saved
+    unseen:   the keys of the scored images, if they were held out of train
     """
 
     data: dict[str, Any]
@@ -55,6 +57,7 @@ class ProbeScores:
     notes: list[str] = field(default_factory=list)
     table: Table | None = None
     classifier: LinearClassifier | KnnClassifier | None = None
+    unseen: list[str] = field(default_factory=list)
 
 
 def run_probe(
@@ -82,14 +85,18 @@ def run_probe(
     data = {"probe": name, "model": config.model, "data": source.name, "features": config.features} | scores.data
     data["seconds"] = round(time.monotonic() - began, 2)
     data = _record_result(config, f"{name} {source.name}", data)
-    title = f"{name} probe on {source.name}: {data['test_images']:,} test images"
-    where = {"scored_on": "test", "scored_images": data["test_images"]}
+    left_out = HELD_OUT if scores.unseen else "train, each left out in turn"
+    where = {"scored_images": data["test_images"]}
+    where |= {"scored_on": next((split for split in ("test", "val") if split in features), left_out)}
+    title = f"{name} probe on {source.name}, {where['scored_on']}: {pluralize(data['test_images'], 'image')}"
     settings = [f"{key.replace('_', ' ')} {as_text(data[key])}" for key in scores.settings]
     notes = [*source.notes, *scores.notes, ", ".join([*settings, console.clock(data["seconds"])])]
     if config.save is not None:
         if scores.classifier is None:
             raise UserError(f"{source.name} has several labels per image: --save needs one.")
-        data["saved"] = str(save_probe_run(config.save, model, scores.classifier, source, features, data))
+        data["saved"] = str(
+            save_probe_run(config, model, scores.classifier, source, features, data | where, scores.unseen)
+        )
         notes += [f"saved  {config.save}", f"next   frugalvit predict {shell_quote(config.save)} IMAGE…"]
     return CommandResult(data, [scores.table or score_table(read_scores(data | where), title)], notes)
 

@@ -1,5 +1,6 @@
 """Save the classifier of a probe as a run folder, which predict, eval, export and report take."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from frugalvit.backbones.factory import from_spec
 from frugalvit.backbones.knn_head import KnnHead
 from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_folder import save_model_folder
+from frugalvit.config.probe import ProbeConfig
 from frugalvit.data import DatasetSplits
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model
@@ -71,26 +73,29 @@ def _copy_with_classes(backbone: Backbone, classes: int, **keywords: Any) -> Bac
 
 
 def save_probe_run(
-    out: str,
+    config: ProbeConfig,
     model: Model,
     classifier: LinearClassifier | KnnClassifier,
     source: DatasetSplits,
     features: dict[str, FeatureSet],
     scores: dict[str, Any],
+    unseen: Collection[str],
 ) -> Path:
-    """Write the network with the classifier, the scores and a report into the new folder ``out``."""
+    """Write the network with the classifier, the scores and a report into the new folder --save.
+
+    unseen: the keys of the scored images, if they were held out of train; ``eval`` scores them too
+    """
     network, crop = classifier.attach_to(model.backbone), model.transform.crop
-    folder, classes = new_run_folder(out), list(source.classes or ())
+    folder, classes = new_run_folder(config.save), list(source.classes or ())
     meta = {"crop_pct": crop.crop_pct, "interpolation": crop.interpolation}
     meta |= {"crop_mode": "squash" if crop.squash else "center"}
     meta |= {"classes": classes, "data": source.name, "recipe": f"probe {scores['probe']}", "top1": scores["top1"]}
     save_model_folder(network, folder / layout.MODEL, classes=classes, meta=meta)
-    scored = next((name for name in ("test", "val") if name in features), None)
-    summary = {"run": out, "task": "probe", "scored_images": scores["test_images"], **scores}
-    summary |= {"classes": classes, "scored_on": scored or "train"}
-    if scored is not None:
-        summary["confusion"] = _confusion(network, features[scored], len(classes)).tolist()
-    facts = {"data": source.location, "images": scores["train_images"], "classes": classes}
+    summary = {"run": config.save, "task": "probe", **scores, "classes": classes}
+    scored = features.get(scores["scored_on"])
+    if scored is not None or unseen:
+        summary["confusion"] = _confusion(network, scored or features["train"], len(classes), unseen).tolist()
+    facts = {"data": config.data, "images": scores["train_images"], "classes": classes, "held_out": list(unseen)}
     write_text(folder / layout.DATA, to_json(facts, indent=1))
     write_text(folder / layout.SUMMARY, to_json(summary, indent=1))
     write_report([folder], folder / layout.REPORT)
@@ -98,8 +103,13 @@ def save_probe_run(
 
 
 @torch.inference_mode()
-def _confusion(network: Backbone, features: FeatureSet, classes: int) -> Tensor:
-    """Count the answers of the saved classifier: rows are true classes, columns predicted ones."""
+def _confusion(network: Backbone, features: FeatureSet, classes: int, unseen: Collection[str]) -> Tensor:
+    """Count the answers of the saved classifier: rows are true classes, columns predicted ones.
+
+    unseen: count only the images with these keys, if there are any
+    """
     assert features.labels is not None
-    answers = torch.cat([network.classify(part).argmax(1) for part in features.features.split(1024)])
-    return torch.bincount(features.labels * classes + answers, minlength=classes**2).view(classes, classes)
+    keys = set(unseen)
+    rows = torch.tensor([row for row, key in enumerate(features.keys) if not keys or key in keys])
+    answers = torch.cat([network.classify(part).argmax(1) for part in features.features[rows].split(1024)])
+    return torch.bincount(features.labels[rows] * classes + answers, minlength=classes**2).view(classes, classes)

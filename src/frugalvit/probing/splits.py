@@ -18,6 +18,9 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet, Kind
 
+HELD_OUT = "train, held out"
+"""The scored split of a dataset with nothing but train."""
+
 
 @dataclass
 class ProbeSplit:
@@ -44,6 +47,7 @@ class ProbeData:
     classes: int
     notes: list[str] = field(default_factory=list)
     held_out: ProbeSplit | None = None  # the images of val with their views, if val comes from train
+    unseen: list[str] = field(default_factory=list)  # the keys of the images of test, if test comes from train
 
 
 def open_model(name: str, config: ExtractConfig) -> Model:
@@ -122,6 +126,7 @@ def make_probe_splits(
     other than 1 draws labels from train and val together, and some of these choose the settings.
     """
     notes: list[str] = []
+    unseen: list[str] = []
     if labels != 1:
         names = labelled_splits(parts)
         joined = _join([parts[name] for name in names])
@@ -136,7 +141,7 @@ def make_probe_splits(
         held = _hold_out(full, remaining, val_fraction, seed + 1)
         notes.append(f"there is no test split: {held.sum():,} of {len(full):,} training images are held out")
         remaining &= ~held
-        test_part = train.subset(held)
+        test_part, unseen = train.subset(held), [full.keys[row] for row in np.flatnonzero(held)]
     else:
         test_part = to_probe_split(test)
     if labels != 1:
@@ -161,7 +166,7 @@ def make_probe_splits(
         val_part = to_probe_split(val)
     if not remaining.any() or not len(test_part):
         raise UserError(f"{len(full)} training images are too few to hold any out: add images or a test split.")
-    return ProbeData(learned.subset(remaining), val_part, test_part, classes, notes, held_out)
+    return ProbeData(learned.subset(remaining), val_part, test_part, classes, notes, held_out, unseen)
 
 
 def _join(parts: Sequence[FeatureSet]) -> FeatureSet:

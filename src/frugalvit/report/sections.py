@@ -16,7 +16,7 @@ import numpy as np
 from frugalvit.report import svg_charts
 from frugalvit.report.run_record import RunRecord, as_finite
 from frugalvit.utils import console, palette
-from frugalvit.utils.scores import SCORE_NAMES
+from frugalvit.utils.scores import SCORE_NAMES, as_percent, read_scores, score_table
 from frugalvit.utils.statistics import Difference, Spread
 from frugalvit.utils.tables import as_text
 from frugalvit.utils.text import pluralize, truncate_list
@@ -90,7 +90,10 @@ def results(records: list[RunRecord], *, main: bool = False) -> str:
     if not ordered:
         return ""
     if len(records) == 1:
-        return table(["", ""], [[key.replace("_", " "), as_text(scalars[0][key])] for key in ordered])
+        scores = score_table(read_scores(records[0].summary))
+        others = [key for key in ordered if not _is_score(key)]
+        drawn = table(scores.columns, scores.rows, scores.title) if scores.rows else ""
+        return drawn + table(["", ""], [[key.replace("_", " "), as_text(scalars[0][key])] for key in others])
     columns = {key: [values.get(key) for values in scalars] for key in ordered}
     common = {key: cells[0] for key, cells in columns.items() if isinstance(cells[0], str) and len(set(cells)) == 1}
     ordered = [key for key in ordered if key not in common]
@@ -311,8 +314,13 @@ def _scalars(summary: dict[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict):
             flat |= {f"{key} {k}": v for k, v in value.items() if isinstance(v, int | float | str)}
         elif isinstance(value, int | float | str):
-            flat[key] = value
+            flat[key] = value if isinstance(value, str) else as_percent(key, value)
     return flat
+
+
+def _is_score(key: str) -> bool:
+    """True for scores, which a table with intervals shows, and scores on training images, which stand above."""
+    return key.startswith(("chance ", "training_images ")) or key.removeprefix("val_").split()[0] in SCORE_NAMES
 
 
 def _mean(key: str, values: list[Any]) -> Any:

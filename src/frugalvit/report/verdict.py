@@ -7,7 +7,7 @@ from typing import Any
 
 from frugalvit.report.run_record import RunRecord, as_finite
 from frugalvit.utils import console
-from frugalvit.utils.scores import Score, read_scores
+from frugalvit.utils.scores import Score, read_scores, share_interval
 from frugalvit.utils.tables import as_text
 from frugalvit.utils.text import pluralize
 
@@ -26,7 +26,7 @@ def find_title(records: list[RunRecord], compared: Mapping[str, dict[str, Any]])
     record, task = records[0], records[0].summary.get("task")
     if len(records) > 1 or task is None:
         return record.name if len(records) == 1 else pluralize(len(records), "run")
-    data = Path(str(record.setting.get("data", ""))).name or "its data"
+    data = Path(str(_data_of(record) or "")).name or "its data"
     if task == "pretrain":
         return f"Features learned without labels from {data}"
     classes = len(record.summary.get("classes") or ())
@@ -90,12 +90,18 @@ def _score_tiles(record: RunRecord, scores: list[Score]) -> list[Tile]:
         interval = f"{score.interval_text}; " if score.interval else ""
         tiles.append((score.name, f"{score.value:.1f} %", interval + score.scored_on))
     if (known := _training_score(record)) is not None:
-        note = f"top-1 on {pluralize(summary['training_images']['count'], 'image')}, not augmented"
+        images = int(summary["training_images"]["count"])
+        interval = "95 %: {:.1f} to {:.1f}; ".format(*share_interval(known, images)) if images else ""
+        note = f"{interval}top-1 on {pluralize(images, 'image')}, not augmented"
         tiles.append(("training images", f"{known:.1f} %", note))
     if (floor := as_finite((summary.get("floor") or {}).get("best"))) is not None:
-        method = str(summary["floor"].get("method", "")).replace("_", " ")
-        tiles.append(("without a network", f"{floor:.1f} %", f"the best simple method: {method}"))
-    return tiles + [(score.name, f"{score.value:.1f} %", "") for score in scores[1:4]]
+        note = "the best simple method: " + str(summary["floor"].get("method", "")).replace("_", " ")
+        if images := summary["floor"].get("scored_images"):
+            low, high = share_interval(floor, images)
+            about = "; the model is about as good" if low <= (as_finite(summary.get("top1")) or 0) <= high else ""
+            note = f"95 %: {low:.1f} to {high:.1f}; {note}{about}"
+        tiles.append(("without a network", f"{floor:.1f} %", note))
+    return tiles + [(score.name, f"{score.value:.1f} %", score.interval_text) for score in scores[1:4]]
 
 
 def _judge_features(record: RunRecord) -> tuple[list[str], list[Tile]]:
@@ -133,9 +139,14 @@ def next_steps(record: RunRecord) -> list[tuple[str, str]]:
         ("Use it on new images", f"frugalvit predict {run} IMAGE"),
         ("Score it on labelled images that it has not seen", f"frugalvit eval {run} OTHERS/"),
     ]
-    data = console.shell_quote(record.setting.get("data", "DATA"))
+    data = console.shell_quote(_data_of(record) or "DATA")
     if record.mistakes:
         steps.append(("Find wrong labels", f"frugalvit data {data} --suspicious {run}"))
     if record.summary.get("alarms"):
         steps.insert(0, ("See what these images and this machine allow", f"frugalvit advise {data}"))
-    return steps if task == "train" else []
+    return steps if task in ("train", "probe") else []
+
+
+def _data_of(record: RunRecord) -> str | None:
+    """Return the path or name of the data; a saved probe has no configuration."""
+    return record.setting.get("data") or record.data.get("data")

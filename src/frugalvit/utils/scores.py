@@ -71,6 +71,11 @@ def as_percent(key: str, value: float) -> float:
     return 100 * value if is_share else value
 
 
+def share_interval(percent: float, images: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share of the images, in per cent."""
+    return wilson_interval(round(percent * images / 100), images)
+
+
 def read_scores(summary: Mapping[str, Any]) -> list[Score]:
     """Return the scores of a summary, the main one first; no top-5 for five classes or fewer, and no value twice."""
     images, split = int(summary.get("scored_images") or 0), str(summary.get("scored_on", "val"))
@@ -88,7 +93,7 @@ def read_scores(summary: Mapping[str, Any]) -> list[Score]:
         if interval is not None:
             interval = as_percent(key, interval[0]), as_percent(key, interval[1])
         elif key in _IMAGE_COUNTS and images:
-            interval = wilson_interval(round(value * images / 100), images)
+            interval = share_interval(value, images)
         scores.append(
             Score(name, value, split, images, interval, None if chance is None else as_percent(key, chance), chosen)
         )

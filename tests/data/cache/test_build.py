@@ -11,6 +11,7 @@ from frugalvit.data.cache import build
 from frugalvit.data.cache.build import build_store, choose_cache_location
 from frugalvit.data.dataset import ArrayExamples, FileExamples
 from frugalvit.data.image_size import probe_images
+from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.errors import UserError
 from helpers.image_cache import store_of, write_images
 
@@ -51,6 +52,14 @@ def test_the_cached_size_covers_nine_tenths(tmp_path: Path) -> None:
     assert probe_images(FileExamples(landscape.names[:5] + wide.names[:1], None), (28, 28))[0] == (32, 64)
     mixed = FileExamples(landscape.names[:2] + small.names[:2] + portrait.names[:2], None)
     assert store_of(mixed, 28).sizes.tolist() == [[300, 400]] * 2 + [[20, 20]] * 2 + [[400, 300]] * 2
+
+
+def test_each_crop_has_its_own_file(tmp_path: Path) -> None:
+    examples = write_images(tmp_path / "photos", size=(60, 90))
+    crops = [CenterCrop((28, 28)), CenterCrop((28, 28), squash=True), CenterCrop((28, 28), 1.0)]
+    for crop in crops:
+        store = store_of(examples, 28, where="disk", cache_dir=tmp_path / "cache", crop=crop)
+        assert torch.equal(store.images[0], torch.from_numpy(crop(examples.read(0))).permute(2, 0, 1))
 
 
 def test_arrays_need_no_decoding() -> None:

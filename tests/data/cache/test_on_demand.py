@@ -54,6 +54,22 @@ def test_workers_do_not_decode_far_ahead(workers: int, batches: int) -> None:
     assert store._pool.submit.call_count == batches
 
 
+def test_no_step_after_the_end_is_decoded() -> None:
+    """Large images take seconds each: workers must not decode steps that the run never reaches."""
+    store: Any = small_store(2)
+    store._pool = Mock(WorkerPool)
+    store._pool.submit.return_value = lambda: Decoder(store.examples, (4, 4), 0)([0, 1])
+    source = Batches(store, 2, seed=0, augment=TrainAugment(AugmentConfig(), 4), steps=3)
+    for step in range(3):
+        source.batch_at(step)
+    assert store._pool.submit.call_count == 3
+    source.peek(0)
+    assert store._pool.submit.call_count == 4  # the pictures of the first batch need no other
+    source.batch_at(0)
+    assert store._pool.submit.call_count == 7  # the limit of peek is gone
+    assert source.with_batch_size(1).fetcher.end == 6
+
+
 def test_workers_return_the_same_until_one_is_killed(tmp_path: Path) -> None:
     examples = write_images(tmp_path, count=12)
     decoded, cached = batches(on_demand(examples, workers=1)), batches(store_of(examples, 36))

@@ -207,7 +207,7 @@ def _decode_to_file(
 ) -> CachedImages:
     """Open the cache file; decode into it first if it is missing, damaged or made from another source."""
     fingerprint = examples.fingerprint(labels=False)
-    kind = "" if crop is None else f"_{crop.interpolation}_{crop.crop_pct:g}"
+    kind = "" if crop is None else f"_{crop.interpolation}_{crop.crop_pct:g}{'_squashed' * crop.squash}"
     entry = folder / "images" / f"{fingerprint}_{cached_size[0]}x{cached_size[1]}{kind}"
     path = entry / "images.bin"
     try:

@@ -103,7 +103,8 @@ class WorkerFetcher(Fetcher):
 
     def _decoded(self, step: int) -> DecodedBatch:
         pool, workers = self.store.pool(), self.store.workers
-        ahead = range(step, step + 1 + workers + min(workers, _MAX_READY))
+        last = step + 1 + workers + min(workers, _MAX_READY)
+        ahead = range(step, last if self.end is None else max(step + 1, min(last, self.end)))
         self.pending = {other: wait for other, wait in self.pending.items() if other in ahead}
         for other in ahead:
             if other not in self.pending and len(index := self.order(other)):

@@ -42,6 +42,8 @@ class Fetched(NamedTuple):
 class Fetcher(ABC):
     """Brings the images of each step to the device."""
 
+    end: int | None = None  # no step from here on is decoded in advance
+
     @abstractmethod
     def at(self, step: int) -> Fetched:
         """Return the images of a step."""

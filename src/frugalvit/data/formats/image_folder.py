@@ -132,7 +132,9 @@ def _find_image_root(where: str, notes: list[str]) -> str:
     folders = [path for path in first if not any(_are_masks(path, other, first) for other in first if other != path)]
     if len(folders) != 1:
         return where
-    notes.append(f"Read {folders[0]}, the only folder of images in {where}.")
+    masks = [Path(path).name for path in first if path != folders[0]]
+    others = f"{truncate_list(masks)} beside it holds masks" if masks else f"the only folder of images in {where}"
+    notes.append(f"Read {folders[0]}; {others}.")
     return _find_image_root(folders[0], notes)
 
 

@@ -22,12 +22,12 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by
 from frugalvit.probing.floor import check_floor, describe_floor
 from frugalvit.probing.metrics import classification_scores, rank_classes, score_facts, without_parts
-from frugalvit.probing.splits import make_extractor
+from frugalvit.probing.splits import HELD_OUT, make_extractor
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import read_summary
 from frugalvit.tasks.classification.predict import class_probabilities, load_classifier, nonfinite_message
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, utf8_safe, write_text
+from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.statistics import wilson_interval
 from frugalvit.utils.tables import CommandResult, Table
@@ -47,7 +47,7 @@ def evaluate(config: EvalConfig) -> CommandResult:
     source, run = _open(config)
     split, examples = _select_split(source, config.split)
     numbers = _match_classes(config.model, names, source, examples)
-    if run is not None and split in ("train", "all"):
+    if run is not None and split in ("train", "all", *_learned_splits(run, source)):
         console.warning(f"{config.model} was trained on these images ({split}): its scores on new images will be lower")
     extractor = make_extractor(model, config, "pooled")
     label = f"{source.name} {split}"
@@ -78,7 +78,10 @@ def evaluate(config: EvalConfig) -> CommandResult:
     notes = list(source.notes)
     if run is not None and (floor := _stored_floor(run, split, len(truth))):
         summary |= {"floor": floor, "alarms": check_floor(scores["top1"], floor)}
-        notes += [f"floor: {describe_floor(floor)}", *(f"alarm: {alarm}" for alarm in summary["alarms"])]
+        notes += [
+            f"floor: {describe_floor(floor, scores['top1'])}",
+            *(f"alarm: {alarm}" for alarm in summary["alarms"]),
+        ]
     if out is not None:
         write_text(out, _csv(rows))
         notes.append(f"predictions of all images: {out}")
@@ -109,6 +112,8 @@ def _open(config: EvalConfig) -> tuple[DatasetSplits, Path | None]:
     location = described_by(Path(config.model)) or Path(config.model)
     file = (location.parent if location.name == layout.MODEL else location) / layout.CONFIG
     run = TrainConfig.from_run(file) if file.is_file() else None
+    if (read_summary(file.parent) or {}).get("task") == "probe":
+        return _open_as_probed(config, file.parent)
     if run is None or not same_value("data", config.data, run.data):
         return open_data(config.data, split="given", root=config.root, classes=config.classes), None
     source = open_data(
@@ -119,6 +124,25 @@ def _open(config: EvalConfig) -> tuple[DatasetSplits, Path | None]:
         classes=config.classes or run.classes,
     )
     return source, file.parent
+
+
+def _open_as_probed(config: EvalConfig, probe: Path) -> tuple[DatasetSplits, Path | None]:
+    """Open the data for a saved probe; if it learned from train alone, the images that it held out are a split."""
+    source = open_data(config.data, split="given", root=config.root, classes=config.classes)
+    facts = read_json(probe / layout.DATA, dict) or {}
+    if not same_value("data", config.data, facts.get("data")):
+        return source, None
+    if held_out := set(facts.get("held_out") or ()):
+        train = source.splits["train"]
+        is_held_out = np.array([key in held_out for key in train.keys])
+        source.splits |= {"train": train.subset(~is_held_out), HELD_OUT: train.subset(is_held_out)}
+    return source, probe
+
+
+def _learned_splits(run: Path, source: DatasetSplits) -> tuple[str, ...]:
+    """Return the splits besides train that a model learned from: a probe with a test split also uses val."""
+    is_probe = (read_summary(run) or {}).get("task") == "probe"
+    return ("val",) if is_probe and "test" in source.splits else ()
 
 
 def _stored_floor(run: Path, split: str, images: int) -> dict[str, Any] | None:
@@ -132,7 +156,7 @@ def _select_split(source: DatasetSplits, split: str) -> tuple[str, ImageDataset]
     """Return the name and the images of the split to score. Raises ``UserError`` without labels."""
     present = source.splits
     if split == "auto":
-        split = next((name for name in ("test", "val") if name in present), "all")
+        split = next((name for name in ("test", "val", HELD_OUT) if name in present), "all")
     if split != "all" and split not in present:
         raise UserError(f"{source.location} has no {split} split, only {', '.join(present)}.")
     examples = join(*present.values()) if split == "all" else present[split]

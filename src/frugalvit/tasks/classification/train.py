@@ -302,7 +302,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         table = score_table(read_scores(summary))
         commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
         rescues = [f"{'rescue':<12}{describe_rescue(rescue)}" for rescue in summary["rescues"]]
-        notes = [f"{'floor':<12}{describe_floor(floor)}"]
+        notes = [f"{'floor':<12}{describe_floor(floor, summary['top1'])}"]
         notes += [f"{'alarm':<12}{alarm}" for alarm in self._check_floor(summary["top1"], floor)]
         notes += [*rescues, *_note_pseudo_labels(summary), *_note_localization(summary)]
         result = run_result(summary, table, commands, notes)

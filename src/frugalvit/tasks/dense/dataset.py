@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 from PIL import Image, UnidentifiedImageError
 
 from frugalvit.data.bad_images import UnreadableImage, check_unreadable
-from frugalvit.data.copies import find_copies
+from frugalvit.data.copies import group_copies
 from frugalvit.data.dataset import FileExamples
 from frugalvit.data.decode import decode, known_formats
-from frugalvit.data.split import describe_copies, hold_out
+from frugalvit.data.split import hold_out
 from frugalvit.errors import UserError
 from frugalvit.runs.data_record import SkippedFile
 from frugalvit.utils import console
@@ -107,11 +107,11 @@ def make_splits(splits: dict[str, list[Any]], mode: str, fraction: float, notes:
         notes.append(f"train and val are joined: {len(splits['train']):,} images")
     if mode in ("auto", "remake") and "train" in splits and "val" not in splits:
         items = splits["train"]
-        copies = find_copies(FileExamples([str(item.path) for item in items], None))
+        copies, copies_note = group_copies(FileExamples([str(item.path) for item in items], None), None)
         held_out = hold_out([item.path.name for item in items], None, fraction, 0, copies)
         if held_out.any():  # there are at least two images
             splits["train"] = [item for item, out in zip(items, held_out, strict=True) if not out]
             splits["val"] = [item for item, out in zip(items, held_out, strict=True) if out]
             counts = f"{int(held_out.sum()):,} of {len(items):,} images"
-            notes.append(f"val is made from train: {counts}, at random{describe_copies(copies)}")
+            notes.append(f"val is made from train: {counts}, at random{copies_note}")
     return splits

@@ -198,7 +198,7 @@ def _find_folders(root: Path) -> tuple[dict[str, tuple[Path, Path]], str]:
     if not folders:
         raise UserError(
             f"{root} has no known layout. Use images/train and masks/train (and val), or the folders of ADE20K, VOC or "
-            "CamVid."
+            "CamVid. To find single objects, use 'frugalvit detect train'."
         )
     return folders, layout
 
