@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from lightning_fabric import Fabric
@@ -20,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import torchvision_input
 from esvit_reference import ReferencePretrainingTask
-from frugalvit.backbones.architectures.swin import plain_attention
+from frugalvit.backbones.architectures import swin
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
@@ -32,7 +33,7 @@ from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.loader import MAX_GROUPED_STEPS, Batches
 from frugalvit.engine.compile import can_replay_graphs, prepare_compiler
-from frugalvit.engine.hardware import configure_cuda, default_onednn, make_precision, pick_device
+from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device, preserve_onednn
 from frugalvit.engine.step import TrainStep, make_optimizer
 from frugalvit.errors import UserError
 from frugalvit.experiment.defaults import AutoValues, Facts, resolve_pretraining, resolve_training
@@ -61,7 +62,8 @@ def bench_step(config: BenchStepConfig) -> CommandResult:
         rows.append({"step": "without Drloc"} | measure(without, batches, classes, fabric))
     ours = len(rows)
     if config.against:
-        with plain_attention(), default_onednn():
+        with mock.patch.object(swin, "TRITON_AVAILABLE", False), preserve_onednn():
+            torch.backends.mkldnn.enabled = True
             rows.append({"step": "as written"} | measure(config, batches, classes, fabric, as_written=True))
             baseline = _torchvision_batches(config, batches, store, examples, fabric.device)
             name = "as written, usual input"

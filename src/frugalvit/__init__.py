@@ -15,46 +15,26 @@ from frugalvit.utils.import_hooks import run_after_import
 
 __version__ = "0.1.0"
 
-_MODULES = {
-    "Features": "frugalvit.features",
-    "Backbone": "frugalvit.backbones",
-    "create_backbone": "frugalvit.backbones",
-    "list_models": "frugalvit.backbones",
-    "load_weights": "frugalvit.backbones.weights.load",
-    "RelativeLocalization": "frugalvit.objectives",
-    "DenseLocalization": "frugalvit.objectives",
-    "ProjectionHead": "frugalvit.objectives",
-    "ViewMatching": "frugalvit.objectives",
-    "RegionMatching": "frugalvit.objectives",
-    "view_loss": "frugalvit.objectives",
-    "region_loss": "frugalvit.objectives",
-    "match_regions": "frugalvit.objectives",
-    "open_data": "frugalvit.data",
-    "save_data": "frugalvit.data.save_data",
-    "train": "frugalvit.api",
-    "pretrain": "frugalvit.api",
-    "run": "frugalvit.api",
-    "compare": "frugalvit.api",
-    "evaluate": "frugalvit.api",
-    "predict": "frugalvit.api",
-    "probe_knn": "frugalvit.api",
-    "probe_linear": "frugalvit.api",
-    "probe_logistic": "frugalvit.api",
-    "embed": "frugalvit.api",
-    "export": "frugalvit.api",
-    "report": "frugalvit.api",
-    "advise": "frugalvit.api",
-    "detect_train": "frugalvit.api",
-    "detect_evaluate": "frugalvit.api",
-    "detect_predict": "frugalvit.api",
-    "segment_train": "frugalvit.api",
-    "segment_evaluate": "frugalvit.api",
-    "segment_predict": "frugalvit.api",
-    "load": "frugalvit.export.inference_model",
-    "load_detector": "frugalvit.tasks.dense.predictors",
-    "load_segmenter": "frugalvit.tasks.dense.predictors",
-    "UserError": "frugalvit.errors",
+_NAMES = {
+    "frugalvit.features": ("Features",),
+    "frugalvit.backbones": ("Backbone", "create_backbone", "list_models"),
+    "frugalvit.backbones.weights.load": ("load_weights",),
+    "frugalvit.objectives": (
+        *("RelativeLocalization", "DenseLocalization", "ProjectionHead", "ViewMatching", "RegionMatching"),
+        *("view_loss", "region_loss", "match_regions"),
+    ),
+    "frugalvit.data": ("open_data",),
+    "frugalvit.data.save_data": ("save_data",),
+    "frugalvit.api": (
+        *("train", "pretrain", "run", "compare", "evaluate", "predict", "probe_knn", "probe_linear", "probe_logistic"),
+        *("embed", "export", "report", "advise", "detect_train", "detect_evaluate", "detect_predict"),
+        *("segment_train", "segment_evaluate", "segment_predict"),
+    ),
+    "frugalvit.export.inference_model": ("load",),
+    "frugalvit.tasks.dense.predictors": ("load_detector", "load_segmenter"),
+    "frugalvit.errors": ("UserError",),
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 if TYPE_CHECKING:
     from frugalvit.api import advise as advise

@@ -16,7 +16,7 @@ from frugalvit.comparison.compare import compare, known_metrics
 from frugalvit.config.compare import CompareConfig, parse_assignments
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import Interrupted, UserError
-from frugalvit.probing.metrics import score_facts
+from frugalvit.probing.metrics import PartCounts
 from frugalvit.tasks.detection.metrics import AveragePrecision
 from frugalvit.tasks.detection.task import summary_of
 from frugalvit.tasks.segmentation.metrics import Confusion
@@ -101,7 +101,9 @@ def summaries(tmp_path: Path, right: np.ndarray, split: str = "test") -> list[di
     runs = []
     for seed, row in enumerate(right):
         ranked = torch.tensor(1 - row.astype(int))[:, None]  # all images are of class 0
-        scores = {"top1": 100 * row.mean(), "scored_images": len(row), **score_facts(ranked, ranked[:, 0] * 0, 2)}
+        counts = PartCounts(2)
+        counts.add(ranked, ranked[:, 0] * 0, torch.arange(len(row)))
+        scores = {"top1": 100 * row.mean(), "scored_images": len(row), **counts.facts()}
         runs.append(facts | scores | {"seed": seed})
     return runs
 

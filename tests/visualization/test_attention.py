@@ -7,12 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frugalvit.backbones import create_backbone
-from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.errors import UserError
 from frugalvit.visualization import attention as lens
 from frugalvit.visualization.grid import Regions
-from frugalvit.visualization.model_views import Box, model_input
+from frugalvit.visualization.model_views import Box
 from helpers.fake_backbones import PatchFeatures
 
 SIX_BY_EIGHT = Regions((6, 8), (96, 128), (16, 16))
@@ -101,14 +99,3 @@ def test_pixels_are_converted_to_their_region(side, stride, pads):
 def test_query_errors_name_the_reason(text, message):
     with pytest.raises(UserError, match=message):
         lens.parse_query(text, (220, 360), Box(100, 50, 160, 120), SIX_BY_EIGHT)
-
-
-def test_mean_entropy_averages_heads_queries_and_images():
-    backbone = create_backbone("swin_nano", img_size=32)
-    images = torch.rand(5, 3, 32, 32)
-    with eval_no_grad(backbone):
-        weights = backbone.attention(model_input(backbone, images))
-    expected = -(weights * weights.clamp_min(1e-30).log2()).sum(-1).mean().item()
-    assert lens.mean_entropy(backbone, [images[:2], images[2:]]) == pytest.approx(expected, rel=1e-4)
-    with pytest.raises(UserError, match="no images"):
-        lens.mean_entropy(backbone, [])

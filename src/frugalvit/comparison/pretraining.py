@@ -9,6 +9,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.comparison.compare import compare_runs
 from frugalvit.config.base import merge
 from frugalvit.config.compare import PretrainCompareConfig
@@ -29,9 +32,9 @@ from frugalvit.utils.files import make_folder, read_json, write_text
 from frugalvit.utils.launch_env import devices_and_nodes
 from frugalvit.utils.statistics import paired_difference, spread
 from frugalvit.utils.tables import CommandResult, Table, as_markdown
-from frugalvit.visualization.attention import mean_entropy
+from frugalvit.visualization.attention import entropy
 from frugalvit.visualization.correspondence import evaluate_correspondence
-from frugalvit.visualization.model_views import input_batches, spread_evenly
+from frugalvit.visualization.model_views import input_batches, model_input, spread_evenly
 
 SCORES = ("knn", "linear", "logistic", "match_accuracy", "match_error_px", "attention_bits")
 _PACE_STEPS = 20
@@ -107,10 +110,13 @@ def probe_scores(run: Path, data: str, device: str, root: str | None = None) -> 
     images = source.splits[split]
     batches = list(input_batches(spread_evenly(images, _VIEWED_IMAGES), backbone, 64, "correspondences"))
     matches = evaluate_correspondence(backbone, batches)
+    with eval_no_grad(backbone):
+        weights = (backbone.attention(model_input(backbone, batch)).float() for batch in batches)
+        bits = torch.cat([entropy(part).mean(dim=(1, 2)).cpu() for part in weights])  # mean over heads and queries
     scores |= {
         "match_accuracy": round(100 * matches.accuracy, 2),
         "match_error_px": round(matches.error, 2),
-        "attention_bits": round(mean_entropy(backbone, batches), 3),
+        "attention_bits": round(bits.mean().item(), 3),
         "scored_on": split,
         "scored_images": len(images),
     }

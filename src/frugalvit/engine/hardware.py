@@ -76,14 +76,6 @@ def _arm_features(path: Path = Path("/proc/cpuinfo")) -> set[str]:
     return {word for line in lines if line.startswith("Features") for word in line.partition(":")[2].split()}
 
 
-@contextmanager
-def default_onednn() -> Iterator[None]:
-    """Turn oneDNN on inside this context, as PyTorch does by default."""
-    with preserve_onednn():
-        torch.backends.mkldnn.enabled = True
-        yield
-
-
 class Autocast(MixedPrecision):
     """Mixed precision that does not round inputs.
 

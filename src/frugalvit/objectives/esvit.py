@@ -40,6 +40,10 @@ from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk, s
 # Limit of rows × prototypes for health metrics: a sample is enough and cheap.
 _HEALTH_ELEMENTS = 2**26
 
+Crops = Sequence[Features]
+Logits = Sequence[Tensor]
+"""One entry per crop."""
+
 
 class Prototypes(nn.Module):
     """A linear layer without bias whose K rows are g_k · v_k / |v_k|: (…, P) -> (…, K).
@@ -249,24 +253,19 @@ class Matching(nn.Module, ABC):
         center = self.center
         if self.centering == "sinkhorn":
             center = sinkhorn_center(teacher, teacher_weight, teacher_temp, all_processes=self.training)
+        settings = {"center": center, "student_temp": self.student_temp, "teacher_temp": teacher_temp}
         rows = student.shape[:2].numel() + teacher.shape[:2].numel()
         if should_chunk(rows, self.student.prototypes) if self.chunked == "auto" else self.chunked:
+            assignment = self.assignment(student_features, teacher_features)
             loss = assigned_cross_entropy(
-                student,
-                self.student.weight(),
-                teacher,
-                teacher_weight,
-                self.assignment(student_features, teacher_features),
-                center=center,
-                student_temp=self.student_temp,
-                teacher_temp=teacher_temp,
+                student, self.student.weight(), teacher, teacher_weight, assignment, **settings
             )
         else:
             student_logits = F.linear(student, self.student.weight()).split(student_sizes, dim=1)
             with torch.no_grad():
                 teacher_logits = F.linear(teacher, teacher_weight).split(teacher_sizes, dim=1)
             crops = student_features, teacher_features
-            loss = self._plain_loss(student_logits, teacher_logits, *crops, center, teacher_temp)
+            loss = self._plain_loss(student_logits, teacher_logits, *crops, **settings)
         if self.training:
             self.accumulate_center(teacher)
             if not hold_center:
@@ -381,14 +380,13 @@ class Matching(nn.Module, ABC):
     @abstractmethod
     def _plain_loss(
         self,
-        student_logits: Sequence[Tensor],
-        teacher_logits: Sequence[Tensor],
-        student_features: Sequence[Features],
-        teacher_features: Sequence[Features],
-        center: Tensor,
-        teacher_temp: float | Tensor,
+        student_logits: Logits,
+        teacher_logits: Logits,
+        student_crops: Crops,
+        teacher_crops: Crops,
+        **settings: Any,
     ) -> Tensor:
-        """Return the loss of the logits of every crop, (B, T, K)."""
+        """Return the loss of the logits of every crop, (B, T, K); settings: center, student_temp, teacher_temp."""
 
     def _bottlenecks(self, head: ProjectionHead, crops: Sequence[Features]) -> tuple[Tensor, list[int]]:
         """Project all crops at once: (B, ΣT, P), and T of every crop."""
@@ -476,20 +474,14 @@ class ViewMatching(Matching):
 
     def _plain_loss(
         self,
-        student_logits: Sequence[Tensor],
-        teacher_logits: Sequence[Tensor],
-        student_features: Sequence[Features],
-        teacher_features: Sequence[Features],
-        center: Tensor,
-        teacher_temp: float | Tensor,
+        student_logits: Logits,
+        teacher_logits: Logits,
+        student_crops: Crops,
+        teacher_crops: Crops,
+        **settings: Any,
     ) -> Tensor:
-        return view_loss(
-            [logits[:, 0] for logits in student_logits],
-            [logits[:, 0] for logits in teacher_logits],
-            center=center,
-            student_temp=self.student_temp,
-            teacher_temp=teacher_temp,
-        )
+        student, teacher = ([logits[:, 0] for logits in crops] for crops in (student_logits, teacher_logits))
+        return view_loss(student, teacher, **settings)
 
     @torch.no_grad()
     def assignment(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> Tensor:
@@ -554,22 +546,14 @@ class RegionMatching(Matching):
 
     def _plain_loss(
         self,
-        student_logits: Sequence[Tensor],
-        teacher_logits: Sequence[Tensor],
-        student_features: Sequence[Features],
-        teacher_features: Sequence[Features],
-        center: Tensor,
-        teacher_temp: float | Tensor,
+        student_logits: Logits,
+        teacher_logits: Logits,
+        student_crops: Crops,
+        teacher_crops: Crops,
+        **settings: Any,
     ) -> Tensor:
-        return region_loss(
-            student_logits,
-            teacher_logits,
-            [crop.grid for crop in student_features],
-            [crop.grid for crop in teacher_features],
-            center=center,
-            student_temp=self.student_temp,
-            teacher_temp=teacher_temp,
-        )
+        student_grids, teacher_grids = ([crop.grid for crop in crops] for crops in (student_crops, teacher_crops))
+        return region_loss(student_logits, teacher_logits, student_grids, teacher_grids, **settings)
 
     @torch.no_grad()
     def assignment(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> Tensor:

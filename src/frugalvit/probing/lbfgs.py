@@ -1,11 +1,11 @@
-"""L-BFGS for linear classifiers, one per regularization strength; several share one matrix product.
+"""L-BFGS for a linear classifier with the regularization strength λ.
 
-Minimizes, for every strength λ_r of a batch,
+Minimizes
 
-    f_r(W, b) = sum over n of loss(x_n W + b, y_n)  +  λ_r / 2 * |W|²
+    f(W, b) = sum over n of loss(x_n W + b, y_n)  +  λ / 2 * |W|²
 
 with the softmax cross-entropy or, for targets of several labels, the sum of binary cross-entropies.
-Shapes: x (N, D), W (R, D, C), b (R, C), logits and targets (R, N, C) and (N, C).
+Shapes: x (N, D), W (D, C), b (C,), logits and targets (N, C).
 
 Why it is fast:
 - the logits are linear in the parameters, so along a direction they are Z + t Z_d. A line search therefore costs
@@ -41,13 +41,13 @@ class Axes:
     basis: Tensor  # (D, K), orthonormal columns
 
     def back(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Convert weights (R, K, C) and biases (R, C) to the original features: (R, D, C), (R, C)."""
+        """Convert weights (K, C) and biases (C,) to the original features: (D, C), (C,)."""
         weight = self.basis @ weight
-        return weight, bias - torch.einsum("d,rdc->rc", self.mean, weight)
+        return weight, bias - torch.einsum("d,dc->c", self.mean, weight)
 
     def into(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """The inverse of ``back``, for a warm start."""
-        return self.basis.T @ weight, bias + torch.einsum("d,rdc->rc", self.mean, weight)
+        return self.basis.T @ weight, bias + torch.einsum("d,dc->c", self.mean, weight)
 
 
 @torch.no_grad()
@@ -69,20 +69,22 @@ def principal_axes(features: Tensor) -> Axes:
 
 @dataclass
 class Minimum:
-    """The result of the search: weight (R, K, C) and bias (R, C) in the axes, and facts per strength."""
+    """The result of the search: weight (K, C) and bias (C,) in the axes.
+
+    converged: False at the limit of iterations, or if the line search failed
+    """
 
     weight: Tensor
     bias: Tensor
-    iterations: Tensor  # (R,)
-    gradient: Tensor  # (R,), |gradient|
-    converged: Tensor  # (R,), False at the limit of iterations, or if the line search failed
+    iterations: int
+    converged: bool
 
 
 @torch.no_grad()
 def minimize(
     axes: Axes,
     targets: Tensor,
-    strengths: Tensor,
+    strength: float,
     *,
     several_labels: bool,
     weight: Tensor | None = None,
@@ -90,89 +92,66 @@ def minimize(
     max_iterations: int = 1000,
     tolerance: float = 1e-4,
 ) -> Minimum:
-    """Minimize f for every strength, until |gradient| <= tolerance * λ|W|. It starts at ``weight``, ``bias`` or 0.
+    """Minimize f, until |gradient| <= tolerance * λ|W|. It starts at ``weight``, ``bias`` or 0.
 
     targets: (N, C), 0/1 or one-hot; -1 marks a label to ignore. At the minimum the gradients of loss and penalty
     cancel; the criterion is the share that remains. f is λ-strongly convex in W, so f - min f <= tolerance² * λ/2 |W|².
-    This says little about the bias if λ is strong and W small, so the bias has its own criterion (``balanced``).
+    This says little about the bias if λ is strong and W small, so the bias has its own criterion (``is_balanced``).
     """
-    count, classes = len(strengths), targets.shape[1]
-    weight = axes.rows.new_zeros(count, axes.rows.shape[1], classes) if weight is None else weight
-    bias = axes.rows.new_zeros(count, classes) if bias is None else bias
-    active = _Active(axes, targets, several_labels, strengths, torch.cat([weight, bias[:, None]], dim=1))
-    result = Minimum(
-        weight.clone(),
-        bias.clone(),
-        torch.zeros(count, dtype=torch.long),
-        axes.rows.new_zeros(count),
-        torch.ones(count, dtype=torch.bool),
-    )
-    for iteration in range(max_iterations + 1):
-        norm = active.gradient.flatten(1).norm(dim=1)
-        penalty_norm = active.penalty * active.parameters[:, :-1].flatten(1).norm(dim=1)
-        near = norm <= torch.maximum(tolerance * penalty_norm, active.noise())
-        if bool(near.any()):  # checking the bias costs as much as a trial of the line search
-            near = near & active.balanced(tolerance)
-        converged = near | active.stalled
-        ended = torch.ones_like(converged) if iteration == max_iterations else converged | active.lost
-        if bool(ended.any()):
-            index = active.strength[ended]
-            result.weight[index] = active.parameters[ended, :-1]
-            result.bias[index] = active.parameters[ended, -1]
-            result.gradient[index] = norm[ended]
-            result.iterations[index.cpu()] = iteration
-            result.converged[index.cpu()] = converged[ended].cpu()
-            if bool(ended.all()):
-                break
-            active.keep(~ended)
-        active.step()
-    return result
+    classes = targets.shape[1]
+    weight = axes.rows.new_zeros(axes.rows.shape[1], classes) if weight is None else weight
+    bias = axes.rows.new_zeros(classes) if bias is None else bias
+    search = _Search(axes, targets, several_labels, strength, torch.cat([weight, bias[None]]))
+    iteration, converged = 0, search.has_converged(tolerance)
+    while not converged and not search.lost and iteration < max_iterations:
+        search.step()
+        iteration, converged = iteration + 1, search.has_converged(tolerance)
+    return Minimum(search.parameters[:-1], search.parameters[-1], iteration, converged)
 
 
-class _Active:
-    """The strengths that have not converged: parameters (A, K + 1, C), bias last, logits (A, N, C), pairs."""
+class _Search:
+    """The state of the search: parameters (K + 1, C), bias last, logits (N, C), pairs."""
 
-    def __init__(self, axes: Axes, targets: Tensor, several_labels: bool, strengths: Tensor, start: Tensor) -> None:
+    def __init__(self, axes: Axes, targets: Tensor, several_labels: bool, strength: float, start: Tensor) -> None:
         self.rows, self.spectrum, self.several_labels = axes.rows, axes.spectrum, several_labels
         self.known = (targets >= 0).to(axes.rows) if bool((targets < 0).any()) else None
         self.targets = targets.clamp_min(0).to(axes.rows)
         self.others = 1 - self.targets
         self.steepest = self.spectrum.sum().clamp_min(torch.finfo(start.dtype).tiny)
-        self.penalty, self.parameters = strengths, start
-        self.strength = torch.arange(len(strengths), device=start.device)
-        self.stalled = torch.zeros_like(self.strength, dtype=torch.bool)  # no descent step is left at this precision
-        self.lost = self.stalled  # the line search failed
+        self.penalty, self.parameters = start.new_tensor(strength), start
+        self.stalled = False  # no descent step is left at this precision
+        self.lost = False  # the line search failed
         self.logits = self.forward(start)
         self.residual = self.compute_residual(self.logits)
         self.gradient = self.compute_gradient()
         self.pairs: list[tuple[Tensor, Tensor, Tensor]] = []  # step, change of gradient, 1 / (step . change)
 
+    def has_converged(self, tolerance: float) -> bool:
+        """True if the gradient is small beside the penalty's, or noise, and the bias is balanced."""
+        limit = torch.maximum(tolerance * self.penalty * self.parameters[:-1].norm(), self.noise())
+        # checking the bias costs as much as a trial of the line search
+        return self.stalled or (bool(self.gradient.norm() <= limit) and self.is_balanced(tolerance))
+
     def noise(self) -> Tensor:
         """Estimate the rounding error of a zero gradient: a few units of the sum |x||residual|."""
         unit = PRECISION * torch.finfo(self.rows.dtype).eps
-        return unit * (self.spectrum.sum() + len(self.rows)).sqrt() * self.residual.flatten(1).norm(dim=1)
+        return unit * (self.spectrum.sum() + len(self.rows)).sqrt() * self.residual.norm()
 
-    def balanced(self, tolerance: float) -> Tensor:
+    def is_balanced(self, tolerance: float) -> bool:
         """True if the remaining change of the bias is small beside the spread of the logits, or is noise."""
-        slope = self.gradient[:, -1].norm(dim=1)
-        logit_spread = (self.logits - self.parameters[:, -1:]).flatten(1).norm(dim=1) / len(self.rows) ** 0.5
-        return slope <= torch.maximum(tolerance * self.curvature()[:, -1] * logit_spread, self.noise())
+        logit_spread = (self.logits - self.parameters[-1]).norm() / len(self.rows) ** 0.5
+        limit = torch.maximum(tolerance * self.curvature()[-1] * logit_spread, self.noise())
+        return bool(self.gradient[-1].norm() <= limit)
 
     def curvature(self) -> Tensor:
-        """h * spectrum + λ, and h * N for the bias: (A, K + 1)."""
+        """h * spectrum + λ, and h * N for the bias: (K + 1,)."""
         missed = self.residual.abs()
         # If every p is 0 or 1, h is 0; the bias has no λ that would keep its curvature above 0.
         min_h = (self.penalty / self.steepest).clamp_max(torch.finfo(missed.dtype).eps)
-        h = (missed - missed.square()).mean(dim=(1, 2)).maximum(min_h)
-        curvature = h[:, None] * torch.cat([self.spectrum, self.spectrum.new_tensor([len(self.rows)])])
-        curvature[:, :-1] += self.penalty[:, None]
+        h = (missed - missed.square()).mean().maximum(min_h)
+        curvature = h * torch.cat([self.spectrum, self.spectrum.new_tensor([len(self.rows)])])
+        curvature[:-1] += self.penalty
         return curvature
-
-    def keep(self, rows: Tensor) -> None:
-        """Keep these rows; the other strengths have ended."""
-        for name in ("penalty", "parameters", "strength", "stalled", "lost", "logits", "residual", "gradient"):
-            setattr(self, name, getattr(self, name)[rows])
-        self.pairs = [(step[rows], change[rows], inverse[rows]) for step, change, inverse in self.pairs]
 
     def step(self) -> None:
         """One iteration: a direction, the length along it, and the gradient there."""
@@ -191,10 +170,7 @@ class _Active:
         self.pairs = self.pairs[-HISTORY:]
 
     def forward(self, parameters: Tensor) -> Tensor:
-        count, width, classes = parameters.shape
-        flat = parameters[:, :-1].movedim(1, 0).reshape(width - 1, count * classes)
-        logits = (self.rows @ flat).view(-1, count, classes).movedim(1, 0).contiguous()
-        return logits.add_(parameters[:, -1:])
+        return (self.rows @ parameters[:-1]).add_(parameters[-1])
 
     def compute_residual(self, logits: Tensor) -> Tensor:
         """Return probabilities minus targets, with a small relative error.
@@ -206,21 +182,17 @@ class _Active:
             residual = torch.sigmoid(torch.where(self.targets > 0, -logits, logits))
             residual = torch.where(self.targets > 0, -residual, residual)
             return residual if self.known is None else residual.mul_(self.known)
-        wrong = logits.softmax(dim=2).mul_(self.others)
-        return wrong.addcmul_(self.targets, wrong.sum(dim=2, keepdim=True), value=-1)
+        wrong = logits.softmax(dim=1).mul_(self.others)
+        return wrong.addcmul_(self.targets, wrong.sum(dim=1, keepdim=True), value=-1)
 
     def compute_gradient(self) -> Tensor:
         """Return the gradient, from the residual at the current parameters."""
-        residual = self.residual
-        count, images, classes = residual.shape
-        flat = residual.movedim(1, 0).reshape(images, count * classes)
-        slope = (self.rows.T @ flat).view(-1, count, classes).movedim(1, 0)
-        slope = slope + self.penalty[:, None, None] * self.parameters[:, :-1]
-        return torch.cat([slope, residual.sum(dim=1, keepdim=True)], dim=1)
+        slope = self.rows.T @ self.residual + self.penalty * self.parameters[:-1]
+        return torch.cat([slope, self.residual.sum(dim=0, keepdim=True)])
 
     def direction(self) -> Tensor:
         """Return -H gradient by the two loops of L-BFGS; H_0 is the inverse of ``curvature``."""
-        inverse = (1 / self.curvature())[:, :, None]
+        inverse = (1 / self.curvature())[:, None]
         result, shares = self.gradient, []
         for step, change, reciprocal in reversed(self.pairs):
             share = reciprocal * _dot(step, result)
@@ -234,42 +206,43 @@ class _Active:
         return -torch.where(uphill, inverse * self.gradient, result)
 
     def search(self, direction: Tensor, logit_direction: Tensor) -> Tensor:
-        """Return a length t (A, 1, 1) with |f'(t)| <= CURVATURE |f'(0)|, using only the derivative.
+        """Return a length t with |f'(t)| <= CURVATURE |f'(0)|, using only the derivative.
 
         f'(t) = sum (p(Z + t Z_d) - y) Z_d + λ (W + t D) . D rises with t, so a bracket always closes.
         The residual of the last trial is stored: the next gradient needs it.
         """
-        moved = direction[:, :-1]
-        linear = self.penalty[:, None, None] * _dot(self.parameters[:, :-1], moved)
-        quadratic = self.penalty[:, None, None] * _dot(moved, moved)
+        moved = direction[:-1]
+        linear = self.penalty * _dot(self.parameters[:-1], moved)
+        quadratic = self.penalty * _dot(moved, moved)
         start = _dot(self.gradient, direction)
+        self.stalled = bool(start >= 0)
         low, high = torch.zeros_like(start), torch.full_like(start, torch.inf)
         slope_low, slope_high = start, torch.full_like(start, torch.inf)
-        length, done = torch.ones_like(start), start >= 0
+        length = torch.ones_like(start)
         for _ in range(TRIALS):
             self.residual = self.compute_residual(self.logits + length * logit_direction)
             slope = _dot(self.residual, logit_direction) + linear + length * quadratic
-            done = (slope.abs() <= CURVATURE * start.abs()) | (start >= 0)
-            if bool(done.all()):
-                break
-            short = slope < 0
-            low, slope_low = torch.where(short, length, low), torch.where(short, slope, slope_low)
-            high, slope_high = torch.where(short, high, length), torch.where(short, slope_high, slope)
-            secant = low - slope_low * (high - low) / (slope_high - slope_low)
-            inside = torch.minimum(torch.maximum(secant, low + 0.1 * (high - low)), high - 0.1 * (high - low))
-            # f still falls at this length: extrapolate the derivative linearly, to at most ten times the length
-            beyond = length * (start / (start - slope)).clamp(2, 10)
-            beyond = torch.where(slope <= start, 10 * length, beyond)
-            length = torch.where(done, length, torch.where(high.isinf(), beyond, inside))
-        else:  # the bracket is still wide: f is known to fall only up to its lower end
-            length = torch.where(done, length, low)
-            self.residual = self.compute_residual(self.logits + length * logit_direction)
-            no_step = ~done & (low == 0)  # restart from H_0; if the direction came from H_0, the search has failed
-            self.lost = self.lost | (no_step & (sum(pair[2] for pair in self.pairs) == 0)).flatten()
-            self.pairs = [(step, change, inverse * ~no_step) for step, change, inverse in self.pairs]
-        self.stalled = self.stalled | (start >= 0).flatten()
-        return length
+            if self.stalled or bool(slope.abs() <= CURVATURE * start.abs()):
+                return length
+            if bool(slope < 0):
+                low, slope_low = length, slope
+            else:
+                high, slope_high = length, slope
+            if bool(
+                high.isinf()
+            ):  # f still falls: extrapolate the derivative linearly, to at most ten times the length
+                beyond = length * (start / (start - slope)).clamp(2, 10)
+                length = torch.where(slope <= start, 10 * length, beyond)
+            else:
+                secant = low - slope_low * (high - low) / (slope_high - slope_low)
+                length = torch.minimum(torch.maximum(secant, low + 0.1 * (high - low)), high - 0.1 * (high - low))
+        # The bracket is still wide: f is known to fall only up to its lower end.
+        self.residual = self.compute_residual(self.logits + low * logit_direction)
+        if bool(low == 0):  # restart from H_0; if the direction came from H_0, the search has failed
+            self.lost = not any(bool(inverse) for _, _, inverse in self.pairs)
+            self.pairs = []
+        return low
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(dim=(1, 2), keepdim=True)
+    return (a * b).sum()

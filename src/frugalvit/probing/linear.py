@@ -18,7 +18,7 @@ from torch import Tensor
 
 from frugalvit.config.probe import BATCH, EPOCHS, LEARNING_RATES, WEIGHT_DECAYS, LinearConfig
 from frugalvit.errors import UserError
-from frugalvit.probing.metrics import classification_scores, rank_classes, score, score_facts, without_parts
+from frugalvit.probing.metrics import classification_scores, rank_classes, score, score_facts
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.saved_probe import LinearClassifier
 from frugalvit.probing.splits import labelled_splits, make_probe_splits
@@ -59,7 +59,7 @@ def linear(config: LinearConfig) -> CommandResult:
         )
         ranked = rank_classes(result.scores)
         data: dict[str, Any] = classification_scores(ranked, splits.test.targets) | {
-            **without_parts(score_facts(ranked, splits.test.targets, splits.classes)),
+            **score_facts(ranked, splits.test.targets, splits.classes),
             "val_top1": result.validation,
             "lr": result.learning_rate,
             "weight_decay": result.weight_decay,

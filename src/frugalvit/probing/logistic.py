@@ -29,7 +29,6 @@ from frugalvit.probing.metrics import (
     rank_classes,
     score,
     score_facts,
-    without_parts,
 )
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.saved_probe import LinearClassifier
@@ -108,14 +107,14 @@ class LogisticFit:
         return all_weights, all_biases
 
     def extrapolate(self, strength: float) -> tuple[Tensor, Tensor]:
-        """Weight (1, D, K) and bias (1, K) for another λ, on the line through the two nearest fits over log λ.
+        """Weight (D, K) and bias (K,) for another λ, on the line through the two nearest fits over log λ.
 
         The weights of separable classes grow with log 1/λ in one direction (Soudry et al. 2018), so the line leads to
         the next λ. It is followed at most as far as the two fits are apart.
         """
         away = [abs(math.log(other / strength)) for other in self.strengths]
         near, *others = sorted(range(len(away)), key=away.__getitem__)
-        weight, bias = self.weight[near : near + 1], self.bias[near : near + 1]
+        weight, bias = self.weight[near], self.bias[near]
         different = [i for i in others if self.strengths[i] != self.strengths[near]]
         if not different or away[near] == 0:
             return weight, bias
@@ -190,7 +189,7 @@ class LogisticRegression:
         minimum = minimize(
             self.axes,
             self.targets,
-            self.axes.rows.new_tensor([strength]),
+            strength,
             several_labels=self.several_labels or outputs == 1,
             weight=weight,
             bias=bias,
@@ -199,10 +198,9 @@ class LogisticRegression:
         )
         weight, bias = self.axes.back(minimum.weight, minimum.bias)
         if outputs > 1 and not self.several_labels:
-            bias = bias - bias.mean(dim=1, keepdim=True)  # softmax ignores a common shift: choose a zero mean
-        converged = minimum.converged.tolist()
+            bias = bias - bias.mean()  # softmax ignores a common shift: choose a zero mean
         shared = (self.present, self.classes, self.several_labels)
-        return LogisticFit(weight, bias, [strength], *shared, minimum.iterations.tolist(), converged)
+        return LogisticFit(weight[None], bias[None], [strength], *shared, [minimum.iterations], [minimum.converged])
 
 
 def search_strength(evaluate: Callable[[list[float]], list[float]]) -> tuple[float, dict[float, float]]:
@@ -344,7 +342,7 @@ def fit_and_score(data: ProbeData, metric: Metric, device: torch.device, max_ite
     by_class: dict[str, Any] = {}
     if not multi_label:
         ranked = rank_classes(result.scores)
-        facts = without_parts(score_facts(ranked, data.test.targets, data.classes))
+        facts = score_facts(ranked, data.test.targets, data.classes)
         by_class = classification_scores(ranked, data.test.targets) | facts
     interval = metric_interval(metric, result.scores, data.test.targets)
     return LogisticScore(metric, score(metric, result.scores, data.test.targets), interval, by_class, result)

@@ -140,16 +140,11 @@ def _scores_of(counts: Tensor) -> dict[str, float]:
 
 
 def score_facts(ranked: Tensor, labels: Tensor, classes: int | None = None) -> dict[str, Any]:
-    """Return chance levels, intervals and pseudo-values of a classifier's scores; see ``PartCounts``."""
+    """Return chance levels and intervals of a classifier's scores: ``PartCounts.facts`` without the pseudo-values."""
     labels = labels.to(ranked.device)
     counts = PartCounts(classes or 1 + int(max(labels.max(), ranked.max())), ranked.device)
     counts.add(ranked, labels, torch.arange(len(labels)))
-    return counts.facts()
-
-
-def without_parts(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts of a score without the pseudo-values, which only comparisons need."""
-    return {name: value for name, value in facts.items() if name != "pseudo_values"}
+    return {name: value for name, value in counts.facts().items() if name != "pseudo_values"}
 
 
 def eleven_point_average_precision(scores: Tensor, targets: Tensor) -> float:

@@ -26,9 +26,8 @@ from frugalvit.utils.files import (
     FolderLock,
     Read,
     make_folder,
-    read_error_message,
     read_json,
-    read_text,
+    read_user_text,
     remove_parts,
     utf8_safe,
     write_text,
@@ -239,10 +238,7 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     A killed writer leaves half a line; a power failure may leave any bytes.
     """
     lines: list[tuple[str, dict[str, Any]]] = []
-    try:
-        *complete, _ = read_text(path, errors="replace").split("\n")
-    except OSError as error:
-        raise UserError(read_error_message(path, error)) from None
+    *complete, _ = read_user_text(path, errors="replace").split("\n")
     for line in complete:
         try:
             values = json.loads(line)

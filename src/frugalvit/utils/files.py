@@ -42,6 +42,14 @@ def read_text(path: str | Path, encoding: str = "utf-8", errors: str = "strict")
     return read_bytes(path).decode(encoding, errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
+def read_user_text(path: str | Path, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Read a user's text file, as ``read_text``; ``UserError`` if that fails."""
+    try:
+        return read_text(path, encoding, errors)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(read_error_message(path, error)) from None
+
+
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: Path | None = None) -> None:
     """Let ``write`` fill a temporary file, flush it to the disk, then rename it to ``path``.
 

@@ -6,7 +6,6 @@ EsViT §4.3, Figures 7 and 10 to 12: heads ranked by the entropy of their attent
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -37,20 +36,6 @@ def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
     before = share.cumsum(dim=-1) - share
     # A tolerance: 0.3 + 0.3 is not 0.6 in floating point.
     return torch.zeros_like(weights, dtype=torch.bool).scatter(-1, ordered.indices, before < mass - 1e-6)
-
-
-def mean_entropy(backbone: Backbone, images: Iterable[Tensor]) -> float:
-    """Return the entropy of the last block's attention in bits, the mean over heads, queries and images.
-
-    images: batches (B, 3, H, W) in [0, 1], as the model sees them, before normalization
-    """
-    entropies: list[Tensor] = []
-    for batch in images:
-        with eval_no_grad(backbone):
-            entropies.append(entropy(backbone.attention(model_input(backbone, batch)).float()).mean(dim=(1, 2)).cpu())
-    if not entropies:
-        raise UserError("There are no images to measure attention on.")
-    return torch.cat(entropies).mean().item()
 
 
 @dataclass(frozen=True)

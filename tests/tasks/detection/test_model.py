@@ -18,7 +18,7 @@ from frugalvit.tasks.detection.dataset import View
 from frugalvit.tasks.detection.layers import DetectorSpec, FloatAnchors, roi_align
 from frugalvit.tasks.detection.masks import paste_masks
 from frugalvit.tasks.detection.model import Detector
-from frugalvit.tasks.detection.rpn_roi import match_regions, pad_objects
+from frugalvit.tasks.detection.regions import match_regions
 from helpers.dense_models import SIZES, detector, targets
 
 
@@ -95,7 +95,7 @@ def test_each_stage_needs_more_overlap(stage: int) -> None:
     shares = [0.45, 0.55, 0.65, 0.75]
     boxes = [torch.tensor([[0.0, 0, 30 * share, 30] for share in shares])]
     truth = [{"boxes": torch.tensor([[0.0, 0, 30, 30]]), "labels": torch.tensor([2])}]
-    owners, labels = match_regions(boxes, pad_objects(truth), heads().matchers[stage])
+    owners, labels = match_regions(boxes, truth, heads().matchers[stage])
     assert labels[0].tolist() == [2 if share >= OVERLAPS[stage] else 0 for share in shares]
     assert owners[0].tolist() == [0] * 4
 

@@ -6,8 +6,7 @@ takes every crop size without rebuilding masks in each call. Parameter names are
 sizes that windows divide, both compute the same.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -139,17 +138,6 @@ class WindowAttention(nn.Module):
         bias = bias + masked.to(query.dtype)[:, None]  # (windows, heads, N, N)
         images = query.shape[0] // plan.count
         return bias[None].expand(images, -1, -1, -1, -1).flatten(0, 1)
-
-
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Disable the kernels inside this context, for comparisons."""
-    global TRITON_AVAILABLE
-    before, TRITON_AVAILABLE = TRITON_AVAILABLE, False
-    try:
-        yield
-    finally:
-        TRITON_AVAILABLE = before
 
 
 @torch.compiler.assume_constant_result

@@ -19,7 +19,7 @@ from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.paths import is_folder
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.files import read_error_message, read_text
+from frugalvit.utils.files import read_user_text
 from frugalvit.utils.text import pluralize, truncate_list
 
 SPLIT_NAMES = {
@@ -226,10 +226,7 @@ def _read_flat_split(tree: _Tree, train: _Tree) -> None:
     if not annotations.exists():
         tree.loose = tree.loose + images
         return
-    try:
-        rows = [line.split("\t") for line in read_text(annotations, errors="replace").splitlines()]
-    except OSError as error:
-        raise UserError(read_error_message(annotations, error)) from None
+    rows = [line.split("\t") for line in read_user_text(annotations, errors="replace").splitlines()]
     label = {row[0]: row[1] for row in rows if len(row) > 1}
     for path in images:
         tree.classes.setdefault(label.get(Path(path).name, "unlisted"), Listing()).images.append(path)

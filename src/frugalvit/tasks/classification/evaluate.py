@@ -1,7 +1,5 @@
 """``frugalvit eval``: accuracy of a classifier on labelled images, and its most frequent confusions."""
 
-import csv
-import io
 import re
 import time
 from collections.abc import Sequence
@@ -21,7 +19,7 @@ from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by
 from frugalvit.probing.floor import check_floor, describe_floor
-from frugalvit.probing.metrics import classification_scores, rank_classes, score_facts, without_parts
+from frugalvit.probing.metrics import classification_scores, rank_classes, score_facts
 from frugalvit.probing.splits import HELD_OUT, make_extractor
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import read_summary
@@ -30,7 +28,7 @@ from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.statistics import wilson_interval
-from frugalvit.utils.tables import CommandResult, Table
+from frugalvit.utils.tables import CommandResult, Table, as_csv
 from frugalvit.utils.text import pluralize, truncate_list
 
 IMAGENET_CLASS = re.compile(r"n\d{8} ")
@@ -191,7 +189,7 @@ def _match_classes(model: str, names: tuple[str, ...], source: DatasetSplits, ex
 
 def _scores(ranked: Tensor, truth: Tensor, classes: int) -> dict[str, Any]:
     right = int((ranked[:, 0] == truth).sum())
-    facts = without_parts(score_facts(ranked, truth, classes))
+    facts = score_facts(ranked, truth, classes)
     return classification_scores(ranked, truth) | {"top1_interval": list(wilson_interval(right, len(truth)))} | facts
 
 
@@ -246,9 +244,8 @@ def _mistake_tables(per_class: list[dict[str, Any]], mistakes: list[dict[str, An
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "class", "predicted", "probability", "right"])
-    for image, label, answer, probability in (row.values() for row in rows):
-        writer.writerow([image, label, answer, f"{probability:.6f}", int(label == answer)])
-    return text.getvalue()
+    cells = (row.values() for row in rows)
+    return as_csv(
+        ["image", "class", "predicted", "probability", "right"],
+        [[image, label, answer, f"{p:.6f}", int(label == answer)] for image, label, answer, p in cells],
+    )

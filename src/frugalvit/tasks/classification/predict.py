@@ -1,7 +1,5 @@
 """``frugalvit predict``: classify images with a trained model, its class names and its preprocessing."""
 
-import csv
-import io
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, described_by, load_model
 from frugalvit.utils.console import shell_quote
-from frugalvit.utils.tables import CommandResult, Table
+from frugalvit.utils.tables import CommandResult, Table, as_csv
 
 
 def predict(config: PredictConfig) -> CommandResult:
@@ -46,13 +44,12 @@ def predict(config: PredictConfig) -> CommandResult:
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "rank", "class", "probability"])
-    for row in rows:
-        for rank, guess in enumerate(row["predictions"], 1):
-            writer.writerow([row["image"], rank, guess["class"], f"{guess['probability']:.6f}"])
-    return text.getvalue().rstrip("\n")
+    cells = [
+        [row["image"], rank, guess["class"], f"{guess['probability']:.6f}"]
+        for row in rows
+        for rank, guess in enumerate(row["predictions"], 1)
+    ]
+    return as_csv(["image", "rank", "class", "probability"], cells).rstrip("\n")
 
 
 def load_classifier(

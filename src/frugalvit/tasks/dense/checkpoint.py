@@ -11,7 +11,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as tensor_bytes
 
 from frugalvit import __version__
-from frugalvit.backbones import Backbone, create_backbone
+from frugalvit.backbones import Backbone
+from frugalvit.backbones.factory import from_spec
 from frugalvit.engine.hardware import numbered_device
 from frugalvit.errors import UserError
 from frugalvit.runs import layout
@@ -43,15 +44,7 @@ def load_trained(
     build: makes an equal task from the backbone and the facts
     """
     facts = read_facts(where, kind)
-    spec = facts["backbone"]
-    size = spec["img_size"]
-    backbone = create_backbone(
-        spec["name"],
-        img_size=tuple(size) if isinstance(size, list) else size,
-        num_classes=spec["num_classes"],
-        in_chans=spec["in_chans"],
-        **spec["keywords"] | {"mean": facts["mean"], "std": facts["std"], "pretrained": False},
-    )
+    backbone = from_spec(facts["backbone"], mean=facts["mean"], std=facts["std"], pretrained=False)
     task = build(backbone, facts)
     path = Path(where) / WEIGHTS
     try:

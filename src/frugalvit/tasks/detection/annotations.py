@@ -21,7 +21,7 @@ from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, list_images
 from frugalvit.errors import UserError
 from frugalvit.tasks.dense.dataset import read_image_size
-from frugalvit.utils.files import read_error_message, read_text
+from frugalvit.utils.files import read_user_text
 
 _LARGEST_XML = 2**20  # characters; an annotation has a few thousand
 
@@ -59,14 +59,14 @@ def _read_voc(root: Path) -> dict[str, Images]:
     if missing := [path.name for stem, path in files.items() if stem not in found]:
         raise UserError(f"{root} has no image for {missing[0]}: an image and its XML file have the same name.")
     lists = {split: root / "ImageSets" / "Main" / f"{split}.txt" for split in ("train", "val", "test")}
-    lists = {split: _read(path).split() for split, path in lists.items() if path.is_file()}
+    lists = {split: read_user_text(path, "utf-8-sig").split() for split, path in lists.items() if path.is_file()}
     if lists:
         return {split: [images[name] for name in names if name in images] for split, names in lists.items()}
     return _by_folder(root, images.values())
 
 
 def _voc_objects(path: Path) -> Objects:
-    text = _read(path)
+    text = read_user_text(path, "utf-8-sig")
     if len(text) > _LARGEST_XML or "<!ENTITY" in text:  # a few lines of entities can expand to gigabytes
         raise UserError(f"{path} is not an annotation of Pascal VOC.")
     try:
@@ -106,7 +106,7 @@ def _yolo_names(root: Path) -> dict[int, str]:
             pairs = names.items() if isinstance(names, dict) else enumerate(names)
             return {int(number): str(name) for number, name in pairs}
     listing = next((path for path in (root / "classes.txt", root / "labels" / "classes.txt") if path.is_file()), None)
-    return {} if listing is None else dict(enumerate(_read(listing).splitlines()))
+    return {} if listing is None else dict(enumerate(read_user_text(listing, "utf-8-sig").splitlines()))
 
 
 def _yolo_objects(truth: Path, image: Path, names: dict[int, str]) -> Objects:
@@ -115,7 +115,7 @@ def _yolo_objects(truth: Path, image: Path, names: dict[int, str]) -> Objects:
         return []  # it is left out with a warning
     height, width = size
     objects: Objects = []
-    for line, text in enumerate(_read(truth).splitlines() if truth.is_file() else (), 1):
+    for line, text in enumerate(read_user_text(truth, "utf-8-sig").splitlines() if truth.is_file() else (), 1):
         if not (words := text.split()):
             continue
         try:
@@ -160,10 +160,3 @@ def _by_folder(root: Path, images: Iterable[tuple[Path, Path, Objects]]) -> dict
         split = next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), "train")
         splits.setdefault(split, []).append(image)
     return {split: splits[split] for split in ("train", "val", "test") if split in splits}
-
-
-def _read(path: Path) -> str:
-    try:
-        return read_text(path, "utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(read_error_message(path, error)) from None

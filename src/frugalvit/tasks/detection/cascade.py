@@ -25,12 +25,11 @@ from frugalvit.tasks.dense.pyramid import FeaturePyramid
 from frugalvit.tasks.detection.heads import DetectorHead
 from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, Target, mask_layers, roi_align
 from frugalvit.tasks.detection.masks import mask_loss, select_masked
-from frugalvit.tasks.detection.rpn_roi import (
+from frugalvit.tasks.detection.regions import (
     add_objects,
     drop_empty,
     gather_boxes,
     match_regions,
-    pad_objects,
     sample_regions,
     select_positives,
 )
@@ -92,17 +91,15 @@ class CascadeHead(DetectorHead):
         sizes: list[tuple[int, int]],
         targets: list[Target],
     ) -> dict[str, Tensor]:
-        boxes, objects = add_objects(proposals, targets), pad_objects(targets)
+        boxes = add_objects(proposals, targets)
         losses: dict[str, Tensor] = {}
         for number, stage in enumerate(self.stages):
-            owners, labels = match_regions(boxes, objects, self.matchers[number])
+            owners, labels = match_regions(boxes, targets, self.matchers[number])
             # The first head samples a fixed number of regions per image, a quarter of them objects; later ones use all.
             if number == 0:
-                boxes, owners, labels, positives = sample_regions(boxes, owners, labels, self.sampler)
-            else:
-                positives = torch.stack([(label > 0).sum() for label in labels]).tolist()
+                boxes, owners, labels = sample_regions(boxes, owners, labels, self.sampler)
             if self.mask_stages:
-                regions, masked = select_masked(*select_positives(boxes, owners, labels, positives), targets)
+                regions, masked = select_masked(*select_positives(boxes, owners, labels), targets)
                 loss = mask_loss(self._masks(number, features, regions, sizes), regions, masked, targets)
                 losses["loss_mask"] = losses.get("loss_mask", 0.0) + LOSS_WEIGHTS[number] * loss
             logits, offsets = stage(self.crop(features, boxes, sizes))
@@ -110,7 +107,7 @@ class CascadeHead(DetectorHead):
             weight = LOSS_WEIGHTS[number] / max(1, len(label))
             losses[f"loss_classifier_{number + 1}"] = weight * F.cross_entropy(logits, label, reduction="sum")
             offsets = _class_offsets(offsets, torch.where(label > 0, label, logits[:, 1:].argmax(1) + 1))
-            positive, wanted = torch.where(label > 0)[0], torch.cat(gather_boxes(owners, objects))
+            positive, wanted = torch.where(label > 0)[0], torch.cat(gather_boxes(owners, targets))
             moved = self.coders[number].decode(offsets, boxes).reshape(-1, 4)
             box_loss = generalized_box_iou_loss(moved[positive], wanted[positive], reduction="sum")
             losses[f"loss_box_reg_{number + 1}"] = BOX_WEIGHT * weight * box_loss

@@ -12,7 +12,7 @@ from torchvision.models.detection.faster_rcnn import TwoMLPHead
 from frugalvit.config.dense import DETECTOR_HEADS
 from frugalvit.tasks.dense.pyramid import FeaturePyramid
 from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, FloatPredictor, Target, mask_layers, roi_align
-from frugalvit.tasks.detection.rpn_roi import BatchedRoIHeads
+from frugalvit.tasks.detection.regions import MaskedRoIHeads
 
 
 class DetectorHead(nn.Module, ABC):
@@ -44,7 +44,7 @@ class DetectorHead(nn.Module, ABC):
         """Return the modules whose outputs are scores and boxes; the task checks these for non-finite values."""
 
 
-class MaskRCNNHead(BatchedRoIHeads, DetectorHead):
+class MaskRCNNHead(MaskedRoIHeads, DetectorHead):
     """The second stage of Mask R-CNN (He et al. 2017): torchvision's box and mask heads with the paper's settings."""
 
     def __init__(self, spec: DetectorSpec, features: FeaturePyramid) -> None:

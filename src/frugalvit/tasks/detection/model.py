@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.rpn import RegionProposalNetwork
 
 from frugalvit.tasks.dense.pyramid import FeaturePyramid, Pyramid
 from frugalvit.tasks.detection.heads import build_head
 from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, FloatAnchors, FloatProposals, Target
 from frugalvit.tasks.detection.masks import paste_masks
-from frugalvit.tasks.detection.rpn_roi import BatchedRPN
 
 
 class Detector(nn.Module):
@@ -29,7 +29,7 @@ class Detector(nn.Module):
         self.features = FeaturePyramid(pyramid, spec.channels)
         sizes = tuple(spec.anchor_sizes(stride) for stride in self.features.strides)
         anchors = FloatAnchors(sizes, self.features.strides)
-        self.rpn = BatchedRPN(
+        self.rpn = RegionProposalNetwork(
             anchors,
             FloatProposals(spec.channels, anchors.num_anchors_per_location()[0]),
             fg_iou_thresh=0.7,

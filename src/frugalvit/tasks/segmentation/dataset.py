@@ -27,7 +27,7 @@ from frugalvit.tasks.dense.dataset import UNREADABLE, make_splits, read_image_si
 from frugalvit.tasks.dense.loader import ImageReader
 from frugalvit.tasks.segmentation.metrics import IGNORED
 from frugalvit.utils import console
-from frugalvit.utils.files import open_regular, read_error_message, read_text
+from frugalvit.utils.files import open_regular, read_user_text
 from frugalvit.utils.system import cores
 from frugalvit.utils.text import short_message
 
@@ -170,7 +170,7 @@ def _read_voc_lists(root: Path) -> dict[str, Pairs]:
     splits: dict[str, Pairs] = {}
     for split in ("train", "val", "test"):
         listing = root / "ImageSets" / "Segmentation" / f"{split}.txt"
-        names = _read_list(listing).split() if listing.exists() else []
+        names = read_user_text(listing, "utf-8-sig").split() if listing.exists() else []
         if names:
             splits[split] = [(root / f"JPEGImages/{n}.jpg", root / f"SegmentationClass/{n}.png") for n in names]
     if not splits:
@@ -268,19 +268,12 @@ def _labels_in(scene: Scene) -> list[int]:
 # -- labels
 
 
-def _read_list(path: Path) -> str:
-    try:
-        return read_text(path, "utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(read_error_message(path, error)) from None
-
-
 def _class_names(root: Path, layout: str) -> tuple[str, ...]:
     """Return names by label from classes.txt, or those of a known dataset; else ()."""
     path = root / "classes.txt"
     if not path.exists():
         return {"voc": _VOC, "camvid": _CAMVID}.get(layout, ())
-    names = [line.strip() for line in _read_list(path).splitlines() if line.strip()]
+    names = [line.strip() for line in read_user_text(path, "utf-8-sig").splitlines() if line.strip()]
     if len(names) > _MAX_LABELS:
         raise UserError(f"{path} names {len(names)} classes. Labels are numbers from 0 to 255.")
     return tuple(names)
