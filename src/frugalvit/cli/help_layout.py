@@ -22,6 +22,10 @@ SHOWN_OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "distil": (*_RUN, "images", "label_source", "split", "teacher_size", "cache_teacher"),
     "compare": (*_TRAIN, "with_settings", "without_settings", "settings", "seeds"),
+    "pretrain compare": (
+        *(*_RUN, "steps", "minutes", "backbones", "images", "matching.region_weight", "matching.prototypes"),
+        *("with_settings", "without_settings", "settings", "seeds", "metric"),
+    ),
     "detect train": (*_DENSE, "head", "masks", "categories"),
     "segment train": (*_DENSE, "ignore_index", "label_count"),
     "detect compare": (*_DENSE, "head", "with_settings", "without_settings", "settings", "seeds", "metric"),
@@ -42,6 +46,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "compare": (
         "frugalvit compare photos/ --seeds 5              with and without Drloc",
         "frugalvit compare photos/ --with lr=0.001 --without lr=0.0005",
+    ),
+    "pretrain compare": (
+        "frugalvit pretrain compare images/ --minutes 10   L_V + L_R against L_V, three seeds, equal time",
+        "frugalvit pretrain compare images/ --backbones deit_small swin_tiny_w7 --minutes 10",
     ),
     "detect train": (
         "frugalvit detect train coco/                     images and COCO-format JSON files",

@@ -7,6 +7,8 @@ compile, workers, cache), in options that say how to read data, and in the optio
 # first base class, so some classes repeat the fields of the second.
 # pyright: reportIncompatibleVariableOverride=false
 
+from typing import Literal
+
 from frugalvit.config.base import option
 from frugalvit.config.dense import DecoderConfig, DetectConfig, DetectorConfig, SegmentConfig, TransferConfig
 from frugalvit.config.distil import DistilConfig
@@ -38,6 +40,7 @@ class ResolvedLocalizationConfig(LocalizationConfig):
             pairs=self.pairs,
             hidden=self.hidden,
             grid_size=7 if self.grid_size == "auto" else self.grid_size,
+            signed=self.signed,
         )
 
 
@@ -100,6 +103,7 @@ class ResolvedDetectConfig(DetectConfig, ResolvedTransferConfig):
 
 class ResolvedDecoderConfig(DecoderConfig):
     channels: int = option()
+    norm: Literal["batch", "group"] = option()
 
 
 class ResolvedSegmentConfig(SegmentConfig, ResolvedTransferConfig):

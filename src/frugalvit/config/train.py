@@ -107,13 +107,14 @@ class RunConfig(Config):
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")
     split: Splitting = option(
-        "auto", "auto: make a missing val from train; given: never; train+val: train on both; remake: split anew"
+        "auto",
+        "auto: make a missing val from train; given: never; train+val: train on both, score test; remake: split anew",
     )
     stream: bool | Auto = option(
         "auto", "stream shards without storing them; auto: if they are remote or over a terabyte; false: download first"
     )
     root: str | None = option(None, ROOT)
-    classes: str | None = option(None, "file with the classes to use, one name per line (e.g. ImageNet-100's list)")
+    classes: str | None = option(None, "file with the classes to use, one name per line")
     val_fraction: float = option(0.1, VAL_FRACTION, gt=0, lt=1)
     log_every: int = option(10, "steps between two lines of metrics", ge=1)
     save_every: int = option(0, "steps between two checkpoints; 0: by epochs and minutes", ge=0)
@@ -304,6 +305,10 @@ class DrlocConfig(Config):
     pairs: Count | Literal["all"] = option(64, "m, token pairs drawn per image; all: every ordered pair")
     hidden: Count | Auto = option("auto", "width of the head; auto: the paper's 512, less for small models")
     grid_size: int | None = option(7, "pool a finer grid to this many cells a side; none: no pooling", ge=2)
+    signed: bool = option(
+        False,
+        "with --localization.form released and ce or reg: 2k - 1 classes of signed offsets, not k of absolute ones",
+    )
 
     def head_width(self, dim: int) -> int:
         """Return the paper's 512 for its backbones (384 and wider), else the backbone's width."""
@@ -315,6 +320,12 @@ class DrlocConfig(Config):
         if isinstance(value, float) and value < 0:
             raise ValueError("λ cannot be negative; 0 turns the loss off")
         return value
+
+    @pydantic.model_validator(mode="after")
+    def _check_signed(self) -> Self:
+        if self.signed and (self.form != "released" or self.variant not in ("ce", "reg")):
+            raise ValueError("signed needs form released and variant ce or reg; elsewhere the variant decides")
+        return self
 
 
 class LocalizationConfig(DrlocConfig):
@@ -369,7 +380,9 @@ class TrainConfig(RunConfig):
     classifier: Literal["auto", "random", "logistic"] = option(
         "auto", "first classifier; logistic: fitted on the frozen features; auto: logistic for published weights"
     )
-    drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own")
+    drop_path: Rate | Literal["auto", "paper"] = option(
+        "auto", "stochastic depth; auto: the model's own; paper: its authors' (0.2 for Swin, 0.1 for T2T)"
+    )
     stretch: float = option(1.0, "use the schedules of a run this many times as long, and stop early", ge=1)
     weights: Literal["auto", "best", "last"] = option(
         "auto",

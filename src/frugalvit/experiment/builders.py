@@ -418,4 +418,7 @@ def make_localization(settings: DrlocConfig, dim: int, largest: tuple[int, int])
     if grid_size is None and variant in ("ce", "reg"):
         grid_size = largest  # the number of classes depends on it
     width = settings.head_width(dim)
-    return RelativeLocalization(dim, variant, settings.pairs, width, grid_size, settings.form, precision="autocast")
+    absolute = False if settings.signed else None
+    return RelativeLocalization(
+        dim, variant, settings.pairs, width, grid_size, settings.form, absolute=absolute, precision="autocast"
+    )

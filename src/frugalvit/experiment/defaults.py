@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from frugalvit.backbones import Backbone
+from frugalvit.backbones.registry import describe_model
 from frugalvit.backbones.weights.published import published_size, to_tag
 from frugalvit.config.data import SMALL_INPUT
 from frugalvit.config.distil import DistilConfig
@@ -378,11 +379,19 @@ def record_recipe(config: RunConfig, auto: AutoValues) -> None:
         auto.append(AutoValue("recipe", config.recipe, reasons.get(config.recipe, "the default")))
 
 
+AUTHORS_DROP_PATHS = {"swin": 0.2, "t2t": 0.1}
+"""Stochastic depth in the code of each network's authors, which Drloc's runs start from."""
+
+
 def resolve_input(config: C, facts: Facts, auto: AutoValues) -> C:
     """Resolve backbone and input size."""
     rule = classifier_backbone if isinstance(config, TrainConfig) else papers_backbone
     pretrained = isinstance(config, TrainConfig) and config.pretrained
     backbone = auto.choose("backbone", config.backbone, *(published_backbone if pretrained else rule)(facts.device))
+    if isinstance(config, TrainConfig) and config.drop_path == "paper":
+        family = describe_model(backbone).family
+        rate = AUTHORS_DROP_PATHS.get(family, "auto")
+        auto.append(AutoValue("drop_path", rate, f"what the authors of {family} use, else the model's own"))
     if pretrained:
         auto.choose("img_size", config.img_size, published_size(backbone), f"the input size of {to_tag(backbone)}")
         config = auto.apply(config, type(config))

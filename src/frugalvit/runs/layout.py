@@ -31,6 +31,7 @@ TRACKERS = "trackers.json"
 FAULT = "fault"
 LENS = "lens.json"
 PROBES = "probes.json"
+PROBE_SCORES = "reproduced.json"  # all probes of a pre-training, for comparisons
 AUGMENTATIONS = "augmentations.jpg"
 MISTAKES = "mistakes.json"
 MISTAKES_PICTURE = "mistakes.jpg"

@@ -375,7 +375,7 @@ def _schedule_steps(config: TrainConfig, plan: TrainPlan) -> int:
 
 def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretrained: bool = False) -> Backbone:
     """Build the classifier's network."""
-    keywords = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
+    keywords = {} if config.drop_path in ("auto", "paper") else {"drop_path": config.drop_path}
     grid_norm = config.localization.grid == "normed"
     return builders.make_backbone(config, classes, pretrained=pretrained, grid_norm=grid_norm, **keywords)
 
