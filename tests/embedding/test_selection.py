@@ -238,6 +238,8 @@ def test_rows_without_label_are_candidates(photos: Path) -> None:
     Path("t.csv").write_text("\n".join(["path,label", *rows]))
     result = embed(EmbedConfig(data="t.csv", select=4, known="t.csv", **TINY)).data
     assert sorted(Path(name).name for name in result["chosen"]) == names[8:] and result["known"] == 8
+    written = embed(EmbedConfig(data="t.csv", select=4, known="t.csv", out="more.csv", **TINY))
+    assert "more.csv" in written.notes[-1] and "into t.csv" in written.notes[-1] and "--init" not in written.notes[-1]
 
 
 def test_val_and_test_are_not_selected(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
