@@ -426,7 +426,7 @@ class PredictConfig(Config):
     """Classify images with the preprocessing and class names of the training."""
 
     model: str = option(help=CLASSIFIER, positional=True)
-    images: list[str] = option(help="image files or folders", positional=True)
+    images: list[str] = option(help="image files, folders or tables", positional=True)
     top: int = option(5, "number of classes to print", ge=1)
     format: Literal["table", "csv"] = option("table", "output format; or use --json")
     batch: int = option(64, "images per batch", ge=1)

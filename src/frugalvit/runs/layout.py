@@ -121,7 +121,7 @@ def _refuse_overwriting(folder: Path, names: Iterable[str]) -> None:
     taken = [name for name in names if _is_taken(folder / name)]
     if taken:
         shown = ", ".join(taken[:3]) + (" …" if len(taken) > 3 else "")
-        raise UserError(f"{folder} already has {shown}, which would be overwritten. Choose another --out.")
+        raise UserError(f"{folder} already has {shown}, which would be overwritten. Choose another folder.")
 
 
 def _is_taken(path: Path) -> bool:
