@@ -83,6 +83,7 @@ def test_labelled_images(tmp_path: Path) -> None:
     floor = data["floor"]
     assert floor["train_images"] == data["splits"]["train"] and 0 < floor["majority"] <= floor["best"] <= 100
     assert any("The floor on val (" in note for note in data["notes"])
+    assert any("What to expect" in note for note in data["notes"])
     assert {"backbone", "batch", "lr"} <= {decision["name"] for decision in proposals[0]["decisions"]}
     json.dumps(data)
 
