@@ -16,6 +16,7 @@ from frugalvit.data.preprocessing import preprocess
 from frugalvit.errors import UserError
 from frugalvit.probing.knn import knn_predict
 from frugalvit.probing.logistic import LogisticRegression
+from frugalvit.probing.saved_probe import learned_images
 from helpers.tiny_runs import write_images
 
 KINDS = ("logistic", "linear", "knn")
@@ -135,3 +136,22 @@ def test_knn_head_votes_as_the_probe(images: int, k: int) -> None:
     for similarity, index in zip(nearest.values[:k], nearest.indices[:k], strict=True):
         votes[labels[index]] += torch.exp(similarity / 0.07)
     assert torch.allclose(logits[0].softmax(0), votes / votes.sum(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("data", "scored_on", "held_out", "split", "seen"),
+    [
+        ("photos", "train, held out", ["a", "b"], "val", 1),  # "c" is in val, and the probe learned from it
+        ("photos/", "test", [], "val", 3),
+        ("photos", "test", [], "test", 0),
+        ("photos", "val", [], "val", 0),
+        ("other", "test", [], "val", 0),
+    ],
+)
+def test_images_that_the_classifier_knows_are_counted(
+    data: str, scored_on: str, held_out: list[str], split: str, seen: int, tmp_path: Path
+) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"task": "probe", "scored_on": scored_on}))
+    (tmp_path / "data.json").write_text(json.dumps({"data": "photos", "held_out": held_out}))
+    assert learned_images(tmp_path, data, split, ["a", "b", "c"]) == seen
+    assert learned_images(tmp_path / "model", data, split, ["a", "b", "c"]) == seen

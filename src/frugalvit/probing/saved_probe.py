@@ -14,14 +14,15 @@ from frugalvit.backbones.knn_head import KnnHead
 from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.probe import ProbeConfig
+from frugalvit.config.train import same_value
 from frugalvit.data import DatasetSplits
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.report.html import write_report
 from frugalvit.runs import layout
-from frugalvit.runs.run_folder import new_run_folder
-from frugalvit.utils.files import write_text
+from frugalvit.runs.run_folder import new_run_folder, read_summary
+from frugalvit.utils.files import read_json, write_text
 from frugalvit.utils.tables import to_json
 
 MAX_IMAGES = 20_000  # the largest number that a model folder may have among its keywords
@@ -100,6 +101,20 @@ def save_probe_run(
     write_text(folder / layout.SUMMARY, to_json(summary, indent=1))
     write_report([folder], folder / layout.REPORT)
     return folder
+
+
+def learned_images(folder: Path, data: str | None, split: str, keys: Collection[str]) -> int:
+    """Count the images of a split that the classifier of a saved probe may have learned from.
+
+    folder: of the probe, or its model folder; any other folder gives 0
+    """
+    folder = folder.parent if folder.name == layout.MODEL else folder
+    summary, facts = read_summary(folder) or {}, read_json(folder / layout.DATA, dict) or {}
+    if summary.get("task") != "probe" or not same_value("data", data, facts.get("data")):
+        return 0
+    if held_out := set(facts.get("held_out") or ()):
+        return sum(key not in held_out for key in keys)
+    return len(keys) if split != summary.get("scored_on") else 0
 
 
 @torch.inference_mode()

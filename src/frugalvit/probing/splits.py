@@ -135,11 +135,11 @@ def make_probe_splits(
     remaining, test, val = np.ones(len(full), dtype=bool), parts.get("test"), parts.get("val")
     train = to_probe_split(full)
     if test is None and val is not None:
-        notes.append(f"there is no test split: val is scored ({len(val):,} images)")
+        notes.append(f"no test split: scored on val ({len(val):,} images)")
         test, val = val, None
     if test is None:
         held = _hold_out(full, remaining, val_fraction, seed + 1)
-        notes.append(f"there is no test split: {held.sum():,} of {len(full):,} training images are held out")
+        notes.append(f"no test split: scored on {held.sum():,} of {len(full):,} training images, held out")
         remaining &= ~held
         test_part, unseen = train.subset(held), [full.keys[row] for row in np.flatnonzero(held)]
     else:
@@ -157,7 +157,7 @@ def make_probe_splits(
                 "use 2 or more of each, or 'frugalvit probe knn', which has no settings to choose."
             )
         if labels == 1:
-            notes.append(f"there is no val split: {held.sum():,} training images are held out to choose settings on")
+            notes.append(f"no val split: {held.sum():,} other training images choose the settings")
         else:
             notes.append(f"settings are chosen on {held.sum():,} of these")
         remaining &= ~held

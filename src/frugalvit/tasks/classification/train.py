@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,7 @@ from frugalvit.experiment.summary import (
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.probing.floor import check_floor, compute_floor, describe_floor
 from frugalvit.probing.logistic import fit_on_features
+from frugalvit.probing.saved_probe import learned_images
 from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
 from frugalvit.tasks.classification.health import SupervisedHealth, chance_loss
@@ -115,7 +117,20 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         builders.check_enough_images(self.options, self.images, PAIR)
         if self.options.unlabelled is not None:
             self.unlabelled = open_unlabelled(self.options, source, fabric)
-        return replace(source, notes=[*source.notes, *absent_classes(source)])
+        return replace(source, notes=[*source.notes, *absent_classes(source), *self._seen_by_init()])
+
+    def _seen_by_init(self) -> list[str]:
+        """Return a note if the classifier of --init, a saved probe, may know the images that score this run."""
+        options, images = self.options, self.evaluated
+        if options.init is None or images.streaming is not None or not Path(options.init).is_dir():
+            return []
+        seen = learned_images(Path(options.init), options.data, self.eval_split, images.keys)
+        if not seen:
+            return []
+        return [
+            f"the classifier of --init {options.init} may have learned from {seen:,} of the {len(images):,} images of "
+            f"{self.eval_split}: their score is too high. --pretrained starts without this"
+        ]
 
     @property
     def classes(self) -> tuple[str, ...]:
