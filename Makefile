@@ -25,6 +25,9 @@ $(STAMP): pyproject.toml
 demo: setup
 	$(RUN)/frugalvit demo
 
+# One process per core: threads of NumPy and scikit-learn that wait for each other would triple the time.
+test unit slow test-lowest: export OMP_NUM_THREADS := 1
+
 test: setup
 	$(RUN)/python -m pytest -q -n 2 --dist worksteal tests
 

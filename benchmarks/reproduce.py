@@ -3,7 +3,6 @@
 A table is a YAML file in ``benchmarks/tables/``, or anywhere else.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -16,15 +15,14 @@ from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCom
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.tools import ReproduceConfig
 from frugalvit.config.train import TrainConfig
+from frugalvit.data.formats.named_catalog import dataset_status
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.runs import layout
 from frugalvit.utils import console
-from frugalvit.utils.files import read_json, write_text
+from frugalvit.utils.files import write_text
 from frugalvit.utils.tables import CommandResult, Table, as_markdown
 
 TABLES = Path(__file__).parent / "tables"
-_SCORES_FILE = "reproduced.json"
-_VIEWED_IMAGES = 512
 _SUFFIX = ".yaml"
 
 
@@ -32,7 +30,8 @@ class TableSpec(Config):
     """One table: the data it needs, the options that all its runs share, and its settings."""
 
     about: str = option(help="what the table shows")
-    data: str = option(help="the folder below --data")
+    data: str = option("", "the folder below --data")
+    datasets: tuple[str, ...] = option((), "or named datasets in --data: the table is repeated for each that is there")
     common: dict[str, Any] = option(help="options of every run")
     settings: dict[str, str] = option(
         help="the options of each setting, as 'compare' reads them; the last setting is the baseline; "
@@ -77,28 +76,49 @@ def load_table(name: str, folder: Path | None = None) -> TableSpec:
 def reproduce(config: ReproduceConfig) -> CommandResult:
     """Run a table, or list the tables."""
     if config.table:
-        return Reproduction(config).run()
+        spec = load_table(config.table)
+        return _reproduce_datasets(config, spec.datasets) if spec.datasets else Reproduction(config).run()
     names = list_tables()
     specs = [load_table(name) for name in names]
-    rows: list[list[object]] = [[name, spec.about, spec.data] for name, spec in zip(names, specs, strict=True)]
+    rows: list[list[object]] = [
+        [name, spec.about, spec.data or "any of ten"] for name, spec in zip(names, specs, strict=True)
+    ]
     return CommandResult({"tables": names}, [Table(["table", "what it shows", "data"], rows)])
 
 
-class Reproduction:
-    """A table together with the user's options."""
+def _reproduce_datasets(config: ReproduceConfig, names: tuple[str, ...]) -> CommandResult:
+    """Run a table on each of these named datasets that is below --data; say how to get the others."""
+    status = {name: dataset_status(name, config.data) for name in names}
+    present = [name for name in names if status[name].state == "present"]
+    if not present:
+        raise UserError(
+            f"{config.table} needs one of {', '.join(names)} in {config.data}: see 'frugalvit list datasets'."
+        )
+    results = {name: Reproduction(config, name).run() for name in present}
+    tables = [
+        Table(table.columns, table.rows, f"{name}, {table.title}") for name in present for table in results[name].tables
+    ]
+    notes = [f"{name} is missing: {status[name].instruction}" for name in names if name not in present]
+    return CommandResult({name: result.data for name, result in results.items()}, tables, notes)
 
-    def __init__(self, config: ReproduceConfig) -> None:
+
+class Reproduction:
+    """A table together with the user's options; ``dataset`` names one of its datasets."""
+
+    def __init__(self, config: ReproduceConfig, dataset: str = "") -> None:
         path = Path(config.table)
-        self.config, self.name = config, path.stem
+        self.config, self.name = config, f"{path.stem}/{dataset}" if dataset else path.stem
         self._folder = path.parent if path.suffix else None
         self.spec = load_table(config.table)
+        if dataset:
+            self.spec = self.spec.model_copy(update={"data": dataset})
 
     def run(self) -> CommandResult:
         """Make the runs that are missing, then the table."""
         config, spec = self.config, self.spec
         for needed in (spec, *(self._load(table) for table, _ in spec.starts.values())):
             folder = Path(config.data) / needed.data
-            if not folder.is_dir():
+            if needed.data not in needed.datasets and not folder.is_dir():
                 raise UserError(
                     f"{self.name} needs {folder.name}: there is no folder {folder}. Name its parent: --data."
                 )
@@ -189,7 +209,8 @@ class Reproduction:
         changes = {name: value for name, value in options.items() if value is not None}
         if "epochs" in changes:
             changes.setdefault("steps", None)  # the table's steps would override them
-        data = str(Path(config.data) / spec.data)
+        named = f"{spec.data}:{config.data}"
+        data = named if spec.data in spec.datasets else str(Path(config.data) / spec.data)
         return spec.common | {"data": data, "device": config.device, "backbone": config.backbone or backbone} | changes
 
     def _run_config(
@@ -235,6 +256,7 @@ class Reproduction:
     def _pretrain(self, settings: dict[str, str]) -> CommandResult:
         """Pre-train every backbone, setting and seed, and score each run with every probe."""
         from frugalvit.comparison.compare import run_once
+        from frugalvit.comparison.pretraining import SCORES, probe_scores
 
         rows: list[dict[str, Any]] = []
         for backbone in self._backbones():
@@ -244,7 +266,8 @@ class Reproduction:
                     run_config, train = self._run_config(self.spec, text, run, self.config, backbone, seed)
                     summary = run_once(run_config, train)
                     row = {"backbone": backbone, "objective": setting, "seed": seed}
-                    row |= probe_scores(run, run_config.data, self.config.device)
+                    scores = probe_scores(run, run_config.data, self.config.device)
+                    row |= {name: scores[name] for name in SCORES if name in scores}
                     rows.append(row | {name: summary[name] for name in ("effective_rank", "health", "seconds")})
         columns = list(rows[0])
         cells = [[row[column] for column in columns] for row in rows]
@@ -284,52 +307,3 @@ def _commands(spec: TableSpec) -> tuple[Any, Any, Any, Any]:
     if spec.kind == "segment":
         return SegmentCompareConfig, SegmentConfig, segmentation.train, dense.segment
     return CompareConfig, TrainConfig, classification.train, compare
-
-
-def probe_scores(run: Path, data: str, device: str) -> dict[str, Any]:
-    """Score a run by k-NN, linear and logistic probes, correspondences (Fig. 8) and attention entropy (Fig. 7).
-
-    The scores are cached in the run's folder.
-    """
-    if cached := read_json(run / _SCORES_FILE, dict):
-        return cached
-    from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig
-    from frugalvit.probing.knn import knn
-    from frugalvit.probing.linear import linear
-    from frugalvit.probing.logistic import logistic
-
-    options = {"model": str(run), "data": data, "device": device, "batch": 256}
-    scores: dict[str, Any] = {
-        "knn": knn(KnnConfig.parse(options)).data["top1"],
-        "linear": linear(LinearConfig.parse(options)).data["top1"],
-        "logistic": logistic(LogisticConfig.parse(options)).data["top1"],
-    }
-    scores |= _visual_scores(str(run), data, device)
-    write_text(run / _SCORES_FILE, json.dumps(scores, indent=1))
-    return scores
-
-
-def _visual_scores(run: str, data: str, device: str) -> dict[str, float]:
-    """Score correspondences between two views (% right, pixels off) and the last block's attention (bits)."""
-    import torch
-
-    from frugalvit.backbones.timm_features import eval_no_grad
-    from frugalvit.data import open_data
-    from frugalvit.engine.hardware import pick_device
-    from frugalvit.experiment.load_model import load_model
-    from frugalvit.visualization.attention import entropy
-    from frugalvit.visualization.correspondence import evaluate_correspondence
-    from frugalvit.visualization.model_views import input_batches, model_input, spread_evenly
-
-    backbone = load_model(run, device=pick_device(device)).backbone
-    dataset = spread_evenly(open_data(data).splits["test"], _VIEWED_IMAGES)
-    images = list(input_batches(dataset, backbone, 64, "correspondences"))
-    matches = evaluate_correspondence(backbone, images)
-    with eval_no_grad(backbone):
-        weights = [backbone.attention(model_input(backbone, batch)).float() for batch in images]
-    bits = torch.cat([entropy(part).mean(dim=(1, 2)).cpu() for part in weights])  # mean over heads and queries
-    return {
-        "match_accuracy": round(100 * matches.accuracy, 2),
-        "match_error_px": round(matches.error, 2),
-        "attention_bits": round(bits.mean().item(), 3),
-    }

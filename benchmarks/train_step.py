@@ -41,6 +41,7 @@ from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.utils import console
+from frugalvit.utils.statistics import spread
 from frugalvit.utils.tables import CommandResult, Table
 
 _IMAGES, _CLASSES = 2048, 100
@@ -74,8 +75,10 @@ def bench_step(config: BenchStepConfig) -> CommandResult:
     facts |= {"batch": config.batch, "data": config.data or "random images"}
     facts |= {"prototypes": config.prototypes} if config.kind == "pretrain" else {}
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    table = Table(columns, [[row.get(name, "") for name in columns] for row in rows])
-    notes = []
+    columns.remove("ms_deviation")
+    shown = [row | ({"ms": f"{row['ms']} ± {row['ms_deviation']}"} if row["ms_deviation"] else {}) for row in rows]
+    table = Table(columns, [[row.get(name, "") for name in columns] for row in shown])
+    notes = ["±: standard deviation over groups of five steps"]
     if device == "cuda":
         notes.append("matrix rate: operations per second of the step, relative to a large bf16 matrix product")
     if "drloc_percent" in rows[0]:
@@ -113,7 +116,8 @@ def measure(
     warm = time.perf_counter() - began
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    seconds = timed(step, steps or config.steps, device)
+    groups = timed_groups(step, steps or config.steps, device)
+    seconds = statistics.median(groups)
     memory = {}
     if device.type == "cuda":  # the memory of CUDA graphs is reserved, but the allocator does not count it as used
         memory["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
@@ -126,6 +130,7 @@ def measure(
     row: dict[str, Any] = {
         "images_per_second": round(config.batch / seconds, 1),
         "ms": round(1000 * seconds, 2),
+        "ms_deviation": round(1000 * spread(groups).deviation, 2) if len(groups) > 1 else None,
         "input_images_per_second": round(config.batch / inputs, 1),
         "gflop_per_image": round(operations / config.batch / 1e9, 1),
     }
@@ -141,7 +146,12 @@ def measure(
 
 
 def timed(action: Callable[[int], object], count: int, device: torch.device) -> float:
-    """Return the median seconds per call over groups of calls, with the device idle before and after."""
+    """Return the median seconds per call over groups of calls."""
+    return statistics.median(timed_groups(action, count, device))
+
+
+def timed_groups(action: Callable[[int], object], count: int, device: torch.device) -> list[float]:
+    """Return the seconds per call of every group of calls, with the device idle before and after."""
     groups = []
     for start in range(0, count, _GROUP):
         _wait(device)
@@ -150,7 +160,7 @@ def timed(action: Callable[[int], object], count: int, device: torch.device) -> 
             action(number)
         _wait(device)
         groups.append((time.perf_counter() - began) / _GROUP)
-    return statistics.median(groups)
+    return groups
 
 
 def _wait(device: torch.device) -> None:

@@ -39,6 +39,7 @@ RUNS = (
     "tasks/classification/test_train",
     "tasks/pretraining/test_train",
     "tasks/pretraining/test_continue",
+    "tasks/distillation/",
     "tasks/dense/",
     "cli/test_demo",
     "cli/test_look",

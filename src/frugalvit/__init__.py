@@ -26,8 +26,19 @@ _NAMES = {
     "frugalvit.data": ("open_data",),
     "frugalvit.data.save_data": ("save_data",),
     "frugalvit.api": (
-        *("train", "pretrain", "run", "compare", "evaluate", "predict", "probe_knn", "probe_linear", "probe_logistic"),
-        *("embed", "export", "report", "advise", "detect_train", "detect_evaluate", "detect_predict"),
+        *("train", "pretrain", "distil", "run", "compare", "evaluate", "predict"),
+        *(
+            "probe_knn",
+            "probe_linear",
+            "probe_logistic",
+            "embed",
+            "export",
+            "report",
+            "advise",
+            "detect_train",
+            "detect_evaluate",
+            "detect_predict",
+        ),
         *("segment_train", "segment_evaluate", "segment_predict"),
     ),
     "frugalvit.export.inference_model": ("load",),
@@ -42,6 +53,7 @@ if TYPE_CHECKING:
     from frugalvit.api import detect_evaluate as detect_evaluate
     from frugalvit.api import detect_predict as detect_predict
     from frugalvit.api import detect_train as detect_train
+    from frugalvit.api import distil as distil
     from frugalvit.api import embed as embed
     from frugalvit.api import evaluate as evaluate
     from frugalvit.api import export as export

@@ -147,6 +147,13 @@ def pretrain(data: PathLike | None = None, *, quiet: bool = False, **options: An
     return run("pretrain", *_given(data), quiet=quiet, **options)
 
 
+def distil(
+    teacher: PathLike | None = None, data: PathLike | None = None, *, quiet: bool = False, **options: Any
+) -> dict[str, Any]:
+    """Learn the features of a trained network without labels, as ``frugalvit distil`` does; see :func:`run`."""
+    return run("distil", *_given(teacher), *_given(data), quiet=quiet, **options)
+
+
 def compare(data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
     """Compare two or more settings over several seeds, as ``frugalvit compare`` does; see :func:`run`."""
     return run("compare", data, quiet=quiet, **options)

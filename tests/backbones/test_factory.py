@@ -250,7 +250,7 @@ def test_compiled_network_pads_like_the_original() -> None:
 
 @pytest.mark.parametrize(
     ("name", "has_token"),
-    [("vit_tiny_patch16_224", True), ("swin_nano", False), ("cait_xxs24_224", False), ("t2t_vit_14", False)],
+    [("vit_tiny_patch16_224", True), ("swin_nano", False), ("cait_xxs24_224", False), ("t2t_vit_14", True)],
 )
 def test_class_tokens_of_the_last_blocks(name: str, has_token: bool) -> None:
     torch.manual_seed(0)
@@ -263,9 +263,9 @@ def test_class_tokens_of_the_last_blocks(name: str, has_token: bool) -> None:
             assert torch.equal(features, means)
             return
         model = backbone.model
-        tokens, expected = model._pos_embed(model.patch_embed(images)), []
+        tokens, expected = model.embed(images) if "t2t" in name else model._pos_embed(model.patch_embed(images)), []
         for block in model.blocks:
             tokens = block(tokens)
-            expected.append(model.norm(tokens)[:, 0])
+            expected.append(model.norm(tokens[0] if "t2t" in name else tokens)[:, 0])
         torch.testing.assert_close(features, torch.cat(expected[-3:], 1))
         torch.testing.assert_close(features[:, -backbone.dim :], backbone(images).pooled)

@@ -13,6 +13,7 @@ from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.benchmarking.inference import accuracy_of, bench, count_parameters, multiply_adds
 from frugalvit.config.probe import BenchConfig
 from frugalvit.errors import UserError
+from frugalvit.probing.figures import Contender, tradeoff_figure
 
 
 @pytest.mark.parametrize(("name", "parameters", "gflops"), [("swin_tiny_w7", 28, 4.5), ("resnet50", 23, 4.1)])
@@ -77,6 +78,10 @@ def test_plot_of_runs(tmp_path: Path, model) -> None:
     assert "relative" not in result.tables[0].columns and result.data["reference"] is None
     with Image.open(plot) as drawn:
         assert drawn.width > 300
+    left, right = tradeoff_figure([Contender("ours", 900.0, 61.0, 28_000_000)], "top1", "CPU").axes
+    assert left.get_xlabel() == "images / s (CPU)" and right.get_xlabel() == "parameters (millions)"
+    points = {tuple(point) for line in right.lines for point in line.get_xydata().tolist()}
+    assert {(28.0, 78.1), (87.0, 80.4), (21.0, 77.0)} < points, "EsViT and DINO in EsViT's Table 1"
     with pytest.raises(UserError, match="figure"):
         bench(config)
 

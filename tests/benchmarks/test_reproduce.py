@@ -14,7 +14,9 @@ from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCom
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.tools import ReproduceConfig
 from frugalvit.config.train import TrainConfig
+from frugalvit.data.formats.named_catalog import DATASETS
 from frugalvit.errors import UserError
+from frugalvit.utils.tables import CommandResult, Table
 from helpers.tiny_runs import write_images
 from reproduce import Reproduction, folder_name, list_tables, load_table, reproduce
 
@@ -46,6 +48,30 @@ def test_every_table_has_valid_options(name: str, tmp_path: Path) -> None:
     made = compared.parse(spec.common | {"data": "x", "settings": texts, "metric": spec.metric})
     for values in made.named_settings().values():
         assert one.parse(made.run_values(values, 0, str(tmp_path))).data == "x"
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"), [("drloc-datasets", "drloc-paper"), ("drloc-finetune-datasets", "drloc-finetune")]
+)
+def test_tables_of_ten_datasets_take_those_present(
+    name: str, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, small = load_table(name), {"table": name, "data": str(tmp_path)}
+    assert len(spec.datasets) == 10 and set(spec.datasets) < set(DATASETS) and spec.common["recipe"] == recipe
+    with pytest.raises(UserError, match="domainnet_sketch"):
+        reproduce(ReproduceConfig.parse(small))
+    for file in DATASETS["svhn"].files:
+        (tmp_path / file).touch()
+    seen: list[str] = []
+
+    def record(self: Reproduction, settings: dict[str, str]) -> CommandResult:
+        seen.append(self._common_options(self.spec, self.config, "swin_nano")["data"])
+        return CommandResult({"run": self.name}, [Table(["a"], [[1]], "swin_nano")])
+
+    monkeypatch.setattr(Reproduction, "_compare", record)
+    result = reproduce(ReproduceConfig.parse(small))
+    assert seen == [f"svhn:{tmp_path}"] and result.data == {"svhn": {"run": f"{name}/svhn"}}
+    assert result.tables[0].title == "svhn, swin_nano" and len(result.notes) == 9
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if load_table(name).kind == "pretrain"])

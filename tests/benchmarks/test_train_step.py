@@ -81,6 +81,8 @@ def test_step_is_measured_against_the_baselines(kind: str, monkeypatch: pytest.M
         assert "drloc_percent" in ours and "drloc_percent" not in without[0] and ours["drloc"] == "l1"
         assert without[0]["step"] == "without Drloc" and without[0]["gflop_per_image"] <= ours["gflop_per_image"]
     assert ours["images_per_second"] > 0 and ours["gflop_per_image"] > 0
+    shown = result.tables[0].rows[0][result.tables[0].columns.index("ms")]
+    assert shown == f"{ours['ms']} ± {ours['ms_deviation']}" and ours["ms_deviation"] > 0
     for row in (written, dataloader):
         assert row["ratio"] == pytest.approx(ours["images_per_second"] / row["images_per_second"], rel=0.05)
 

@@ -55,7 +55,7 @@ def test_published_weights_come_first_where_they_can_be_had(tmp_path: Path, onli
     assert found[False][0][0] == "train" and found[False][3:5] == found[True][:2]
 
 
-@pytest.mark.parametrize(("unlabelled", "proposed"), [(2, False), (12, True)])
+@pytest.mark.parametrize(("unlabelled", "proposed"), [(2, False), (12, True), (18, True)])
 def test_rows_without_a_label_count(unlabelled: int, proposed: bool, tmp_path: Path) -> None:
     folder = write_images(tmp_path / "photos", 2, 5 + unlabelled // 2)
     files = sorted(folder.rglob("*.png"), key=lambda file: int(file.stem))
@@ -65,6 +65,7 @@ def test_rows_without_a_label_count(unlabelled: int, proposed: bool, tmp_path: P
     assert data["splits"]["train without a label"] == unlabelled and data["images"] == 10 + unlabelled
     commands = [proposal["command"] for proposal in data["proposals"]]
     assert any(command.endswith("--unlabelled rest") for command in commands) == proposed
+    assert any("--select 16" in command for command in commands) == (unlabelled > 16)
     for command in commands:
         check_command(command)
     assert not any("left out" in note for note in data["notes"])
@@ -83,6 +84,7 @@ def test_labelled_images(tmp_path: Path) -> None:
     floor = data["floor"]
     assert floor["train_images"] == data["splits"]["train"] and 0 < floor["majority"] <= floor["best"] <= 100
     assert any("The floor on val (" in note for note in data["notes"])
+    assert any("What to expect" in note for note in data["notes"])
     assert {"backbone", "batch", "lr"} <= {decision["name"] for decision in proposals[0]["decisions"]}
     json.dumps(data)
 

@@ -92,6 +92,18 @@ def test_attend_ranks_the_heads(here, capsys, model):
     assert run(capsys, "look", "attend", model, "photo.png", "--query", "2,2", "--fit", "whole")["query"] == [0, 0]
 
 
+def test_attention_of_a_block_against_another_model(here, capsys, model):
+    write_picture(here / "photo.png", 1, 64, 64)
+    result = run(
+        capsys, "look", "attend", model, "photo.png", "--block", 1, "--against", "vit_tiny_patch16_224", "-o", "x.png"
+    )
+    other = result["against"][0]
+    assert result["reach"] == 16 and result["grid"] == [16, 16], "windows of 4 x 4 regions"
+    assert other["reach"] == other["grid"][0] ** 2, "a plain ViT attends to everything"
+    assert (here / "x.png").is_file() and (here / "x_2.png").is_file()
+    assert "blocks 1 to 2" in get_error(capsys, "look", "attend", model, "photo.png", "--block", "3")
+
+
 @pytest.mark.parametrize(("network", "token"), [("swin_nano", False), ("vit_tiny_patch16_224", True)])
 def test_attention_to_the_class_token(here, capsys, network, token):
     write_picture(here / "photo.png", 1, 64, 64)

@@ -231,7 +231,7 @@ def test_home_folders_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     ("config", "values", "flags"),
     [
         (SegmentEvalConfig, {"test": {"scales": [1.0]}}, "--test.scales .* --multi-scale"),
-        (SegmentEvalConfig, {"test": {"flip": False}}, "--test.flip .* --multi-scale"),
+        (SegmentEvalConfig, {"test": {"flip": True}}, "--test.flip .* --multi-scale"),
         (KnnConfig, {"blocks": 2}, "--blocks .* --features last_blocks"),
         (EmbedConfig, {"known": "x.csv"}, "--known .* --select"),
         (EmbedConfig, {"count": 3}, "--count .* --neighbours"),

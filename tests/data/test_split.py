@@ -187,6 +187,8 @@ def test_split_modes() -> None:
     joined = add_missing_splits(stored, "train+val")
     assert {k: len(v) for k, v in joined.splits.items()} == {"train": 50, "test": 2}
     assert "joined with train" in joined.notes[0]
+    untested = source(train=given_splits["train"], val=given_splits["val"])
+    assert list(add_missing_splits(untested, "train+val").splits) == ["train", "val"], "something must be scored"
     remade = add_missing_splits(stored, "remake", 0.2)
     assert {k: len(v) for k, v in remade.splits.items()} == {"train": 40, "val": 10, "test": 2}
     assert any(name.startswith("a") for name in remade.splits["val"].names)

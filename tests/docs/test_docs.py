@@ -36,6 +36,7 @@ SCENES = {"steps": "1", "batch": "2", "img-size": "64", "device": "cpu", "report
 SHORT_OPTIONS: dict[str, dict[str, str | None]] = {  # None: the option is switched off
     "train": TRAINING,
     "pretrain": TRAINING | HEADS | CROPS,
+    "distil": TRAINING,
     "compare": TRAINING | {"seeds": "1"},
     "detect train": SCENES | {"detector.channels": "16", "detector.proposals": "20"},
     "segment train": SCENES | {"decoder.channels": "16"},

@@ -11,6 +11,8 @@ import torch
 
 from frugalvit.cli.main import main
 from frugalvit.config.data import DataConfig
+from frugalvit.config.probe import ExtractConfig
+from frugalvit.embedding import label_errors
 from frugalvit.embedding.label_errors import FOLDS, assign_folds, cross_validate, find_label_errors, score_labels
 from frugalvit.errors import UserError
 from frugalvit.probing.logistic import LogisticRegression
@@ -172,3 +174,15 @@ def test_one_class_is_an_error(photos: Path) -> None:
         shutil.rmtree(photos / "train" / colour)
     with pytest.raises(UserError, match="--suspicious"):
         find_label_errors(DataConfig(data="photos", **TINY))
+
+
+def test_the_name_of_a_network_means_its_published_weights(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random weights would call half of the labels wrong."""
+
+    def stop(name: str, options: ExtractConfig) -> None:
+        raise UserError(f"{name} {options.pretrained}")
+
+    monkeypatch.setattr(label_errors, "open_model", stop)
+    for name, pretrained in (("vit_tiny_patch16_224", True), ("swin_nano", False)):
+        with pytest.raises(UserError, match=f"{name} {pretrained}"):
+            find_label_errors(DataConfig(data="photos", suspicious=name))

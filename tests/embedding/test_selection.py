@@ -221,14 +221,16 @@ def test_labelled_selection_is_a_dataset(photos: Path, capsys: pytest.CaptureFix
 
 
 def test_known_images_are_not_selected(photos: Path) -> None:
-    first = embed(EmbedConfig(data="photos", select=5, out="first.csv", **TINY)).data["chosen"]
-    result = embed(EmbedConfig(data="photos", select=7, known="first.csv", out="some more.csv", **TINY))
+    start = embed(EmbedConfig(data="photos", select=5, out="the first.csv", **TINY))
+    assert "frugalvit train 'the first.csv' --backbone" in start.notes[-1]
+    first = start.data["chosen"]
+    result = embed(EmbedConfig(data="photos", select=7, known="the first.csv", out="some more.csv", **TINY))
     more = result.data
-    assert "frugalvit train 'some more.csv' --backbone" in result.notes[-1]
+    assert "some more.csv" in result.notes[-1] and "into the first.csv" in result.notes[-1]
     assert sorted(first + more["chosen"]) == sorted(f"photos/{path.name}" for path in photos.iterdir())
     assert more["known"] == 5
     with pytest.raises(UserError, match=r"--select 8.*first\.csv"):
-        embed(EmbedConfig(data=str(photos), select=8, known="first.csv", out="none.csv", **TINY))
+        embed(EmbedConfig(data=str(photos), select=8, known="the first.csv", out="none.csv", **TINY))
     assert not Path("none.csv").exists()
 
 
@@ -238,6 +240,8 @@ def test_rows_without_label_are_candidates(photos: Path) -> None:
     Path("t.csv").write_text("\n".join(["path,label", *rows]))
     result = embed(EmbedConfig(data="t.csv", select=4, known="t.csv", **TINY)).data
     assert sorted(Path(name).name for name in result["chosen"]) == names[8:] and result["known"] == 8
+    written = embed(EmbedConfig(data="t.csv", select=4, known="t.csv", out="more.csv", **TINY))
+    assert "more.csv" in written.notes[-1] and "into t.csv" in written.notes[-1] and "--init" not in written.notes[-1]
 
 
 def test_val_and_test_are_not_selected(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:

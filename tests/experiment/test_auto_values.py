@@ -14,7 +14,9 @@ from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
 from frugalvit.engine.step import TrainPlan
-from frugalvit.experiment.defaults import AutoValues, Facts, resolve_pretraining, resolve_training
+from frugalvit.errors import UserError
+from frugalvit.experiment.builders import make_localization
+from frugalvit.experiment.defaults import AutoValues, Facts, resolve_input, resolve_pretraining, resolve_training
 from frugalvit.experiment.dense_defaults import resolve_detection
 
 SWIN_T, NANO = 28_000_000, 400_000
@@ -62,6 +64,27 @@ def test_drloc_variant(family: str, parameters: int, values: dict[str, Any], var
     assert (config.localization.variant, config.localization.grid_size) == (variant, grid_size)
     is_set = "variant" in values.get("localization", {}) or "drloc" in config.recipe
     assert ("localization.variant" in auto) == (not is_set)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "rate"), [("swin_tiny_w7", 0.2), ("t2t_vit_14", 0.1), ("cvt_13", "auto"), ("resnet50", "auto")]
+)
+def test_drloc_paper_takes_each_authors_drop_path(backbone: str, rate: float | str) -> None:
+    config = TrainConfig.parse({"data": "x", "recipe": "drloc-paper", "backbone": backbone})
+    assert config.split == "train+val"
+    resolved = resolve_input(config, Facts(2040, 102, 224, "cuda"), AutoValues())
+    assert resolved.drop_path == rate and resolve_input(resolved, Facts(9, 2, 9, "cpu"), AutoValues()) == resolved
+
+
+@pytest.mark.parametrize(("signed", "classes"), [(True, 13), (False, 7)])
+def test_the_released_classes_are_an_option(signed: bool, classes: int) -> None:
+    values = {"weight": 0.5, "variant": "ce", "form": "released", "signed": signed}
+    config, _ = resolve({"localization": values}, Facts(2040, 102, 224, "cuda", "swin", SWIN_T))
+    head = make_localization(config.localization.head_settings(), 16, (7, 7))
+    assert [layer.out_features for layer in head.unshared] == [classes, classes]
+    if signed:
+        with pytest.raises(UserError, match="signed needs form released"):
+            TrainConfig.parse({"data": "x", "localization": values | {"form": "paper"}})
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from frugalvit.backbones import create_backbone
+from frugalvit.backbones.weights.model_folder import save_model_folder
 from helpers.fork_server import ForkServer
 from helpers.processes import finish, free_port, start, torchrun_variables
-from helpers.tiny_runs import PRETRAIN, TRAIN, read_metrics, write_config, write_images
+from helpers.tiny_runs import DISTIL, PRETRAIN, SWIN, TRAIN, read_metrics, write_config, write_images
 
 COLLAPSE = """
 import torch
@@ -46,6 +48,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
     write_config(folder / "pretrain.yaml", PRETRAIN, localization=localization, **NO_DROP_PATH)
     sinkhorn = PRETRAIN["matching"] | {"centering": "sinkhorn", "koleo": 0.1, "chunked": True}  # type: ignore[operator]
     write_config(folder / "sinkhorn.yaml", PRETRAIN, **NO_DROP_PATH | {"matching": sinkhorn})
+    write_config(folder / "distil.yaml", DISTIL, **NO_DROP_PATH)
+    save_model_folder(create_backbone("swin_nano", img_size=16, num_classes=0, **SWIN), folder / "teacher")
     return ForkServer(folder)
 
 
@@ -76,9 +80,12 @@ def assert_same_run(one: Path, other: Path) -> None:
     torch.testing.assert_close(moments[0], moments[1], rtol=2e-3, atol=5e-5)
 
 
-@pytest.mark.parametrize(("verb", "name"), [("train", "train"), ("pretrain", "pretrain"), ("pretrain", "sinkhorn")])
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    [("train", "train"), ("pretrain", "pretrain"), ("pretrain", "sinkhorn"), ("distil teacher", "distil")],
+)
 def test_two_ranks_equal_one(server: ForkServer, verb: str, name: str) -> None:
-    words = [verb, "images", "--config", f"{name}.yaml", "--json"]
+    words = [*verb.split(), "images", "--config", f"{name}.yaml", "--json"]
     status, output = server.run(*words, "--out", f"{name}_1")
     assert status == 0, output
     output = finish(start(server, torchrun_variables(2), *words, "--out", f"{name}_2"))

@@ -138,7 +138,7 @@ def voc2007(root: Path) -> None:
     base = root / "VOCdevkit" / "VOC2007"
     lists = base / "ImageSets" / "Main"
     lists.mkdir(parents=True)
-    for index, (part, count) in enumerate((("trainval", 16), ("test", 8))):
+    for index, (part, count) in enumerate((("train", 10), ("val", 6), ("test", 8))):
         stems = [f"{index}{i:05d}" for i in range(count)]
         (lists / f"{part}.txt").write_text("\n".join(stems) + "\n")
         marks: dict[str, list[str]] = {"bird": [], "boat": [], "cat": []}

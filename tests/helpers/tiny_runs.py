@@ -43,6 +43,7 @@ PRETRAIN = {
     "matching": {"prototypes": 16, "hidden": 8, "bottleneck": 4, "momentum": 0.9, "regions_from": 1.0},
     "health": {"images": 16},
 }
+DISTIL = {name: PRETRAIN[name] for name in PRETRAIN if name not in ("crops", "matching")}
 _TIMES = ("images_per_second", "seconds", "seconds_per_step", "run")
 
 
@@ -143,6 +144,8 @@ def resolve(config: Any, images: int = 64, **facts: Any) -> Any:
         return defaults.resolve_training(config, known, auto)
     if config.recipe_task() == "pretrain":
         return defaults.resolve_pretraining(config, known, auto)
+    if config.recipe_task() == "distil":
+        return defaults.resolve_distillation(config, known, auto)
     if config.recipe_task() == "segment":
         return dense_defaults.resolve_segmentation(config, known, auto)
     return dense_defaults.resolve_detection(config, known, [4, 8, 16, 32, 64], (False, "no masks"), auto)

@@ -66,13 +66,14 @@ def test_knn_leaves_one_out_if_there_is_one_split(tmp_path: Path) -> None:
     assert (few.data["train_images"], few.data["test_images"]) == (6, 9) and not few.data["leave_one_out"]
 
 
-@pytest.mark.parametrize("views", [0, 2])
-def test_linear(squares: Path, views: int) -> None:
+@pytest.mark.parametrize(("views", "used"), [(0, 0), (2, 2), ("auto", 4)])
+def test_linear(squares: Path, views: int | str, used: int) -> None:
     result = linear(
         LinearConfig(data=str(squares), epochs=15, lrs=[0.1, 1.0, 10.0], views=views, probe_batch=8, **TINY)
     )
     assert result.data.keys() >= KEYS | {"lr", "val_top1"}
     assert result.data["top1"] > 80 and len(result.data["tried"]) == 3
+    assert result.data["views"] == used, "crops and flips by default, as published"
 
 
 def test_logistic(squares: Path) -> None:

@@ -1,5 +1,7 @@
 """Visualizations of real, small networks: the attention is that of the last block."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,6 +11,32 @@ from frugalvit.visualization.attention import attend
 from frugalvit.visualization.explorer_data import Picture, gather
 from frugalvit.visualization.model_views import model_input
 from helpers.fake_backbones import coordinate_images
+
+
+@pytest.mark.parametrize(("block", "grid", "edges", "reach"), [(1, 8, [3], 16), (2, 8, [1, 5], 16), (3, 4, [], 16)])
+def test_windows_shifts_and_merging_of_a_swin(block: int, grid: int, edges: list[int], reach: int) -> None:
+    """Windows of 4 regions, shifted by 2 in the second block; then merging halves the grid, which is one window."""
+    sizes: dict[str, Any] = {"embed_dim": 8, "depths": (2, 1), "num_heads": (1, 2), "window_size": 4, "patch_size": 4}
+    view = attend(create_backbone("swin_nano", img_size=32, **sizes), torch.rand(3, 32, 32), (2, 2), block=block)
+    across, down = view.borders
+    expected = torch.zeros(grid, grid - 1, dtype=torch.bool)
+    expected[:, edges] = True
+    assert torch.equal(across, expected) and torch.equal(down, expected.T) and view.reach == reach
+
+
+@pytest.mark.parametrize("name", ["swin_nano", "vit_tiny_patch16_224", "t2t_vit_14"])
+def test_the_last_block_by_number(name: str) -> None:
+    backbone = create_backbone(name, img_size=64).eval()
+    count, images = len(backbone.block_dims()), torch.rand(1, 3, 64, 64)
+    with torch.no_grad():
+        attention, grid = backbone.block_attention(images, count)
+        assert torch.equal(attention, backbone.attention(images)) and grid == backbone.grid_size(64)
+        first, finer = backbone.block_attention(images, 1)
+        assert finer[0] >= grid[0] and torch.allclose(first.sum(-1), torch.ones(()), atol=1e-5)
+        assert first.shape[-1] - finer[0] * finer[1] == (0 if "swin" in name else 1)
+    for block in (0, count + 1):
+        with pytest.raises(UserError, match=f"--block {block}: .* 1 to {count}"):
+            backbone.block_attention(images, block)
 
 
 def small_swin(depth, img_size=(64, 96)):

@@ -214,6 +214,21 @@ class Backbone(nn.Module):
             raise UserError(f"{self.name} pads {size[0]}x{size[1]} pixels; choose an image size without padding")
         return timm_features.last_attention(self.model, images, self.name)
 
+    def block_attention(self, images: Tensor, block: int) -> tuple[Tensor, Size]:
+        """Return the softmax attention (B, heads, T, T) of a block, counted from 1, and the (h, w) of its grid."""
+        self._check(images)
+        if self.is_grid_model:
+            ends: Any = self.model.stage_ends
+            count = int(ends[-1]) + 1
+        else:
+            count = sum(map(len, timm_features.stage_blocks(self.model, self.name)))
+        if not 1 <= block <= count:
+            raise UserError(f"--block {block}: {self.name} has blocks 1 to {count}.")
+        if self.is_grid_model:
+            return self.model.block_attention(images, block)  # type: ignore[operator]
+        attention = timm_features.last_attention(self.model, self._pad(images)[0], self.name, block - count)
+        return attention, self.grid_size((images.shape[2], images.shape[3]))
+
     def grid_size(self, img_size: int | Size) -> Size:
         """Return (h, w) of the final grid for images of this size."""
         size = (img_size, img_size) if isinstance(img_size, int) else (img_size[0], img_size[1])

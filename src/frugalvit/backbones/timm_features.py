@@ -180,7 +180,8 @@ def block_grids(model: nn.Module, images: Tensor, name: str) -> list[list[Tensor
 
 def uses_class_token(model: nn.Module) -> bool:
     """Whether a ViT classifies by a class token that passes all its blocks (CaiT's does not)."""
-    return isinstance(model, Beit | Eva | VisionTransformer) and model.global_pool == "token"
+    is_vit = isinstance(model, Beit | Eva | VisionTransformer) and model.global_pool == "token"
+    return is_vit or getattr(model, "has_class_token", False)
 
 
 def class_tokens(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
@@ -188,7 +189,8 @@ def class_tokens(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
     blocks = [block for stage in stage_blocks(model, name) for block in stage]
     outputs = _record_outputs(model, blocks, images)
     norm = final_norm(model) or nn.Identity()
-    return [norm(outputs[number][:, :1])[:, 0] for number in range(len(blocks))]
+    tokens = [output[0] if isinstance(output := outputs[number], tuple) else output for number in range(len(blocks))]
+    return [norm(part[:, :1])[:, 0] for part in tokens]
 
 
 def _record_outputs(model: nn.Module, modules: Sequence[nn.Module], images: Tensor) -> dict[int, Any]:
@@ -235,13 +237,15 @@ def apply_norm(norm: nn.Module, grid: Tensor) -> Tensor:
 # Attention
 
 
-def last_attention(model: nn.Module, images: Tensor, name: str) -> Tensor:
-    """Return the last block's softmax, (B, heads, T, T): prefix tokens first, then the grid row by row.
+def last_attention(model: nn.Module, images: Tensor, name: str, from_last: int = 0) -> Tensor:
+    """Return a block's softmax, (B, heads, T, T): prefix tokens first, then the grid row by row.
+
+    from_last: 0 is the last block, -1 the one before it
 
     timm's attention modules pass the softmax through ``attn_drop`` unless they use the fused kernel. So this pass turns
-    the fused kernel of the last module off.
+    the fused kernel of that module off.
     """
-    attention = _last_attention_module(model, name)
+    attention = _attention_module(model, name, from_last)
     recorded: list[Tensor] = []
 
     def record(_module: nn.Module, arguments: Sequence[Tensor]) -> None:
@@ -260,7 +264,7 @@ def last_attention(model: nn.Module, images: Tensor, name: str) -> Tensor:
     grid = to_grid(output, model, (images.shape[2], images.shape[3]), model.num_features)  # type: ignore[arg-type]
     if not recorded or not _covers_all_tokens(recorded[-1], len(images), grid.shape[2] * grid.shape[3], model):
         raise UserError(
-            f"the last block of {name} does not attend from every token to every token; use a ViT or one of our Swins"
+            f"this block of {name} does not attend from every token to every token; use a ViT or one of our Swins"
         )
     return recorded[-1]
 
@@ -276,11 +280,13 @@ def _covers_all_tokens(weights: Tensor, batch: int, cells: int, model: nn.Module
     return bool((weights.sum(-1) - 1).abs().max() < 1e-2)
 
 
-def _last_attention_module(model: nn.Module, name: str) -> nn.Module:
+def _attention_module(model: nn.Module, name: str, from_last: int) -> nn.Module:
     attentions = [module for module in model.modules() if isinstance(getattr(module, "attn_drop", None), nn.Module)]
     if not attentions:
         raise UserError(f"{name} has no attention over tokens; use a ViT, a DeiT or one of our Swins")
-    return attentions[-1]
+    if -from_last >= len(attentions):
+        raise UserError(f"this block of {name} has no attention; choose a later --block")
+    return attentions[from_last - 1]
 
 
 # Contexts

@@ -43,6 +43,8 @@ COMMANDS = [
     Command("data pack", "data:PackConfig", "data.webdataset.pack:command", "write a dataset as WebDataset shards"),
     Command("train", "train:TrainConfig", "tasks.classification.train:train", "train a classifier from scratch, or fine-tune one", distributed=True),
     Command("pretrain", "pretrain:PretrainConfig", "tasks.pretraining.train:pretrain", "learn features without labels, by views and regions (EsViT)", distributed=True),
+    Command("distil", "distil:DistilConfig", "tasks.distillation.train:distil", "learn the features of a published network without labels", distributed=True),
+    Command("pretrain compare", "compare:PretrainCompareConfig", "comparison.pretraining:compare_pretraining", "compare objectives and backbones without labels, by frozen probes", distributed=True),
     Command("compare", "compare:CompareConfig", "comparison.compare:compare", "compare two or more settings over several seeds, with a paired test", distributed=True),
     Command("replay", "train:ReplayConfig", "cli.replay:replay", "repeat a failed step, name its non-finite tensors"),
     Command("predict", "train:PredictConfig", "tasks.classification.predict:predict", "classify images"),

@@ -121,27 +121,45 @@ def _score_matches(
 
 
 def attend(config: AttendConfig) -> CommandResult:
-    """Draw the attention of every head from one point."""
+    """Draw the attention of every head of a block from one point, for one or several models."""
     picture = read_picture(config.image)
-    model = _load_models(config, [config.model])[0]
-    image, box = model_view(model.backbone, picture.pixels, config.fit, _crop_share(model))
-    regions = Regions.of(model.backbone, (image.shape[1], image.shape[2]))
-    size = (picture.pixels.shape[0], picture.pixels.shape[1])
-    query = attention_lens.parse_query(config.query, size, box, regions)
-    view = attention_lens.attend(model.backbone, image, query, config.mass)
-    path = _new_file(config.out, f"attend_{picture.name}", config.format)
-    save(figures.attention_figure(image, view, regions, f"{model.name}: {picture.name}", config.mass), path)
-    heads = [
-        {"head": head, "entropy": view.entropy[head].item(), "regions": int(view.masks[head].sum())}
-        | ({"on_class_token": view.elsewhere[head].item()} if view.extra else {})
-        for head in view.order
-    ]
-    data = {"figure": str(path), "model": model.name, "grid": regions.grid, "query": query, "heads": heads}
-    rows: list[list[object]] = [list(head.values()) for head in heads]
-    columns = ["head", "entropy (bits)", f"regions with {100 * config.mass:.0f} %"]
-    columns += ["on class token"] if view.extra else []
-    title = f"Heads of the last block, most focused first; uniform attention has {figures.most_bits(view):.3g} bits"
-    return CommandResult(data, [Table(columns, rows, title)], [f"figure  {path}"])
+    drawn, result = [], CommandResult({})
+    for model in _load_models(config, [config.model, *config.against]):
+        image, box = model_view(model.backbone, picture.pixels, config.fit, _crop_share(model))
+        attention, regions = attention_lens.block_attention(model.backbone, image, config.block)
+        size = (picture.pixels.shape[0], picture.pixels.shape[1])
+        query = attention_lens.parse_query(config.query, size, box, regions)
+        view = attention_lens.view_attention(attention, regions.grid, query, config.mass)
+        block = "the last block" if config.block is None else f"block {config.block}"
+        title = f"{model.name}: {picture.name}" + ("" if config.block is None else f", {block}")
+        out = config.out
+        if drawn and out and not Path(out).is_dir():  # each figure has a name of its own
+            out = str(Path(out).with_stem(f"{Path(out).stem}_{len(drawn) + 1}"))
+        path = _new_file(out, f"attend_{picture.name}", config.format)
+        save(figures.attention_figure(image, view, regions, title, config.mass), path)
+        heads = [
+            {"head": head, "entropy": view.entropy[head].item(), "regions": int(view.masks[head].sum())}
+            | ({"on_class_token": view.elsewhere[head].item()} if view.extra else {})
+            for head in view.order
+        ]
+        facts = {"figure": str(path), "model": model.name, "grid": regions.grid, "query": query, "reach": view.reach}
+        drawn.append(facts | {"heads": heads})
+        rows: list[list[object]] = [list(head.values()) for head in heads]
+        columns = ["head", "entropy (bits)", f"regions with {100 * config.mass:.0f} %"]
+        columns += ["on class token"] if view.extra else []
+        cells = "x".join(f"{side:.3g}" for side in regions.cell)
+        result.tables.append(
+            Table(
+                columns,
+                rows,
+                f"Heads of {block} of {model.name}, most focused first; {regions.grid[0]}x{regions.grid[1]} regions of "
+                f"{cells} px, of which the query reaches {view.reach}; uniform attention has "
+                f"{figures.most_bits(view):.3g} bits",
+            )
+        )
+        result.notes.append(f"figure  {path}")
+    result.data |= drawn[0] | ({"against": drawn[1:]} if drawn[1:] else {})
+    return result
 
 
 def explore(config: ExploreConfig) -> CommandResult:

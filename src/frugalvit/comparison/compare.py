@@ -47,6 +47,7 @@ _SCORES = {
         *(f"{kind}_ap_{size}" for kind in ("box", "mask") for size in ("small", "medium", "large")),
         "val_box_ap",
     ],
+    "pretrain": ["knn", "linear", "logistic", "match_accuracy", "match_error_px", "attention_bits", "effective_rank"],
     "segment": ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "val_miou"],
 }
 _PER_IMAGE_SCORES = ("top1", "top5", "mean_per_class")
@@ -65,12 +66,21 @@ def compare(config: CompareConfig) -> CommandResult:
     return compare_runs(config, TrainConfig, train, "compare")
 
 
-def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command: str) -> CommandResult:
+def compare_runs(
+    config: Compared,
+    kind: type[RunConfig],
+    train: Train,
+    command: str,
+    settings: dict[str, dict[str, Any]] | None = None,
+    score: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> CommandResult:
     """Run every setting with every seed, except finished runs. Write Markdown, CSV, LaTeX and a chart.
 
-    kind:    the configuration class of one run
-    train:   the function that runs it
-    command: what the user typed
+    kind:     the configuration class of one run
+    train:    the function that runs it
+    command:  what the user typed
+    settings: by default those of the configuration
+    score:    turns the summary of a run into the one to compare
     """
     if config.data is None:
         raise UserError(f"There is no data to compare on. Pass a folder: 'frugalvit {command} DATA --with …'.")
@@ -80,7 +90,7 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
             f"--metric {config.metric} is not a number of these runs.{did_you_mean(config.metric, known)} They have "
             f"{', '.join(known)}."
         )
-    settings = config.named_settings()
+    settings = settings or config.named_settings()
     check_out_outside_data(config)
     plan = partial(_plan_runs, config=config, kind=kind, settings=settings)
     default = Path("runs") / "_".join([*command.split(), Path(config.data).resolve().name])
@@ -96,7 +106,8 @@ def compare_runs(config: Compared, kind: type[RunConfig], train: Train, command:
         for k in range(config.seeds):
             for name in settings:
                 done += read_summary(Path(str(plans[name][k].out))) is None
-                scores[name].append(run_once(plans[name][k], train))
+                summary = run_once(plans[name][k], train)
+                scores[name].append(score(summary) if score else summary)
                 _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
                 if 0 < done < pending:
                     left = console.clock((time.monotonic() - started) * (pending - done) / done)

@@ -92,8 +92,11 @@ def option_extras(field: pydantic.fields.FieldInfo) -> dict[str, Any]:
 
 
 def _flag(name: str, field: pydantic.fields.FieldInfo) -> str:
-    """Return what ``--help`` shows: ``--img-size``, or ``MODEL`` for a positional argument."""
-    return name.upper() if option_extras(field).get("positional") else f"--{name.replace('_', '-')}"
+    """Return what ``--help`` shows: ``--img-size``, its second flag (``--guide``), or ``MODEL`` for an argument."""
+    extras = option_extras(field)
+    short = str(extras.get("short"))
+    flag = short if short.startswith("--") else f"--{name.replace('_', '-')}"
+    return name.upper() if extras.get("positional") else flag
 
 
 # -- nested values and dotted names

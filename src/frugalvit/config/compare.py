@@ -7,6 +7,7 @@ from typing import Any
 import pydantic
 
 from frugalvit.config.base import Config, merge, option, set_dotted
+from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.config.types import Seed
 from frugalvit.config.yaml import read_yaml_text
@@ -82,6 +83,37 @@ class CompareConfig(Compared, TrainConfig):
             raise UserError("--localization.weight 0 leaves nothing to compare: use --with and --without.")
         weight = "paper" if self.localization.weight == "auto" else self.localization.weight
         return {"with": {"localization": {"weight": weight}}, "without": {"localization": {"weight": 0.0}}}
+
+
+class PretrainCompareConfig(Compared, PretrainConfig):
+    """Pre-trainings under several objectives and backbones over several seeds, scored by frozen probes.
+
+    By default L_V + L_R against L_V.
+    """
+
+    metric: str = option("knn", "metric to compare: knn, linear, logistic, match_accuracy, match_error_px, …")
+    backbones: list[str] = option([], "networks: every setting runs with each of them; the last one is the baseline's")
+    minutes: float | None = option(
+        None, "equal time: each run has as many steps as fit into these minutes, by a short run before", gt=0
+    )
+
+    def default_settings(self) -> dict[str, dict[str, Any]]:
+        """Compare view and region matching with view matching alone."""
+        return {"L_V+L_R": {}, "L_V": {"matching": {"region_weight": 0.0}}}
+
+    def named_settings(self) -> dict[str, dict[str, Any]]:
+        settings = super().named_settings()
+        if not self.backbones:
+            return settings
+        return {
+            f"{backbone}_{name}": merge(values, {"backbone": backbone})
+            for backbone in self.backbones
+            for name, values in settings.items()
+        }
+
+    def run_values(self, setting: dict[str, Any], seed: int, out: str) -> dict[str, Any]:
+        values = super().run_values(setting, seed, out)
+        return {name: value for name, value in values.items() if name in PretrainConfig.model_fields}
 
 
 def _add_setting(settings: dict[str, dict[str, Any]], name: str, assignments: list[str]) -> None:

@@ -117,7 +117,7 @@ class MixingConfig(Config):
         "probability that a step is mixed; auto: 0.5; 0 below 180 epochs (hybrids: 60) unless mixup or cutmix is set",
     )
     switch_prob: Share = option(0.5, "probability of cutmix if both are on")
-    smoothing: Share | Auto = option("auto", "label smoothing; auto: 0.1, or 0 with --unlabelled")
+    smoothing: Share | Auto = option("auto", "label smoothing; auto: 0.1; 0 with --unlabelled or a fitted start")
 
     def label_smoothing(self) -> float:
         """Return the label smoothing; "auto" stays in runs without --unlabelled."""

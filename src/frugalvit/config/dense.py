@@ -150,6 +150,9 @@ class DecoderConfig(Config):
     channels: Count | Auto = option("auto", "channels; auto: two thirds of the backbone's, at most the paper's 512")
     dropout: float = option(0.1, "dropout before the classifier", ge=0, lt=1)
     auxiliary: float = option(0.4, "weight of the auxiliary loss; 0: none", ge=0)
+    norm: Literal["batch", "group"] | Auto = option(
+        "auto", "batch: statistics of the batch, as published; group: of each image; auto: batch from 8 images at once"
+    )
 
 
 class TestConfig(Config):
@@ -157,13 +160,13 @@ class TestConfig(Config):
 
     __test__ = False  # pytest takes the name for a test
 
-    multi_scale: bool = option(False, "average over several scales and flips", short="--multi-scale")
+    multi_scale: bool = option(False, "average over several scales, as published", short="--multi-scale")
     scales: list[Positive] = option(
         (0.5, 0.75, 1.0, 1.25, 1.5, 1.75),
         "scales relative to img-size, separated by spaces (with --multi-scale)",
         needs="multi_scale",
     )
-    flip: bool = option(True, "also average over mirrored images (with --multi-scale)", needs="multi_scale")
+    flip: bool = option(False, "also average over mirrored images (with --multi-scale)", needs="multi_scale")
     window: Whole | Auto = option("auto", "side of a sliding window; auto: img-size with --multi-scale; 0: full images")
 
 

@@ -60,26 +60,39 @@ class HealthConfig(Config):
     stop_on_collapse: bool = option(False, "end the run when the features collapse", short="--stop-on-collapse")
 
 
-class PretrainConfig(RunConfig):
-    """EsViT: ½ L_V + ½ L_R over 2 global and 8 local crops, student and EMA teacher."""
+class LabelFreeConfig(RunConfig):
+    """What pre-training and distillation share: images without labels, and how features are judged."""
 
     images: Literal["train", "train+val", "all"] = option("train", "splits to train on; labels are not used")
     label_source: Labelling = option(
         "auto", "labels for the k-NN metric; folders: folder names are classes; ignore: none"
     )
+    drop_path: Rate | Auto = option("auto", "stochastic depth of the student; auto: the model's own")
+    weight_decay_end: float = option(0.4, "weight decay at the end; it rises by a cosine", ge=0)
+    health: HealthConfig = option(default_factory=HealthConfig)
+
+    @classmethod
+    def parse(cls, values: dict[str, Any]) -> Self:
+        """Validate the values, and reject options without effect. A stored config.yaml skips the second check."""
+        config = super().parse(values)
+        if config.optimizer.layer_decay != 1:
+            raise UserError("optimizer.layer_decay is for trained layers: use it with 'train --init'.")
+        return config
+
+
+class PretrainConfig(LabelFreeConfig):
+    """EsViT: ½ L_V + ½ L_R over 2 global and 8 local crops, student and EMA teacher."""
+
     continue_from: str | None = option(
         None,
         "start a new run from another pre-training, with its optimizer and options; --steps counts from its start",
         short="--continue",
     )
-    drop_path: Rate | Auto = option("auto", "stochastic depth of the student; auto: the model's own")
     crops_at_once: int = option(0, "crops per forward pass: fewer use less memory and more time; 0: all", ge=0)
-    weight_decay_end: float = option(0.4, "weight decay at the end; it rises by a cosine", ge=0)
     objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)
     matching: MatchingConfig = option(default_factory=MatchingConfig)
     crops: CropsConfig = option(default_factory=CropsConfig)
     localization: DrlocConfig = option(default_factory=DrlocConfig)
-    health: HealthConfig = option(default_factory=HealthConfig)
 
     def weight_sources(self) -> dict[str, object]:
         return super().weight_sources() | {"--continue": self.continue_from}
@@ -88,12 +101,12 @@ class PretrainConfig(RunConfig):
     def recipe_task(cls) -> str:
         return "pretrain"
 
+    def has_unused_layers(self) -> bool:
+        return self.matching.weights()[0] == 0
+
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
-        """Validate the values, and reject options without effect. A stored config.yaml skips the second check."""
         config = super().parse(values)
-        if config.optimizer.layer_decay != 1:
-            raise UserError("optimizer.layer_decay is for trained layers: use it with 'train --init'.")
         if not (config.localization.weight or config.continue_from or config.resume):  # these two load it from a run
             default = DrlocConfig()
             for name, value in config.localization:

@@ -27,6 +27,7 @@ from frugalvit.config.types import (
     Seed,
     Side,
     Strength,
+    Whole,
 )
 
 # Defaults of the probes, on the command line and in Python.
@@ -125,7 +126,11 @@ class LinearConfig(ProbeConfig):
     weight_decays: list[Strength] = option(list(WEIGHT_DECAYS), "weight decays, each with every learning rate")
     epochs: int = option(EPOCHS, "passes over the training features", ge=1)
     probe_batch: int = option(BATCH, "features per step", ge=1)
-    views: int = option(0, "augmented views of every training image (crop, flip); 0: the centre crop", ge=0)
+    views: Whole | Auto = option(
+        "auto",
+        "augmented views of every training image (crop, flip), as published; 0: the centre crop; auto: 4, fewer if "
+        "their features exceed 8 GB",
+    )
     features: Literal["pooled", "last_blocks"] = option("last_blocks", _FEATURES)
     val_fraction: float = option(0.2, VAL_FRACTION, gt=0, lt=1)
 

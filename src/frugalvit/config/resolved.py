@@ -7,9 +7,12 @@ compile, workers, cache), in options that say how to read data, and in the optio
 # first base class, so some classes repeat the fields of the second.
 # pyright: reportIncompatibleVariableOverride=false
 
+from typing import Literal
+
 from frugalvit.config.base import option
 from frugalvit.config.dense import DecoderConfig, DetectConfig, DetectorConfig, SegmentConfig, TransferConfig
-from frugalvit.config.pretrain import Centering, MatchingConfig, PretrainConfig
+from frugalvit.config.distil import DistilConfig
+from frugalvit.config.pretrain import Centering, LabelFreeConfig, MatchingConfig, PretrainConfig
 from frugalvit.config.train import DrlocConfig, LocalizationConfig, OptimizerConfig, RunConfig, TrainConfig
 
 
@@ -37,6 +40,7 @@ class ResolvedLocalizationConfig(LocalizationConfig):
             pairs=self.pairs,
             hidden=self.hidden,
             grid_size=7 if self.grid_size == "auto" else self.grid_size,
+            signed=self.signed,
         )
 
 
@@ -60,8 +64,16 @@ class ResolvedMatchingConfig(MatchingConfig):
     momentum: float = option()
 
 
-class ResolvedPretrainConfig(ResolvedRunConfig, PretrainConfig):
+class ResolvedLabelFreeConfig(ResolvedRunConfig, LabelFreeConfig):
+    """What pre-training and distillation share."""
+
+
+class ResolvedPretrainConfig(ResolvedLabelFreeConfig, PretrainConfig):
     matching: ResolvedMatchingConfig = option()
+
+
+class ResolvedDistilConfig(ResolvedLabelFreeConfig, DistilConfig):
+    """Distillation; its "auto" values are those of every run."""
 
 
 class ResolvedTransferConfig(TransferConfig, ResolvedRunConfig):
@@ -91,6 +103,7 @@ class ResolvedDetectConfig(DetectConfig, ResolvedTransferConfig):
 
 class ResolvedDecoderConfig(DecoderConfig):
     channels: int = option()
+    norm: Literal["batch", "group"] = option()
 
 
 class ResolvedSegmentConfig(SegmentConfig, ResolvedTransferConfig):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.types import ARCHITECTURE, DATA, MODEL, PRETRAINED, ROOT, Auto, Device, Seed, Side
+from frugalvit.config.types import ARCHITECTURE, DATA, MODEL, PRETRAINED, ROOT, Auto, Count, Device, Seed, Side
 
 EXPORTS = {
     "timm": "frugalvit.export.timm_folder:TimmFolder",
@@ -116,10 +116,15 @@ class CorrespondConfig(_LookConfig):
 
 
 class AttendConfig(_LookConfig):
-    """Draw the attention of each head of the last block from one point (EsViT, Fig. 7 and 10 to 12)."""
+    """Draw the attention of each head of a block from one point (EsViT, Fig. 7 and 10 to 12).
+
+    The first picture shows the block's regions and windows: regions that a white line separates do not interact.
+    """
 
     image: str = option(help="image file", positional=True)
     query: str = option("0.5,0.5", "x,y in pixels (120,80) or as shares of the view (0.5,0.5); class: the class token")
+    block: Count | None = option(None, "number of the block, from 1 (default: the last)")
+    against: list[str] = option([], "more models to draw, each in a figure of its own")
     mass: float = option(0.6, "share of a head's attention that its mask covers", gt=0, lt=1)
     fit: Literal["crop", "whole"] = option("crop", "center crop of the evaluation, or the full image")
     format: Literal["png", "svg", "pdf"] = option("png", "format of the figure")

@@ -17,6 +17,7 @@ from frugalvit.config.types import (
     DATA,
     LABEL_PART,
     MIRROR,
+    MODEL,
     OBJECTIVES,
     PRECISION,
     PUBLISHED,
@@ -106,13 +107,14 @@ class RunConfig(Config):
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")
     split: Splitting = option(
-        "auto", "auto: make a missing val from train; given: never; train+val: train on both; remake: split anew"
+        "auto",
+        "auto: make a missing val from train; given: never; train+val: train on both, score test; remake: split anew",
     )
     stream: bool | Auto = option(
         "auto", "stream shards without storing them; auto: if they are remote or over a terabyte; false: download first"
     )
     root: str | None = option(None, ROOT)
-    classes: str | None = option(None, "file with the classes to use, one name per line (e.g. ImageNet-100's list)")
+    classes: str | None = option(None, "file with the classes to use, one name per line")
     val_fraction: float = option(0.1, VAL_FRACTION, gt=0, lt=1)
     log_every: int = option(10, "steps between two lines of metrics", ge=1)
     save_every: int = option(0, "steps between two checkpoints; 0: by epochs and minutes", ge=0)
@@ -229,6 +231,10 @@ class RunConfig(Config):
         """Return every flag that sets the initial weights, with its value."""
         return {"--init": self.init}
 
+    def has_unused_layers(self) -> bool:
+        """True if no loss uses the pooled features: the layers that make them then get no gradients."""
+        return False
+
     @classmethod
     def recipe_task(cls) -> str:
         return "train"
@@ -256,7 +262,7 @@ FREE_ON_RESUME = (
 """Options that do not affect the scores: they may change when a run or a comparison is resumed."""
 
 
-_PATH_OPTIONS = ("data", "unlabelled", "init", "continue_from", "recipe", "classes", "root")
+_PATH_OPTIONS = ("data", "teacher", "unlabelled", "init", "continue_from", "recipe", "classes", "root")
 
 
 def same_value(name: str, one: Any, other: Any) -> bool:
@@ -299,6 +305,10 @@ class DrlocConfig(Config):
     pairs: Count | Literal["all"] = option(64, "m, token pairs drawn per image; all: every ordered pair")
     hidden: Count | Auto = option("auto", "width of the head; auto: the paper's 512, less for small models")
     grid_size: int | None = option(7, "pool a finer grid to this many cells a side; none: no pooling", ge=2)
+    signed: bool = option(
+        False,
+        "with --localization.form released and ce or reg: 2k - 1 classes of signed offsets, not k of absolute ones",
+    )
 
     def head_width(self, dim: int) -> int:
         """Return the paper's 512 for its backbones (384 and wider), else the backbone's width."""
@@ -310,6 +320,12 @@ class DrlocConfig(Config):
         if isinstance(value, float) and value < 0:
             raise ValueError("λ cannot be negative; 0 turns the loss off")
         return value
+
+    @pydantic.model_validator(mode="after")
+    def _check_signed(self) -> Self:
+        if self.signed and (self.form != "released" or self.variant not in ("ce", "reg")):
+            raise ValueError("signed needs form released and variant ce or reg; elsewhere the variant decides")
+        return self
 
 
 class LocalizationConfig(DrlocConfig):
@@ -338,6 +354,14 @@ class LocalizationConfig(DrlocConfig):
         return value
 
 
+class GuideConfig(Config):
+    """A trained network whose token grid guides the first part of the run."""
+
+    model: str | None = option(None, f"learn the token grid of this network too, at first: {MODEL}", short="--guide")
+    weight: float = option(1.0, "weight of the term at the start; it falls linearly to 0", gt=0, needs="model")
+    until: float = option(0.5, "share of the run after which the term is 0", gt=0, le=1, needs="model")
+
+
 class TrainConfig(RunConfig):
     """Supervised training: cross-entropy + λ · Drloc."""
 
@@ -356,7 +380,9 @@ class TrainConfig(RunConfig):
     classifier: Literal["auto", "random", "logistic"] = option(
         "auto", "first classifier; logistic: fitted on the frozen features; auto: logistic for published weights"
     )
-    drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own")
+    drop_path: Rate | Literal["auto", "paper"] = option(
+        "auto", "stochastic depth; auto: the model's own; paper: its authors' (0.2 for Swin, 0.1 for T2T)"
+    )
     stretch: float = option(1.0, "use the schedules of a run this many times as long, and stop early", ge=1)
     weights: Literal["auto", "best", "last"] = option(
         "auto",
@@ -369,6 +395,7 @@ class TrainConfig(RunConfig):
     rescue: bool = option(True, "go back to good weights with a lower rate if the network collapses; twice at most")
     objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)
     localization: LocalizationConfig = option(default_factory=LocalizationConfig)
+    guide: GuideConfig = option(default_factory=GuideConfig)
     augment: AugmentConfig = option(default_factory=AugmentConfig)
     mixing: MixingConfig = option(default_factory=MixingConfig)
     semi: SemiConfig = option(default_factory=SemiConfig)
@@ -385,6 +412,8 @@ class TrainConfig(RunConfig):
                 if value != getattr(default, name):
                     raise ValueError(f"--semi.{name.replace('_', '-')} has no effect without --unlabelled")
             return self
+        if self.guide.model is not None:
+            raise ValueError("--guide does not work with --unlabelled; drop one of them")
         if self.ema == 0:
             raise ValueError("--ema 0 does not work with --unlabelled: the EMA weights make the pseudo-labels")
         if self.localization.images == "clean" or self.localization.variant == "dense":
@@ -397,7 +426,7 @@ class PredictConfig(Config):
     """Classify images with the preprocessing and class names of the training."""
 
     model: str = option(help=CLASSIFIER, positional=True)
-    images: list[str] = option(help="image files or folders", positional=True)
+    images: list[str] = option(help="image files, folders or tables", positional=True)
     top: int = option(5, "number of classes to print", ge=1)
     format: Literal["table", "csv"] = option("table", "output format; or use --json")
     batch: int = option(64, "images per batch", ge=1)

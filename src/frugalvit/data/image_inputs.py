@@ -9,7 +9,9 @@ import numpy as np
 
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.decode import decode
+from frugalvit.data.formats.csv import is_table
 from frugalvit.data.formats.image_folder import list_images
+from frugalvit.data.open import open_data
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 
@@ -26,7 +28,7 @@ class Decoded(NamedTuple):
 
 @dataclass
 class InputImages:
-    """Image files, and all images in folders. Unreadable images are logged and left out of the results."""
+    """Image files, and all images of folders and tables. Unreadable images are logged and left out of the results."""
 
     names: list[str]
     paths: list[Path] = field(default_factory=list)
@@ -37,10 +39,13 @@ class InputImages:
             path = Path(name)
             if path.is_dir():
                 self.paths += [Path(image) for image in list_images(str(path)).images]
+            elif is_table(name):
+                splits = open_data(name, split="given", labels="ignore").splits.values()
+                self.paths += [Path(image) for examples in splits for image in examples.names]
             elif path.is_file():
                 self.paths.append(path)
             else:
-                raise UserError(f"There is no image or folder {name}.")
+                raise UserError(f"There is no image, folder or table {name}.")
         if not self.paths:
             raise UserError(f"{self.names[0]} holds no images.")
 
@@ -60,8 +65,8 @@ class InputImages:
             yield batch
         if len(self.unreadable) == len(self.paths):
             raise UserError(
-                f"No image can be read (files: {len(self.paths)}). Name image files, or folders of images; a table or "
-                "an archive is neither."
+                f"No image can be read (files: {len(self.paths)}). Name image files, folders of images or tables; "
+                "unpack archives first."
             )
 
 

@@ -183,7 +183,9 @@ def _tables(data: dict[str, Any]) -> list[Table]:
         rows.append([split, facts["images"], classes, *(spread.values() if spread else (None,) * 3)])
     rows += [[f"{split}{_LOOSE}", count, *(None,) * 4] for split, count in data["loose"].items()]
     classes = "no labels" if data["classes"] is None else f"{data['classes']:,} classes"
-    tables = [Table(columns, rows, f"{data['data']}: {data['images']:,} images, {classes}, {data['kind']}")]
+    unlabelled = sum(data["loose"].values())
+    images = f"{data['images']:,} labelled and {unlabelled:,} unlabelled" if unlabelled else f"{data['images']:,}"
+    tables = [Table(columns, rows, f"{data['data']}: {images} images, {classes}, {data['kind']}")]
     if data["sizes"]:
         extent = [[side, *(values[key] for key in ("min", "median", "max"))] for side, values in data["sizes"].items()]
         tables.append(Table(["pixels", "smallest", "median", "largest"], extent))

@@ -221,7 +221,7 @@ class Batches(BatchSource):
         """Fetch and augment the images of neighbouring steps in one call. Returns their batches before mixing."""
         fetched = [self.fetcher.at(step) for step in steps]
         images, sizes, index = fetched[0] if len(fetched) == 1 else map(torch.cat, zip(*fetched, strict=True))
-        views = self.augment.apply(images, sizes, torch.cat([self._augment_draws(step) for step in steps]))
+        views = self.augment.apply(images, sizes, torch.cat([self.augment_draws(step) for step in steps]))
         counts = [len(part.index) for part in fetched]
         parts = views.split(counts) if isinstance(views, Tensor) else _split_views(views, counts)
         labels: list[Tensor] | list[None] = [None] * len(counts)
@@ -230,7 +230,7 @@ class Batches(BatchSource):
         batches = zip(parts, labels, index.split(counts), steps, strict=True)
         return [Batch(part, label, label, rows, number=step) for part, label, rows, step in batches]
 
-    def _augment_draws(self, step: int) -> Tensor:
+    def augment_draws(self, step: int) -> Tensor:
         """Draw the uniform numbers that augment this process's part of a step."""
         return uniform(self.batch, self.augment.columns, generator_for(self.seed, "augment", step))[self.local_slice]
 

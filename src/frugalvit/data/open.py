@@ -11,6 +11,7 @@ import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.base import OpenOptions
+from frugalvit.data.formats.csv import split_columns
 from frugalvit.data.formats.image_folder import is_archive
 from frugalvit.data.formats.named_catalog import DATASETS
 from frugalvit.data.formats.registry import find_format
@@ -109,6 +110,9 @@ def _open(location: str, options: OpenOptions) -> DatasetSplits:
     data_format = find_format(location)
     if data_format is not None:
         return data_format.open(location, options)
+    table, columns = split_columns(location)
+    if columns and not _exists(Path(table)):
+        raise UserError(f"There is no table {table} (for '{location}').")
     if not _exists(Path(location)):
         hint = did_you_mean(location, DATASETS)
         raise UserError(

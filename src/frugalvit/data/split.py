@@ -66,15 +66,16 @@ def add_missing_splits(
 ) -> DatasetSplits:
     """Join or add splits for training.
 
-    mode: "auto" takes a missing val from train if there are labels; "given" changes nothing; "train+val" joins both, as
-        the Drloc paper does with Flowers-102; "remake" joins train and val and splits them again.
+    mode: "auto" takes a missing val from train if there are labels; "given" changes nothing; "train+val" joins both
+        if test can be scored, as the Drloc paper does with Flowers-102; "remake" joins both and splits them again.
     """
     if mode not in MODES:
         raise UserError(f"Unknown split '{mode}'. Choose one of {', '.join(MODES)}.")
     if not 0 < val_fraction < 1:
         raise UserError(f"--val-fraction {val_fraction} is not between 0 and 1.")
     splits, notes = dict(source.splits), list(source.notes)
-    if mode in ("train+val", "remake") and "train" in splits and "val" in splits:
+    joins = mode == "remake" or (mode == "train+val" and "test" in splits)
+    if joins and "train" in splits and "val" in splits:
         splits["train"] = join(splits["train"], splits.pop("val"))
         notes.append(f"val is joined with train: {len(splits['train']):,} images.")
     needs_val = mode == "remake" or (mode == "auto" and source.classes is not None)

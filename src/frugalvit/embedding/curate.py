@@ -59,7 +59,11 @@ def select(
     weights = ["--backbone" if named else "--init", config.model, *(["--pretrained"] if config.pretrained else [])]
     weights += ["--backbone", config.backbone] if config.backbone else []
     command = " ".join(map(shell_quote, ["frugalvit", "train", out, *weights]))
-    next_step = f"next: fill in the column 'label' of {out}, then {command}"
+    next_step = f"next: fill in the column 'label' of {out}, then "
+    if labelled is None:
+        next_step += command
+    else:
+        next_step += f"copy its rows or its labels into {labelled.location}, and train or probe again"
     table = Table(["images", "known", "chosen", "table", "picture"], [cells])
     return CommandResult(data, [table], [*source.notes, next_step])
 

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frugalvit.backbones.registry import is_model_name
+from frugalvit.backbones.weights.published import has_published
 from frugalvit.config.data import DataConfig
 from frugalvit.config.probe import ExtractConfig
 from frugalvit.data import DatasetSplits, ImageDataset, join, open_data
@@ -58,8 +60,13 @@ def find_label_errors(config: DataConfig) -> CommandResult:
     _check_outputs(out, page)
     source = open_data(config.data, split="given", labels=config.label_source, classes=config.classes, root=config.root)
     examples = _join_labelled(source)
-    options = ExtractConfig(backbone=config.backbone, img_size=config.img_size, device=config.device)
-    model = open_model(config.suspicious, options)
+    # Random weights cannot judge labels, so the name of a network means its published ones.
+    name = config.suspicious
+    pretrained = not Path(name).exists() and is_model_name(name) and has_published(name)
+    options = ExtractConfig(
+        backbone=config.backbone, img_size=config.img_size, device=config.device, pretrained=pretrained
+    )
+    model = open_model(name, options)
     features = make_extractor(model, options, "pooled")(examples, source.name)
     assert source.classes is not None
     ranking = _rank(features, source.classes, config.seed, probe_device(model))

@@ -186,10 +186,16 @@ class Trainer(TrainStep):
         self.should_end |= self.task.on_metrics(self.step, scores)
         self._keep_good()
         score = scores.get(self.task.best_metric)
-        # With few validation images scores often tie; the later checkpoint has trained longer.
+        # With few validation images scores often tie; the later checkpoint has trained longer. Only a fitted start wins
+        # ties: it needed no training.
+        wins_tie = not (self.plan.evaluate_first and self.best_step == 0)
         if self.task.nonfinite_outputs:
             self._handle_nonfinite_eval(last)
-        elif self.task.eval_split == "val" and score is not None and score >= self.best:
+        elif (
+            self.task.eval_split == "val"
+            and score is not None
+            and (score > self.best or (score == self.best and wins_tie))
+        ):
             self.best, self.best_step = score, self.step
             with self.stop.deferred():
                 state = {"step": self.step, "task": self.task.state_dict(), "scores": scores}

@@ -14,7 +14,6 @@ from frugalvit.backbones.timm_features import classifier_name
 from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_config import class_names as names_in_folder
 from frugalvit.backbones.weights.published import is_published
-from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedRunConfig
 from frugalvit.config.train import DrlocConfig, RunConfig
 from frugalvit.data import open_data
@@ -73,13 +72,11 @@ def make_fabric(config: RunConfig) -> Fabric:
         raise UserError(f"--devices {devices} is more than the {torch.cuda.device_count()} GPUs of this machine.")
     if device == "mps" and devices * nodes > 1:
         raise UserError("Several processes cannot share Apple's GPU: use --devices 1, or --device cpu.")
-    # Without the view level, the layers that only it uses (a network's pooling layers) get no gradients.
-    has_unused = isinstance(config, PretrainConfig) and config.matching.weights()[0] == 0
     fabric = Fabric(
         accelerator={"cuda": "cuda", "mps": "mps"}.get(device, "cpu"),
         devices=devices,
         num_nodes=nodes,
-        strategy=distributed.strategy(devices * nodes > 1, config.peer_timeout, has_unused=has_unused),
+        strategy=distributed.strategy(devices * nodes > 1, config.peer_timeout, has_unused=config.has_unused_layers()),
         plugins=make_precision(config.precision, device),
     )
     distributed.launch(fabric, devices)
@@ -421,4 +418,7 @@ def make_localization(settings: DrlocConfig, dim: int, largest: tuple[int, int])
     if grid_size is None and variant in ("ce", "reg"):
         grid_size = largest  # the number of classes depends on it
     width = settings.head_width(dim)
-    return RelativeLocalization(dim, variant, settings.pairs, width, grid_size, settings.form, precision="autocast")
+    absolute = False if settings.signed else None
+    return RelativeLocalization(
+        dim, variant, settings.pairs, width, grid_size, settings.form, absolute=absolute, precision="autocast"
+    )

@@ -1,7 +1,8 @@
 """The defaults: learning rate, batch size, length, Drloc, augmentation, teacher.
 
-First the rules: one pure function per value, which returns the value and its reason. Then ``resolve_training`` and
-``resolve_pretraining``, which replace every "auto" once. ``dense_defaults.py``: detection and segmentation.
+First the rules: one pure function per value, which returns the value and its reason. Then ``resolve_training``,
+``resolve_pretraining`` and ``resolve_distillation``, which replace every "auto" once. ``dense_defaults.py``: detection
+and segmentation.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from frugalvit.backbones import Backbone
+from frugalvit.backbones.registry import describe_model
 from frugalvit.backbones.weights.published import published_size, to_tag
 from frugalvit.config.data import SMALL_INPUT
+from frugalvit.config.distil import DistilConfig
 from frugalvit.config.pretrain import Centering, PretrainConfig
-from frugalvit.config.resolved import ResolvedPretrainConfig, ResolvedTrainConfig
+from frugalvit.config.resolved import ResolvedDistilConfig, ResolvedPretrainConfig, ResolvedTrainConfig
 from frugalvit.config.train import LocalizationConfig, RunConfig, TrainConfig
 from frugalvit.config.types import Auto
 from frugalvit.data.augmentation.transforms import as_pair, default_crop
@@ -140,6 +143,15 @@ def finetuning_lr(batch: int) -> tuple[float, str]:
     """
     lr = float(f"{1.25e-4 * math.sqrt(batch / 1024):.2g}")
     return lr, f"1.25e-4 at batch 1,024, scaled with the square root to batch {batch}: a fitted classifier moves little"
+
+
+def finetuning_smoothing() -> tuple[float, str]:
+    """Return no label smoothing: a fitted classifier is sure of itself, and smoothing moves it away from its solution.
+
+    Last block and classifier of a ViT-Ti, 714 flowers, 3 epochs, rate 1e-4, 306 held-out images: 95.8 % at the start,
+    94.4 with smoothing 0.1, 96.4 without (one seed).
+    """
+    return 0.0, "smoothing would move a fitted classifier away from its solution"
 
 
 def layer_decay(facts: Facts) -> tuple[float, str]:
@@ -367,11 +379,19 @@ def record_recipe(config: RunConfig, auto: AutoValues) -> None:
         auto.append(AutoValue("recipe", config.recipe, reasons.get(config.recipe, "the default")))
 
 
+AUTHORS_DROP_PATHS = {"swin": 0.2, "t2t": 0.1}
+"""Stochastic depth in the code of each network's authors, which Drloc's runs start from."""
+
+
 def resolve_input(config: C, facts: Facts, auto: AutoValues) -> C:
     """Resolve backbone and input size."""
     rule = classifier_backbone if isinstance(config, TrainConfig) else papers_backbone
     pretrained = isinstance(config, TrainConfig) and config.pretrained
     backbone = auto.choose("backbone", config.backbone, *(published_backbone if pretrained else rule)(facts.device))
+    if isinstance(config, TrainConfig) and config.drop_path == "paper":
+        family = describe_model(backbone).family
+        rate = AUTHORS_DROP_PATHS.get(family, "auto")
+        auto.append(AutoValue("drop_path", rate, f"what the authors of {family} use, else the model's own"))
     if pretrained:
         auto.choose("img_size", config.img_size, published_size(backbone), f"the input size of {to_tag(backbone)}")
         config = auto.apply(config, type(config))
@@ -447,6 +467,8 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
             auto.choose("semi.momentum", semi.momentum, *threshold_momentum(steps))
         if semi.region_weight:
             auto.choose("semi.prototypes", semi.prototypes, *prototype_count(facts.unlabelled))
+    elif is_short:
+        auto.choose("mixing.smoothing", config.mixing.smoothing, *finetuning_smoothing())
     auto.choose("weights", config.weights, *exported_weights(facts))
     every = evaluation_interval(steps, per_epoch, seen, facts.eval_images)
     auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
@@ -484,6 +506,18 @@ def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) 
     reason = f"four times the backbone's {facts.dim}, at most the paper's 2,048"
     auto.choose("matching.hidden", matching.hidden, min(2048, 4 * facts.dim), reason)
     return auto.apply(config, ResolvedPretrainConfig)
+
+
+def resolve_distillation(config: DistilConfig, facts: Facts, auto: AutoValues) -> ResolvedDistilConfig:
+    """Resolve distillation: batch, length, learning rate, crops. One view per image, so a step is a supervised one."""
+    side = _choose_size(config, facts, auto)
+    batch = resolve_batch_size(config, facts.images, supervised_batch(facts), auto)
+    _resolve_length(config, auto, *pretraining_epochs(facts, side))
+    auto.choose("lr", config.lr, *supervised_lr(batch, facts.parameters, family=facts.family))
+    crop = ("center", "the cached teacher sees it") if config.cache_teacher else (default_crop(side), "as in training")
+    auto.choose("augment.crop", config.augment.crop, *crop)
+    auto.choose("augment.operations", config.augment.operations, 0, "the teacher's features change with them")
+    return auto.apply(config, ResolvedDistilConfig)
 
 
 def _resolve_head_width(config: TrainConfig | PretrainConfig, facts: Facts, auto: AutoValues) -> None:

@@ -6,6 +6,7 @@ from typing import TypeVar
 from frugalvit.config.dense import DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.config.resolved import ResolvedDetectConfig, ResolvedSegmentConfig
 from frugalvit.engine.step import steps_per_epoch, total_steps
+from frugalvit.errors import UserError
 from frugalvit.experiment.defaults import (
     SMALL_NETWORK,
     AutoValues,
@@ -20,6 +21,7 @@ from frugalvit.experiment.defaults import (
 D = TypeVar("D", bound=TransferConfig)
 
 _STEPS_ON_CPU = 200
+_FEWEST_FOR_BATCH_NORM = 8
 
 
 def resolve_dense_input(config: D, facts: Facts, auto: AutoValues) -> D:
@@ -61,6 +63,11 @@ def resolve_segmentation(config: SegmentConfig, facts: Facts, auto: AutoValues) 
     channels = min(512, max(64, 2 * facts.dim // 3 // 32 * 32))
     reason = f"two thirds of the backbone's {facts.dim}, at most 512"
     auto.choose("decoder.channels", config.decoder.channels, channels, reason)
+    together = batch // config.accumulate
+    if together == 1 and config.decoder.norm == "batch":
+        raise UserError("--decoder.norm batch needs two images at once. Raise --batch, or use --decoder.norm group.")
+    norm = "batch" if together >= _FEWEST_FOR_BATCH_NORM else "group"
+    auto.choose("decoder.norm", config.decoder.norm, norm, f"{together} images at once; batch from 8, as published")
     _resolve_interval(config, facts, batch, length, auto)
     return auto.apply(config, ResolvedSegmentConfig)
 

@@ -14,7 +14,7 @@ from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.objectives.registry import ObjectiveContext, get_objective
 
-_RESERVED = ("loss", "cross_entropy", "view_loss", "region_loss", "localization_error")
+_RESERVED = ("loss", "cross_entropy", "view_loss", "region_loss", "localization_error", "guide_loss")
 
 
 class ExtraObjectives(nn.Module):

@@ -170,7 +170,7 @@ def _adopt_published(config: C, path: Path, auto: AutoValues, with_size: bool) -
     published = describe_file(path, name)
     if published.tag is None:
         return config
-    console.info(f"{path} does not store its network: {published}")
+    console.info(f"{path} does not name its network: {published}")
     auto.choose("backbone", config.backbone, published.architecture, f"the network of {config.init}")
     if with_size:
         size = published.keywords["img_size"]
@@ -211,7 +211,7 @@ def _load_file(
     if report.missing:
         lacking = truncate_list(report.missing, 4)
         raise UserError(f"{path} lacks these tensors of '{published.architecture}': {lacking}. Is --backbone right?")
-    console.info(f"{path} does not store its network: {published}")
+    console.info(f"{path} does not name its network: {published}")
     unused = [name for name in report.left_over if classifier_part(name) is None]
     if unused:
         console.warning(f"{path}: the network has no {truncate_list(unused, 4)}. Is --backbone right?")

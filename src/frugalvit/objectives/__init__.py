@@ -1,6 +1,7 @@
 """Losses on features, in plain torch: any training loop can use them without the rest of frugalvit."""
 
 from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk, sinkhorn_center
+from frugalvit.objectives.distillation import FeatureDistillation, distillation_targets
 from frugalvit.objectives.drloc import (
     LOCALIZATION_WEIGHTS,
     DenseLocalization,
@@ -34,6 +35,8 @@ __all__ = [
     "LOCALIZATION_WEIGHTS",
     "localization_weight_at",
     "draw_pairs",
+    "FeatureDistillation",
+    "distillation_targets",
     "ProjectionHead",
     "update_average",
     "ViewMatching",

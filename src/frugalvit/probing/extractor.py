@@ -40,7 +40,7 @@ Kind = Literal["pooled", "last_blocks", "grid"]
 Prepare = Callable[[Tensor, Tensor], Tensor]  # decoded images, their sizes -> network inputs
 CHUNK = 1024  # images between two writes
 MAX_UNREADABLE = 0.05  # share of the images
-_VERSION = 4  # of the files; raise it when the features of an equal key change
+_VERSION = 5  # of the files; raise it when the features of an equal key change
 _DTYPES = {"32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _SHORT_NAMES = {"32-true": "32", "bf16-mixed": "bf16", "16-mixed": "fp16"}
 

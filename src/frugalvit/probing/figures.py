@@ -74,11 +74,20 @@ class Contender:
     parameters: int
 
 
+PAPER_POINTS = {
+    "DINO": [(21, 77.0), (85, 78.2)],
+    "MoCo-v3": [(85, 76.7), (632, 79.1)],
+    "EsViT": [(28, 78.1), (49, 79.5), (87, 80.4)],
+    "ConvNets": [(250, 79.6), (586, 78.5), (794, 79.8)],
+}
+"""Millions of parameters and accuracy of linear probes on ImageNet-1K: EsViT, Table 1, moderate sequence lengths."""
+
+
 def tradeoff_figure(contenders: Sequence[Contender], accuracy: str, hardware: str) -> Figure:
-    """Draw accuracy against throughput; the area of a circle is the number of parameters."""
+    """Draw accuracy against throughput (left; area: parameters) and against parameters (right, with the paper's)."""
     with drawing():
-        figure = Figure(figsize=(5.4, 3.6), layout="constrained")
-        axis = figure.subplots()
+        figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+        axis, right = figure.subplots(1, 2)
         largest = max(contender.parameters for contender in contenders)
         for contender in contenders:
             area = 40 + 600 * contender.parameters / largest
@@ -93,4 +102,12 @@ def tradeoff_figure(contenders: Sequence[Contender], accuracy: str, hardware: st
         axis.grid(alpha=0.25, linewidth=0.5)
         axis.set_xlabel(f"images / s ({hardware})")
         axis.set_ylabel(f"{accuracy} (%)")
+        for number, (method, points) in enumerate(PAPER_POINTS.items()):
+            marker = "osD^"[number]
+            right.plot(*zip(*points, strict=True), color=palette.SERIES[-1], marker=marker, markersize=4, label=method)
+        for contender in contenders:
+            right.scatter(contender.parameters / 1e6, contender.accuracy, color=AHEAD, s=24, zorder=3)
+            right.annotate(contender.name, (contender.parameters / 1e6, contender.accuracy), fontsize=7)
+        right.set(xscale="log", xlabel="parameters (millions)", ylabel=f"blue: {accuracy} (%)")
+        right.legend(title="linear on ImageNet-1K (paper)", frameon=False, fontsize=7, title_fontsize=7)
     return figure

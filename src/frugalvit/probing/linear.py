@@ -33,12 +33,13 @@ def linear(config: LinearConfig) -> CommandResult:
     """Train classifiers on the last blocks by SGD and score the one with the best validation accuracy."""
 
     def score_features(inputs: ProbeInputs) -> ProbeScores:
+        views = view_count(inputs) if config.views == "auto" else config.views
         splits = make_probe_splits(
             inputs.features,
             inputs.classes,
             config.val_fraction,
             config.seed,
-            _extract_views(config, inputs) if config.views else None,
+            _extract_views(config, inputs, views) if views else None,
             config.labels,
         )
         result = linear_probe(
@@ -63,6 +64,7 @@ def linear(config: LinearConfig) -> CommandResult:
             "lr": result.learning_rate,
             "weight_decay": result.weight_decay,
             "tried": result.tried,
+            "views": views,
             "train_images": len(splits.train) + (0 if splits.held_out is None else len(splits.held_out)),
             "test_images": len(splits.test),
         }
@@ -72,7 +74,13 @@ def linear(config: LinearConfig) -> CommandResult:
     return run_probe("linear", config, score_features)
 
 
-def _extract_views(config: LinearConfig, inputs: ProbeInputs) -> Tensor:
+def view_count(inputs: ProbeInputs) -> int:
+    """Return the number of augmented views: 4, or as many as fit into 8 GB; 0 for the centre crop."""
+    size = 4 * inputs.features["train"].features.numel()
+    return min(4, int(8e9 // size))
+
+
+def _extract_views(config: LinearConfig, inputs: ProbeInputs, views: int) -> Tensor:
     """Extract the features of augmented training images: (V, N, D)."""
     names = ["train"] if config.labels == 1 else labelled_splits(inputs.features)
 
@@ -80,7 +88,7 @@ def _extract_views(config: LinearConfig, inputs: ProbeInputs) -> Tensor:
         label = f"{inputs.source.name} {name}, view {view + 1}"
         return inputs.extractor(inputs.source.splits[name], label, view, config.seed).features
 
-    return torch.stack([torch.cat([extract(name, view) for name in names]) for view in range(config.views)])
+    return torch.stack([torch.cat([extract(name, view) for name in names]) for view in range(views)])
 
 
 @dataclass

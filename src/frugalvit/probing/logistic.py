@@ -283,18 +283,21 @@ def logistic_probe(
     return LogisticResult(scores, classifier, strength, tried[strength], tried, final.iterations[0], final.converged[0])
 
 
-def fit_on_features(backbone: Backbone, dataset: Any, classes: int, fabric: Fabric) -> tuple[Tensor, Tensor, float]:
-    """Fit logistic regression on the pooled features of a dataset, before training: weight, bias and λ.
+def fit_on_features(
+    backbone: Backbone, datasets: Sequence[Any], classes: int, fabric: Fabric
+) -> tuple[Tensor, Tensor, float]:
+    """Fit logistic regression on the pooled features of datasets (``EvalSet``): weight, bias and λ.
 
     A fifth of the images chooses λ; then all of them are fitted.
     """
     backbone.to(fabric.device).eval()
     parts: list[tuple[Tensor, Tensor]] = []
     with torch.no_grad(), fabric.autocast():
-        batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
-        for images, labels, _ in console.progress(batches, dataset.batches, "frozen features"):
-            assert labels is not None
-            parts.append((backbone(images).pooled.float().cpu(), labels.cpu()))
+        for dataset in datasets:
+            batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
+            for images, labels, _ in console.progress(batches, dataset.batches, "frozen features"):
+                assert labels is not None
+                parts.append((backbone(images).pooled.float().cpu(), labels.cpu()))
     features, labels = (torch.cat(column) for column in zip(*parts, strict=True))
     held = torch.from_numpy(hold_out([str(row) for row in range(len(labels))], labels.numpy(), 0.2, 0))
     strength = 1.0

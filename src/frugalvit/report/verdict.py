@@ -14,6 +14,8 @@ from frugalvit.utils.text import pluralize
 _GAP = 10.0  # points between training and unseen images; more is overfitting
 _LEARNED = 90.0  # per cent of the training images; less is underfitting
 
+_FEATURE_TASKS = ("pretrain", "distil")
+
 Tile = tuple[str, str, str]
 """Label, value, and a note on what is good."""
 
@@ -27,7 +29,7 @@ def find_title(records: list[RunRecord], compared: Mapping[str, dict[str, Any]])
     if len(records) > 1 or task is None:
         return record.name if len(records) == 1 else pluralize(len(records), "run")
     data = Path(str(_data_of(record) or "")).name or "its data"
-    if task == "pretrain":
+    if task in _FEATURE_TASKS:
         return f"Features learned without labels from {data}"
     classes = len(record.summary.get("classes") or ())
     what = pluralize(classes, "class") + " of " if classes else ""
@@ -37,7 +39,7 @@ def find_title(records: list[RunRecord], compared: Mapping[str, dict[str, Any]])
 def verdict(record: RunRecord) -> str:
     """Say how good the model is, with numbers, alarms and the next commands."""
     scores = read_scores(record.summary)
-    if record.summary.get("task") == "pretrain":
+    if record.summary.get("task") in _FEATURE_TASKS:
         sentences, tiles = _judge_features(record)
     else:
         sentences = [_describe_score(scores[0]), *_judge_fit(record)] if scores else []
@@ -128,7 +130,7 @@ def _judge_features(record: RunRecord) -> tuple[list[str], list[Tile]]:
 def next_steps(record: RunRecord) -> list[tuple[str, str]]:
     """Return what to do next, and its command."""
     run, task = console.shell_quote(record.summary.get("run", record.folder)), record.summary.get("task")
-    if task == "pretrain":
+    if task in _FEATURE_TASKS:
         return [
             ("Measure the features with a few labels", f"frugalvit probe knn {run} LABELLED/"),
             ("Train a classifier from them", f"frugalvit train LABELLED/ --init {run}"),

@@ -31,6 +31,7 @@ TRACKERS = "trackers.json"
 FAULT = "fault"
 LENS = "lens.json"
 PROBES = "probes.json"
+PROBE_SCORES = "reproduced.json"  # all probes of a pre-training, for comparisons
 AUGMENTATIONS = "augmentations.jpg"
 MISTAKES = "mistakes.json"
 MISTAKES_PICTURE = "mistakes.jpg"
@@ -120,7 +121,7 @@ def _refuse_overwriting(folder: Path, names: Iterable[str]) -> None:
     taken = [name for name in names if _is_taken(folder / name)]
     if taken:
         shown = ", ".join(taken[:3]) + (" …" if len(taken) > 3 else "")
-        raise UserError(f"{folder} already has {shown}, which would be overwritten. Choose another --out.")
+        raise UserError(f"{folder} already has {shown}, which would be overwritten. Choose another folder.")
 
 
 def _is_taken(path: Path) -> bool:

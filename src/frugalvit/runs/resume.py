@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from frugalvit.config.base import flat_fields, option_extras
 from frugalvit.config.dense import DetectConfig, SegmentConfig
+from frugalvit.config.distil import DistilConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import FREE_ON_RESUME, RunConfig, TrainConfig, same_value
 from frugalvit.config.yaml import read_yaml
@@ -23,11 +24,12 @@ C = TypeVar("C", bound=RunConfig)
 _MACHINE = ("device", "devices", "nodes", "plugin")
 """Always taken from the new command. Other free options are overridden only if the user sets them."""
 
-_LOCATIONS = ("data", "unlabelled")
+_LOCATIONS = ("data", "unlabelled", "teacher")
 
 COMMANDS: dict[str, type[RunConfig]] = {
     "train": TrainConfig,
     "pretrain": PretrainConfig,
+    "distil": DistilConfig,
     "detect train": DetectConfig,
     "segment train": SegmentConfig,
 }
@@ -55,7 +57,7 @@ def load_resumed_config(config: C) -> C:
     for name in free:
         if name in _MACHINE or config.is_set(name):
             changes[name] = operator.attrgetter(name)(config)
-    for name in _LOCATIONS:  # the data may have moved
+    for name in _LOCATIONS:  # the data and the teacher may have moved
         if getattr(config, name, None):
             changes[name] = getattr(config, name)
     return stored.with_options(changes, type(stored))

@@ -1,4 +1,4 @@
-"""The attention of each head of the last block from one region.
+"""The attention of each head of a block from one region.
 
 EsViT §4.3, Figures 7 and 10 to 12: heads ranked by the entropy of their attention, the maps, and the masks that hold
 60 % of the attention.
@@ -40,7 +40,7 @@ def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
 
 @dataclass(frozen=True)
 class AttentionView:
-    """The last block's attention from one query over a grid h x w.
+    """A block's attention from one query over a grid h x w.
 
     maps:      (heads, h, w), each head's weights over the regions, in the model's order of heads
     masks:     (heads, h, w), the regions that hold 60 % of a head's weights
@@ -49,6 +49,7 @@ class AttentionView:
     elsewhere: (heads,), the weight of class or global tokens, which have no region
     query:     (row, column), or None for the class token
     extra:     the number of class or global tokens
+    borders:   (h, w - 1) and (h - 1, w): True between neighbours that no head connects, as at the edge of a window
     """
 
     maps: Tensor
@@ -58,17 +59,38 @@ class AttentionView:
     elsewhere: Tensor
     query: tuple[int, int] | None
     extra: int
+    borders: tuple[Tensor, Tensor]
+
+    @property
+    def reach(self) -> int:
+        """The number of regions that the query can attend to."""
+        return int((self.maps > 0).any(0).sum())
 
 
-def attend(backbone: Backbone, image: Tensor, query: tuple[int, int] | None, mass: float = MASS) -> AttentionView:
-    """Compute the attention of every head of the last block from one region of an image (3, H, W).
+def block_attention(backbone: Backbone, image: Tensor, block: int | None) -> tuple[Tensor, Regions]:
+    """Return the attention (heads, T, T) of a block of an image (3, H, W), and the regions of the block's grid.
 
-    query: (row, column); None: the class token
+    block: counted from 1; None: the last
     """
-    grid_size = backbone.grid_size((image.shape[1], image.shape[2]))
+    regions = Regions.of(backbone, (image.shape[1], image.shape[2]))
     with eval_no_grad(backbone):
-        attention = backbone.attention(model_input(backbone, image[None]))[0].float().cpu()
-    return view_attention(attention, grid_size, query, mass)
+        inputs = model_input(backbone, image[None])
+        if block is None:
+            return backbone.attention(inputs)[0].float().cpu(), regions
+        attention, grid = backbone.block_attention(inputs, block)
+    return attention[0].float().cpu(), regions.of_block(grid)
+
+
+def attend(
+    backbone: Backbone, image: Tensor, query: tuple[int, int] | None, mass: float = MASS, block: int | None = None
+) -> AttentionView:
+    """Compute the attention of every head of a block from one region of an image (3, H, W).
+
+    query: (row, column) on the block's grid; None: the class token
+    block: counted from 1; None: the last
+    """
+    attention, regions = block_attention(backbone, image, block)
+    return view_attention(attention, regions.grid, query, mass)
 
 
 def view_attention(
@@ -84,6 +106,10 @@ def view_attention(
     token = 0 if query is None else extra + query[0] * columns + query[1]
     weights = attention[:, token, extra:]
     bits = entropy(weights)
+    near = attention[:, extra:, extra:].view(-1, rows, columns, rows, columns).amax(0)
+    row, column = torch.arange(rows)[:, None], torch.arange(columns)
+    across = near[row, column[:-1], row, column[:-1] + 1] == 0
+    down = near[row[:-1], column, row[:-1] + 1, column] == 0
     return AttentionView(
         maps=weights.view(-1, rows, columns),
         masks=mass_mask(weights, mass).view(-1, rows, columns),
@@ -92,6 +118,7 @@ def view_attention(
         elsewhere=attention[:, token, :extra].sum(dim=-1),
         query=query,
         extra=extra,
+        borders=(across, down),
     )
 
 

@@ -139,6 +139,7 @@ def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title
             for axis, head in zip(axes, view.order, strict=False):
                 _show(axis, image, grey=True)
                 _overlay(axis, view, head, kind, regions, scale)
+                _draw_windows(axis, view, regions, 0.5)
                 axis.set_title(f"head {head}", fontsize=6, pad=2)
                 _mark_query(axis, view, regions)
         bar = bottom.colorbar(ScalarMappable(scale, "viridis"), cax=bottom.subplots(), orientation="horizontal")
@@ -149,12 +150,14 @@ def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title
 
 def most_bits(view: AttentionView) -> float:
     """Return the entropy of uniform attention over all visible regions (in a Swin those of a window)."""
-    return math.log2(max(2, int((view.maps > 0).any(0).sum())))
+    return math.log2(max(2, view.reach))
 
 
 def _entropy_bars(figure: Any, image: Tensor, view: AttentionView, regions: Regions) -> None:
     picture, bars = figure.subplots(1, 2, width_ratios=(1, 3))
     _show(picture, image)
+    _draw_regions(picture, regions)
+    _draw_windows(picture, view, regions)
     _mark_query(picture, view, regions, size=7)
     bars.bar(range(len(view.order)), [view.entropy[head].item() for head in view.order], 0.7, color=palette.BLUE)
     bars.set_xticks(range(len(view.order)), [str(head) for head in view.order], fontsize=6)
@@ -166,6 +169,23 @@ def _entropy_bars(figure: Any, image: Tensor, view: AttentionView, regions: Regi
     bars.set_ylabel("entropy (bits)", fontsize=7)
     bars.set_xlabel("head", fontsize=7)
     bars.tick_params(labelsize=6)
+
+
+def _draw_windows(axis: Any, view: AttentionView, regions: Regions, width: float = 1.2) -> None:
+    """Draw lines between neighbours that cannot attend to each other: the windows, with their shift."""
+    (tall, wide), (across, down) = regions.cell, view.borders
+    style = {"color": "white", "linewidth": width, "zorder": 2}
+    for row, column in across.nonzero().tolist():
+        axis.vlines((column + 1) * wide - 0.5, row * tall - 0.5, (row + 1) * tall - 0.5, **style)
+    for row, column in down.nonzero().tolist():
+        axis.hlines((row + 1) * tall - 0.5, column * wide - 0.5, (column + 1) * wide - 0.5, **style)
+
+
+def _draw_regions(axis: Any, regions: Regions) -> None:
+    """Draw the regions as thin lines."""
+    style = {"color": "white", "linewidth": min(0.5, 7 / max(regions.grid)), "alpha": 0.6, "zorder": 2}
+    axis.vlines([i * regions.cell[1] - 0.5 for i in range(1, regions.grid[1])], -0.5, regions.picture[0] - 0.5, **style)
+    axis.hlines([i * regions.cell[0] - 0.5 for i in range(1, regions.grid[0])], -0.5, regions.picture[1] - 0.5, **style)
 
 
 def _overlay(axis: Any, view: AttentionView, head: int, kind: str, regions: Regions, scale: PowerNorm) -> None:

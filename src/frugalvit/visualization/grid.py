@@ -29,6 +29,11 @@ class Regions:
         """Return the regions of a network for a picture of this size."""
         return cls(backbone.grid_size(picture), picture, backbone.cell_size(picture))
 
+    def of_block(self, grid: tuple[int, int]) -> Regions:
+        """Return the regions of an earlier block, whose grid is finer by whole factors: merging halves each side."""
+        down, across = (step / round(fine / own) for step, fine, own in zip(self.cell, grid, self.grid, strict=True))
+        return replace(self, grid=grid, cell=(down, across))
+
     def averaged(self, grid: tuple[int, int]) -> Regions:
         """Return the regions of a coarser grid that is averaged from this one."""
         down, across = (step * fine / coarse for step, fine, coarse in zip(self.cell, self.grid, grid, strict=True))

@@ -67,7 +67,7 @@ def test_attention_equals_queries_times_keys():
     with torch.no_grad():
         attention = model.last_attention(images)
         block = model.blocks[-1]
-        tokens = block.norm1(model.run_blocks(images, stop_before_last=True)[0])
+        tokens = block.norm1(model.run_blocks(images, stop_before=len(model.blocks) - 1)[0])
         q, k, v = model.blocks[-1].attn.qkv(tokens).chunk(3, dim=-1)
         out = torch.empty_like(q)
         for head in range(2):

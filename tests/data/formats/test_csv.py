@@ -69,6 +69,22 @@ def test_rows_without_a_label_are_unlabelled(tmp_path: Path, text: str) -> None:
     assert "left out" in " ".join(open_data(tmp_path / "table.csv").notes)
 
 
+@pytest.mark.parametrize("text", ["000.png,\n001.png,x\n000.png,y\n", "000.png,y\n001.png,x\n./000.png,\n"])
+def test_a_label_replaces_an_empty_one(tmp_path: Path, text: str) -> None:
+    """The rows of 'embed --select' can be appended to the table that they come from."""
+    fill(tmp_path, {".": 2})
+    source = open_data(write_csv(tmp_path, f"path,label\n{text}"), split="given", loose=True)
+    labels = dict(
+        zip([Path(name).name for name in source.splits["train"].names], source.splits["train"].labels, strict=True)
+    )
+    assert labels == {"000.png": 1, "001.png": 0} and not source.loose
+
+
+def test_a_missing_table_is_named_without_its_columns(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no table .*plants\.csv \(for"):
+        open_data(f"{tmp_path}/plants.csv:path=photo,label=species")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.machinery
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from frugalvit.data import check_trainable, open_data
+from frugalvit.data.formats.named_catalog import IMAGENET_100
 from frugalvit.errors import UserError
 from helpers.data_layouts import fill, sizes
 from helpers.suite_layouts import LAYOUTS
@@ -53,6 +55,28 @@ def test_present_datasets_open(home: Path, name: str) -> None:
     assert sizes(open_data(f"{name}:{home}", split="given")) == expected
 
 
+def test_imagenet100_reads_its_classes_only(home: Path) -> None:
+    fill(home / "imagenet", {f"{split}/{number}": 1 for split in ("train", "val") for number in IMAGENET_100})
+    fill(home / "imagenet", {"train/n01440764": 2, "val/n01440764": 1})  # a class of the other 900
+    source = open_data("imagenet100", split="given")
+    assert sizes(source) == {"train": 100, "val": 100} and len(set(source.classes)) == 100
+    assert source.classes[0] == "n01558993" and source.splits["val"].labels.tolist() == list(range(100))
+    shutil.rmtree(home / "imagenet/train/n01855672")
+    with pytest.raises(UserError, match="lacks 1 of the 100 classes: n01855672"):
+        open_data("imagenet100")
+
+
+def test_domainnet_sets_have_names(home: Path) -> None:
+    with pytest.raises(UserError, match=r"sketch_train\.txt"):
+        open_data("domainnet_sketch")
+    fill(home / "domainnet", {"sketch/apple": 2, "sketch/bee": 2})
+    for split, number in (("train", 0), ("test", 1)):
+        lines = [f"sketch/{name}/00{number}.png {label}" for label, name in enumerate(("apple", "bee"))]
+        (home / f"domainnet/sketch_{split}.txt").write_text("\n".join(lines))
+    source = open_data("domainnet_sketch", split="given")
+    assert sizes(source) == {"train": 2, "test": 2} and source.classes == ("apple", "bee")
+
+
 def test_labels_follow_sorted_class_names(home: Path) -> None:
     LAYOUTS["food101"](home)
     train = open_data("food101", split="given").splits["train"]
@@ -74,6 +98,7 @@ def test_voc_has_several_labels_per_image(home: Path) -> None:
     LAYOUTS["voc2007"](home)
     source = open_data("voc2007", split="given")
     assert source.classes == ("bird", "boat", "cat") and source.splits["train"].labels is None
+    assert sizes(source) == {"train": 10, "val": 6, "test": 8}, "its own val list chooses the settings"
     assert source.splits["train"].targets[:2].tolist() == [[1, 0, -1], [0, 1, 1]]
     with pytest.raises(UserError, match="several labels per image"):
         check_trainable(source)

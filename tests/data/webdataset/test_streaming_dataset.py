@@ -15,6 +15,7 @@ from frugalvit.data.webdataset.pack import pack
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, choose_val_shards, open_stream, should_stream
 from frugalvit.errors import UserError
 from frugalvit.tasks.pretraining import train as pretrain
+from frugalvit.tasks.pretraining.train import choose_images
 from helpers.shards import photos, png, write_shards, write_tar
 from helpers.web_server import serving
 
@@ -129,5 +130,5 @@ def test_unlabelled_or_single_shards_are_not_held_out(tmp_path: Path) -> None:
 def test_pretraining_on_all_images_holds_nothing_out(tmp_path: Path, options: dict[str, Any]) -> None:
     where = write_shards(tmp_path / "s", shards=10)
     config = PretrainConfig(data=where, stream=True, **options)
-    train = pretrain._choose_images(pretrain.PretrainExperiment(config).open_data(None), config.images)
+    train = choose_images(pretrain.PretrainExperiment(config).open_data(None), config.images)
     assert len(train) == (40 if options else 36)

@@ -1,6 +1,7 @@
 """Fine-tuning published weights: the network's own settings, a logistic start, LoRA, and an exact resume."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from frugalvit.data.loader import eval_batches
 from frugalvit.experiment import builders
 from frugalvit.experiment.defaults import Facts, finetuning_epochs, frozen_blocks, layer_decay
 from frugalvit.probing.logistic import fit_on_features
+from frugalvit.tasks.classification.task import ClassificationTask
 from helpers.tiny_runs import interrupted_at, load_state, write_images
 
 SHORT: dict[str, Any] = {"device": "cpu", "steps": 3, "batch": 8, "report": False, "quiet": True}
@@ -56,6 +58,7 @@ def test_run_takes_the_settings_of_the_weights(
     config, model = settings_of(tmp_path / "run"), fv.load(tmp_path / "run").backbone
     assert (model.name, model.mean, model.img_size) == ("test_vit", (0.5, 0.5, 0.5), (160, 160))
     assert (config.classifier, config.freeze, config.optimizer.layer_decay) == ("logistic", 3, 0.75)
+    assert config.mixing.smoothing == 0
     first = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])
     assert (first["step"], first["split"]) == (0, "val")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
@@ -81,7 +84,7 @@ def test_start_is_the_logistic_solution(data: Path) -> None:
     images = open_data(str(data)).splits["train"]
     config: Any = TrainConfig.parse({"data": str(data), "batch": 8})
     dataset = builders.eval_set(images, backbone, config, fabric)
-    weight, bias, strength = fit_on_features(backbone, dataset, 3, fabric)
+    weight, bias, strength = fit_on_features(backbone, [dataset], 3, fabric)
     with torch.no_grad():
         batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
         features = torch.cat([backbone.eval()(pixels).pooled for pixels, _, _ in batches])
@@ -103,6 +106,29 @@ def test_resume_is_exact_and_lora_is_merged(lora: int, data: Path, tmp_path: Pat
     assert stored.keys() == timm.create_model("test_vit", num_classes=3).state_dict().keys()
     scored = fv.run("eval", str(tmp_path / "whole"), str(data), device="cpu", quiet=True)
     assert scored["top1"] == json.loads((tmp_path / "whole/summary.json").read_text())["top1"]
+
+
+@pytest.mark.parametrize(("later", "kept"), [(50.0, True), (60.0, True), (61.0, False)])
+def test_a_start_that_stays_learns_from_val_too(
+    later: float, kept: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later weights must be better on val than the fitted start; if not, the result is the probe on train and val."""
+    shutil.copytree(data, tmp_path / "photos")
+    shutil.copytree(data / "val", tmp_path / "photos/test")
+    monkeypatch.setattr(ClassificationTask, "evaluate", lambda self, step: {"top1": later if step else 60.0})
+    options = SHORT | {"pretrained": True, "backbone": "test_vit", "img_size": 32, "evaluate_every": 1}
+    result = fv.train(tmp_path / "photos", out=str(tmp_path / "run"), **options)
+    assert result["best_step"] == (0 if kept else 3)
+    trained, start = fv.load(tmp_path / "run").backbone, load_state(tmp_path / "run", "best.pt")["task"]
+    state = {name: value for name, value in trained.state_dict().items() if not name.startswith("model.head.")}
+    assert all(torch.equal(value, start[f"average.{name}"]) for name, value in state.items())
+    fabric, config = Fabric(accelerator="cpu"), settings_of(tmp_path / "run")
+    splits = open_data(str(tmp_path / "photos")).splits
+    sets = [builders.eval_set(splits[name], trained, config, fabric) for name in ("train", "val")]  # type: ignore[arg-type]
+    weight, bias, _ = fit_on_features(trained, sets, 3, fabric)
+    head = trained.model.head
+    assert torch.allclose(head.weight, weight, atol=1e-5) == kept  # type: ignore[union-attr]
+    assert torch.allclose(head.bias, bias, atol=1e-5) == kept  # type: ignore[union-attr]
 
 
 def test_rules() -> None:

@@ -89,8 +89,11 @@ def test_set_anchors_are_used() -> None:
 
 
 @pytest.mark.parametrize(("strides", "octaves"), [([4, 8, 16, 32], 1), ([4, 8, 16], 2)])
-def test_detect_coco_has_the_published_anchors(strides: list[float], octaves: int) -> None:
-    config = DetectConfig.parse({"data": "x", "recipe": "detect-coco"})
+@pytest.mark.parametrize(("recipe", "epochs"), [("detect-coco", 12), ("detect-coco-3x", 36)])
+def test_detect_coco_is_as_published(strides: list[float], octaves: int, recipe: str, epochs: int) -> None:
+    config = DetectConfig.parse({"data": "x", "recipe": recipe})
+    drops = [share * epochs for share in config.optimizer.milestones]
+    assert config.epochs == epochs and drops == pytest.approx([8, 11] if epochs == 12 else [27, 33], abs=1e-4)
     sizes = resolve_detection(config, FACTS, with_top(strides), (True, "masks"), AutoValues()).detector
     assert (sizes.anchors, sizes.octaves) == (8.0, octaves)
 

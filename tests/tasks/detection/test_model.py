@@ -123,8 +123,8 @@ def test_each_stage_trains_on_boxes_of_the_one_before() -> None:
 
     cascade.crop.forward = crop  # type: ignore[method-assign]
     for stage in cascade.stages:
-        stage.forward = lambda crops: (torch.zeros(len(crops), 4), offset.expand(len(crops), 4))  # type: ignore[method-assign]
-    cascade.mask_parts = torch.nn.ModuleDict()
+        stage.forward = lambda crops: (torch.zeros(len(crops), 4), offset.expand(len(crops), 3, 4))  # type: ignore[method-assign]
+    cascade.mask_stages = torch.nn.ModuleList()
     proposals = [torch.tensor([[3.0, 5, 25, 30], [8.0, 8, 40, 40]]), torch.tensor([[2.0, 2, 9, 9]])]
     _, losses = cascade({}, proposals, SIZES, targets(masks=False))
     costs = [losses[f"loss_classifier_{number}"].item() for number in (1, 2, 3)]
@@ -136,12 +136,40 @@ def test_each_stage_trains_on_boxes_of_the_one_before() -> None:
         assert not any(found.requires_grad for found in after)
 
 
+def test_the_box_loss_is_giou_on_the_box_of_the_class() -> None:
+    """By hand: 10 · weight · (1 - GIoU) of the true class's box, over all regions. Other classes' boxes add nothing."""
+    cascade = heads()
+    offsets = torch.zeros(2, 3, 4, requires_grad=True)
+    goal = torch.tensor([[4.0, 4, 24, 24]])
+    cascade.crop.forward = lambda features, boxes, sizes: torch.zeros(2, 1)  # type: ignore[method-assign]
+    for stage in cascade.stages:
+        stage.forward = lambda crops: (torch.zeros(2, 4), offsets)  # type: ignore[method-assign]
+    cascade.mask_stages = torch.nn.ModuleList()
+    region = torch.tensor([[4.0, 4, 24, 20]])  # 20 × 16 inside 20 × 20: IoU = GIoU = 0.8
+    truth = [{"boxes": goal, "labels": torch.tensor([2])}]
+    _, losses = cascade({}, [region], [(64, 64)], truth)  # and the true box itself, which costs nothing
+    for number, weight in enumerate((1, 0.5, 0.25), 1):
+        assert losses[f"loss_box_reg_{number}"].item() == pytest.approx(10 * weight * 0.2 / 2, rel=1e-4)
+    losses["loss_box_reg_1"].backward()
+    assert offsets.grad is not None
+    assert offsets.grad[:, [0, 2]].abs().sum() == 0 < offsets.grad[:, 1].abs().sum()
+
+
+def test_detectors_have_the_published_size() -> None:
+    """With Swin-T and COCO's 80 classes Swin's Table 2 counts 48 M and 86 M parameters."""
+    pyramid = Pyramid(create_backbone("swin_tiny_w7", img_size=224))
+    for head, millions in (("mask-rcnn", 48), ("cascade", 86)):
+        with torch.device("meta"):
+            net = Detector(pyramid, DetectorSpec(80, head))
+        assert sum(parameter.numel() for parameter in net.parameters()) / 1e6 == pytest.approx(millions, abs=1)
+
+
 def test_the_cascade_averages_scores_over_stages() -> None:
     """With zero offsets the score is the mean of three softmaxes, and the box is the proposal."""
     cascade = heads().eval()
     logits = [torch.tensor([[0.0, 3, 0, 0]]), torch.tensor([[0.0, 1, 2, 0]]), torch.tensor([[1.0, 2, 0, 0]])]
     for stage, values in zip(cascade.stages, logits, strict=True):
-        stage.forward = lambda crops, values=values: (values, torch.zeros(1, 4))  # type: ignore[method-assign]
+        stage.forward = lambda crops, values=values: (values, torch.zeros(1, 3, 4))  # type: ignore[method-assign]
     features = {name: torch.rand(1, 16, side, side) for name, side in zip("012", (16, 8, 4), strict=True)}
     (found,), _ = cascade(features, [torch.tensor([[8.0, 8, 40, 40]])], [(64, 64)])
     wanted = torch.stack([value.softmax(1) for value in logits]).mean(0)[0, 1:]
@@ -152,7 +180,7 @@ def test_the_cascade_averages_scores_over_stages() -> None:
 @pytest.mark.parametrize(("shared", "kept"), [(0.4, 2), (0.6, 1)])
 def test_nms_drops_duplicates_of_a_class(shared: float, kept: int) -> None:
     """Boxes that overlap by more than a half; one of two boxes of 30 × 30 is narrower."""
-    boxes = torch.tensor([[0.0, 0, 30, 30], [0.0, 0, 30 * shared, 30]])
+    boxes = torch.tensor([[0.0, 0, 30, 30], [0.0, 0, 30 * shared, 30]])[:, None].expand(2, 3, 4)
     found = heads()._select(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0, 0.8, 0]]))
     assert found["labels"].tolist() == [2] * kept
     assert len(heads()._select(boxes, torch.tensor([[0.0, 0, 0.9, 0], [0.0, 0.8, 0, 0]]))["labels"]) == 2

@@ -15,8 +15,11 @@ from torch.nn import functional as F
 from torchvision.transforms.functional import adjust_contrast
 
 from frugalvit import create_backbone
-from frugalvit.config.dense import TestConfig
+from frugalvit.config.dense import SegmentConfig, TestConfig
 from frugalvit.data.rng import generator_for, uniform
+from frugalvit.errors import UserError
+from frugalvit.experiment.defaults import AutoValues, Facts
+from frugalvit.experiment.dense_defaults import resolve_segmentation
 from frugalvit.tasks.dense.commands import open_pictures
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader
 from frugalvit.tasks.dense.pyramid import Pyramid
@@ -57,6 +60,25 @@ def test_every_parameter_has_a_gradient() -> None:
     sum(losses.values()).backward()
     assert [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None] == []
     assert set(segmenter(auxiliary=0).losses(images, labels)) == {"loss_main"}
+
+
+def test_upernet_is_as_published() -> None:
+    """Swin's Table 3: 60 M parameters with Swin-T and 150 classes. Batch statistics; several scales without flips."""
+    net = Segmenter(Pyramid(create_backbone("swin_tiny_w7", img_size=224)), SegmenterSpec(150, norm="batch"))
+    assert sum(parameter.numel() for parameter in net.parameters()) / 1e6 == pytest.approx(60, abs=1)
+    assert not any(isinstance(module, torch.nn.GroupNorm) for module in net.modules())
+    config = SegmentConfig.parse({"data": "x", "recipe": "segment-ade20k"})
+    assert config.test.multi_scale and not config.test.flip and config.decoder.norm == "batch"
+
+
+@pytest.mark.parametrize(("batch", "accumulate", "norm"), [(16, 1, "batch"), (8, 1, "batch"), (16, 4, "group")])
+def test_norms_use_the_batch_if_it_is_large(batch: int, accumulate: int, norm: str) -> None:
+    facts = Facts(100, 3, 64, "cuda")
+    config = SegmentConfig.parse({"data": "x", "img_size": 64, "batch": batch, "accumulate": accumulate})
+    assert resolve_segmentation(config, facts, AutoValues()).decoder.norm == norm
+    single = SegmentConfig.parse({"data": "x", "img_size": 64, "batch": 1, "decoder": {"norm": "batch"}})
+    with pytest.raises(UserError, match=r"--decoder\.norm batch"):
+        resolve_segmentation(single, facts, AutoValues())
 
 
 @pytest.mark.parametrize("auxiliary", [0.4, 0.1])
@@ -193,7 +215,7 @@ def test_the_last_patch_is_cut_at_the_edge() -> None:
 def test_multi_scale_is_the_mean_over_scales_and_flips() -> None:
     task = SegmentationTask(segmenter(), 32).eval()
     picture = torch.randint(0, 256, (3, 40, 56), dtype=torch.uint8)
-    test = TestConfig(multi_scale=True, scales=[0.5, 1.5], window=0)
+    test = TestConfig(multi_scale=True, scales=[0.5, 1.5], flip=True, window=0)
     total = torch.zeros(3, 40, 56)
     with torch.no_grad():
         for scale in (0.5, 1.5):
@@ -356,9 +378,9 @@ def test_an_epoch_sees_every_image_once() -> None:
     [
         ({}, 0, [(32, False)]),
         ({"window": 20}, 20, [(32, False)]),
-        ({"multi_scale": True, "scales": [1.0, 2.0]}, 32, [(32, True), (64, True)]),
-        ({"multi_scale": True, "scales": [2.0], "flip": False}, 32, [(64, False)]),
-        ({"multi_scale": True, "scales": [2.0], "window": 0}, 0, [(64, True)]),
+        ({"multi_scale": True, "scales": [1.0, 2.0], "flip": True}, 32, [(32, True), (64, True)]),
+        ({"multi_scale": True, "scales": [2.0]}, 32, [(64, False)]),
+        ({"multi_scale": True, "scales": [2.0], "flip": True, "window": 0}, 0, [(64, True)]),
     ],
 )
 def test_scales_windows_and_flips_of_a_test(

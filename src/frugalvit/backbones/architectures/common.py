@@ -111,17 +111,18 @@ class StagedModel(nn.Module):
     # GridModel
 
     def run_blocks(
-        self, images: Tensor, visit: Callable[[Any], None] | None = None, stop_before_last: bool = False
+        self, images: Tensor, visit: Callable[[Any], None] | None = None, stop_before: int | None = None
     ) -> Any:
-        """Return the state after all blocks, or before the last. ``visit`` gets the state after every block."""
+        """Return the state after all blocks, or before block ``stop_before``. ``visit`` gets it after every block."""
         state: Any = None
-        parts = self.stage_parts()
+        parts, passed = self.stage_parts(), 0
         recompute = self.grad_checkpointing and torch.is_grad_enabled()
         for stage, (embed, blocks) in enumerate(parts):
             state = embed(self.to_grid(state) if stage else images)
-            for position, block in enumerate(blocks):
-                if stop_before_last and stage == len(parts) - 1 and position == len(blocks) - 1:
+            for block in blocks:
+                if passed == stop_before:
                     return state
+                passed += 1
                 for module in block:
                     state = checkpoint(module, state, use_reentrant=False) if recompute else module(state)
                 if visit is not None:
@@ -139,8 +140,16 @@ class StagedModel(nn.Module):
         return [self.to_grid(state) for state in states]
 
     def last_attention(self, images: Tensor) -> Tensor:
-        last_block = self.stage_parts()[-1][1][-1]
-        return last_block[0].attention(self.run_blocks(images, stop_before_last=True))  # type: ignore[operator]
+        return self.block_attention(images, sum(self.depths))[0]
+
+    def block_attention(self, images: Tensor, block: int) -> tuple[Tensor, tuple[int, int]]:
+        """Return the softmax (B, heads, T, T) of a block, counted from 1, and the size of its grid."""
+        module = [block for _, blocks in self.stage_parts() for block in blocks][block - 1][0]
+        if not hasattr(module, "attention"):
+            raise UserError(f"block {block} has no attention: it is a convolution; choose a later block.")
+        state = self.run_blocks(images, stop_before=block - 1)
+        grid = self.to_grid(state)
+        return module.attention(state), (grid.shape[2], grid.shape[3])  # type: ignore[operator]
 
     # timm
 

@@ -168,6 +168,7 @@ class T2TViT(StagedModel):
     """Images (B, C, H, W) -> tokens, a class token first. ``patch_size`` is the first stride; two of 2 follow it."""
 
     family = "t2t"
+    has_class_token = True
     stem_names = r"^cls_token|pos_embed|tokens_to_token"
 
     def __init__(

@@ -131,7 +131,7 @@ class TrainAugment:
         """images (B, C, S, S') uint8 on the device, sizes (B, 2) and numbers (B, columns) on the CPU."""
         parts = dict(zip(self.widths, numbers.split(list(self.widths.values()), 1), strict=True))
         config = self.config
-        batch = self._cropped(images, sizes, parts["box"], parts["flip"][:, 0] < config.flip)
+        batch = self._cropped(images, sizes, parts["box"], self.flips(numbers))
         steps = self.rand.plan(parts["rand"], self.out_size)
         steps += self.jitter.plan(parts["jitter"])
         steps.append(chosen("grayscale", parts["gray"][:, 0], config.grayscale))
@@ -140,6 +140,10 @@ class TrainAugment:
         batch = run_steps(batch, steps, fill, blur_kernel_size(config.blur_sigma), config.affine)
         batch = self.normalize(batch)
         return self._erased(batch, parts["erase"])
+
+    def flips(self, numbers: Tensor) -> Tensor:
+        """Return which images ``apply`` flips with these numbers: (B,) bool on the CPU."""
+        return numbers[:, self.widths["box"]] < self.config.flip
 
     def _cropped(self, images: Tensor, sizes: Tensor, numbers: Tensor, flips: Tensor) -> Tensor:
         config = self.config

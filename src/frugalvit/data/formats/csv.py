@@ -229,15 +229,19 @@ def class_list(labels: Iterable[str | None]) -> list[str]:
 
 
 def _drop_repeated(rows: list[Row], where: str, notes: list[str]) -> list[Row]:
-    """Drop repeated images within a split. An image with two labels is an error."""
+    """Drop repeated images within a split. A label counts more than an empty one; two labels are an error."""
     folder = os.path.abspath(Path(where).parent)  # noqa: PTH100  (os.path is several times as fast as pathlib)
     first: dict[tuple[str, str], Row] = {}
     labelled: dict[str, Row] = {}
     for row in rows:
         image = os.path.normpath(os.path.join(folder, row.path))  # noqa: PTH118
-        first.setdefault((image, row.split or "train"), row)
+        key = (image, row.split or "train")
+        if not first.setdefault(key, row).label:
+            first[key] = row
         before = labelled.setdefault(image, row)
-        if before.label != row.label:
+        if not before.label:
+            labelled[image] = row
+        elif row.label and before.label != row.label:
             raise UserError(
                 f"{where}: {row.path} has two labels, '{before.label}' (line {before.line}) and '{row.label}' "
                 f"(line {row.line}). Delete one of these lines."

@@ -17,7 +17,7 @@ from frugalvit.data.dataset import ArrayExamples, DatasetSplits, FileExamples, I
 from frugalvit.data.formats import csv as table
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.image_folder import open_folder
-from frugalvit.data.formats.named_catalog import DATASETS, Known, dataset_status
+from frugalvit.data.formats.named_catalog import DATASETS, DOMAINS, IMAGENET_100, Known, dataset_status
 from frugalvit.data.paths import datasets_root, local
 from frugalvit.data.split import hold_out
 from frugalvit.errors import UserError
@@ -164,15 +164,15 @@ def _open_voc2007(name: str, known: Known, home: Path) -> _Parts:
     """Read several objects per image as ``targets``; -1 marks an object that VOC calls difficult."""
     base = home / "VOCdevkit" / "VOC2007"
     lists = base / "ImageSets" / "Main"
-    classes = sorted(path.name.removesuffix("_trainval.txt") for path in lists.glob("*_trainval.txt"))
+    classes = sorted(path.name.removesuffix("_train.txt") for path in lists.glob("*_train.txt"))
     splits: dict[str, ImageDataset] = {}
-    for split, part in (("train", "trainval"), ("test", "test")):
-        stems = read_text(lists / f"{part}.txt").split()
+    for split in ("train", "val", "test"):
+        stems = read_text(lists / f"{split}.txt").split()
         examples = FileExamples([str(base / "JPEGImages" / f"{stem}.jpg") for stem in stems], None, str(home))
         targets = np.zeros((len(stems), len(classes)), dtype=np.int8)
         row_of = {stem: row for row, stem in enumerate(stems)}
         for column, label in enumerate(classes):
-            cells = read_text(lists / f"{label}_{part}.txt").split()
+            cells = read_text(lists / f"{label}_{split}.txt").split()
             for stem, value in zip(cells[::2], cells[1::2], strict=True):
                 targets[row_of[stem], column] = {"1": 1, "-1": 0, "0": -1}[value]
         examples.targets = targets
@@ -249,6 +249,24 @@ def _open_hateful_memes(name: str, known: Known, home: Path) -> _Parts:
     return source.classes or (), source.splits
 
 
+def _open_imagenet100(name: str, known: Known, home: Path) -> _Parts:
+    """Read the 100 classes from the folders of ImageNet-1K. Its val images are scored, as everywhere."""
+    splits: dict[str, ImageDataset] = {}
+    for split in ("train", "val"):
+        folders = [home / "imagenet" / split / number for number in IMAGENET_100]
+        if missing := [folder.name for folder in folders if not folder.is_dir()]:
+            raise UserError(f"{home / 'imagenet' / split} lacks {len(missing)} of the 100 classes: {missing[0]}, …")
+        files = [(path, label) for label, folder in enumerate(folders) for path in sorted(folder.iterdir())]
+        labels = np.array([label for _, label in files])
+        splits[split] = FileExamples([str(path) for path, _ in files], labels, str(home))
+    return IMAGENET_100, splits
+
+
+def _open_domainnet(name: str, known: Known, home: Path) -> _Parts:
+    source = table.open_lists(str(home / "domainnet" / name.removeprefix("domainnet_")), OpenOptions())
+    return source.classes or (), source.splits
+
+
 # Datasets that torchvision does not read, or not with the splits of Table 9.
 _READERS: dict[str, Callable[[str, Known, Path], _Parts]] = {
     "sun397": _open_sun397,
@@ -258,6 +276,8 @@ _READERS: dict[str, Callable[[str, Known, Path], _Parts]] = {
     "fer2013": _open_fer2013,
     "ucf101": _open_ucf101,
     "hateful_memes": _open_hateful_memes,
+    "imagenet100": _open_imagenet100,
+    **{f"domainnet_{domain}": _open_domainnet for domain in DOMAINS},
 }
 
 

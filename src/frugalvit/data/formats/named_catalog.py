@@ -29,6 +29,24 @@ class Known:
     by_hand: str = ""  # instruction for the user, if it cannot be downloaded
 
 
+IMAGENET_100 = """
+n01558993 n01692333 n01729322 n01735189 n01749939 n01773797 n01820546 n01855672 n01978455 n01980166 n01983481
+n02009229 n02018207 n02085620 n02086240 n02086910 n02087046 n02089867 n02089973 n02090622 n02091831 n02093428
+n02099849 n02100583 n02104029 n02105505 n02106550 n02107142 n02108089 n02109047 n02113799 n02113978 n02114855
+n02116738 n02119022 n02123045 n02138441 n02172182 n02231487 n02259212 n02326432 n02396427 n02483362 n02488291
+n02701002 n02788148 n02804414 n02859443 n02869837 n02877765 n02974003 n03017168 n03032252 n03062245 n03085013
+n03259280 n03379051 n03424325 n03492542 n03494278 n03530642 n03584829 n03594734 n03637318 n03642806 n03764736
+n03775546 n03777754 n03785016 n03787032 n03794056 n03837869 n03891251 n03903868 n03930630 n03947888 n04026417
+n04067472 n04099969 n04111531 n04127249 n04136333 n04229816 n04238763 n04336792 n04418357 n04429376 n04435653
+n04485082 n04493381 n04517823 n04589890 n04592741 n07714571 n07715103 n07753275 n07831146 n07836838 n13037406
+n13040303
+""".split()  # noqa: SIM905
+"""The 100 classes of ImageNet-100 (Tian et al. 2020, CMC), by WordNet number; Drloc's released list is the same."""
+
+DOMAINS = {"clipart": (33_525, 14_604), "infograph": (36_023, 15_582), "painting": (50_416, 21_850),
+           "quickdraw": (120_750, 51_750), "real": (120_906, 52_041), "sketch": (48_212, 20_916)}  # fmt: skip
+"""The six datasets of DomainNet, with the numbers of training and test images (Drloc, Table 1)."""
+
 _TRAIN_TEST = {"train": {"train": True}, "test": {"train": False}}
 _SPLIT_TRAIN_TEST = {"train": {"split": "train"}, "test": {"split": "test"}}
 _SPLIT_THREE = {"train": {"split": "train"}, "val": {"split": "val"}, "test": {"split": "test"}}
@@ -53,7 +71,7 @@ DATASETS: dict[str, Known] = {
                            "mean per class", True, "FGVCAircraft", _SPLIT_THREE),
     "voc2007": Known(
         "VOC2007 classification", 20, 5_011, 4_952,
-        ("VOCdevkit/VOC2007/ImageSets/Main/trainval.txt", "VOCdevkit/VOC2007/ImageSets/Main/test.txt"),
+        tuple(f"VOCdevkit/VOC2007/ImageSets/Main/{split}.txt" for split in ("train", "val", "test")),
         "11-point mAP", True, "VOCDetection",
         {"train": {"year": "2007", "image_set": "trainval"}, "test": {"year": "2007", "image_set": "test"}}),
     "dtd": Known("Describable Textures", 47, 3_760, 1_880, ("dtd/dtd/images",), suite=True, torchvision="DTD",
@@ -100,6 +118,16 @@ DATASETS: dict[str, Known] = {
                            torchvision="FashionMNIST", splits=_TRAIN_TEST),
     "kmnist": Known("Kuzushiji-MNIST", 10, 60_000, 10_000, ("KMNIST/raw/t10k-labels-idx1-ubyte",), torchvision="KMNIST",
                     splits=_TRAIN_TEST),
+    "imagenet100": Known(
+        "ImageNet-100", 100, 126_689, 5_000, ("imagenet/train", "imagenet/val"),
+        by_hand="put train/ and val/ of ImageNet-1K, with a folder for each class such as n01440764, into "
+                "{root}/imagenet; only the 100 classes are read"),
+    **{f"domainnet_{domain}": Known(
+        f"DomainNet {domain}", 345, *counts,
+        (f"domainnet/{domain}", f"domainnet/{domain}_train.txt", f"domainnet/{domain}_test.txt"),
+        by_hand=f"take {domain}.zip, {domain}_train.txt and {domain}_test.txt from ai.bu.edu/M3SDA and unpack them in "
+                "{root}/domainnet")
+       for domain, counts in DOMAINS.items()},
 }  # fmt: skip
 
 

@@ -229,7 +229,7 @@ class SemiSupervisedTask(ClassificationTask):
         return self.compute_losses(*self.step_inputs(batch, step))
 
     def step_inputs(self, batch: SemiBatch, step: int) -> tuple[Any, ...]:  # type: ignore[override]
-        images, targets, _, pairs, weight = super().step_inputs(batch, step)
+        images, targets, _, pairs, weight, *_ = super().step_inputs(batch, step)
         weak, strong = batch.weak.flatten(0, 1), batch.strong.flatten(0, 1)
         rows = to_device_packed([batch.rows.flatten()], images.device)[0]
         ramp = images.new_full((), self.ramp.at(step), dtype=torch.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from frugalvit.experiment.extra_objectives import ExtraObjectives
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.objectives.drloc import Pairs, draw_batch_pairs, loss_at_pairs
 from frugalvit.tasks.classification.metrics import ClassificationScores
+from frugalvit.tasks.distillation.teacher import Guide
 from frugalvit.utils import console
 from frugalvit.utils.tables import Table
 
@@ -49,10 +51,11 @@ class ClassificationTask(Task):
         weight_decay: float = 0.05,
         layer_decay: float = 1.0,
         objectives: ExtraObjectives | None = None,
+        guide: Guide | None = None,
     ) -> None:
         super().__init__()
         self.backbone, self.localization = backbone, localization
-        self.objectives = objectives
+        self.objectives, self.guide = objectives, guide
         self.settings, self.weight = settings, weight
         self.ema, self.weight_decay, self.layer_decay = ema, weight_decay, layer_decay
         self.average = copy.deepcopy(backbone).requires_grad_(False).eval() if ema > 0 else None
@@ -87,8 +90,8 @@ class ClassificationTask(Task):
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
         """Return the losses of a batch: ``loss`` is minimized, the others are logged."""
-        images, targets, clean, pairs, weight = self.step_inputs(batch, step)
-        losses = self.compute_losses(images, targets, clean, pairs, weight)
+        images, targets, clean, pairs, weight, *guidance = self.step_inputs(batch, step)
+        losses = self.compute_losses(images, targets, clean, pairs, weight, *guidance)
         if isinstance(self.localization, DenseLocalization):
             assert weight is not None
             grids = self.backbone.blocks(batch.images if clean is None else clean)
@@ -96,7 +99,7 @@ class ClassificationTask(Task):
             losses["loss"] = losses["loss"] + weight * losses["localization"]
         return losses
 
-    def step_inputs(self, batch: Batch, step: int) -> tuple[Tensor, Tensor, Tensor | None, Pairs, Tensor | None]:
+    def step_inputs(self, batch: Batch, step: int) -> tuple[Any, ...]:
         """Return the arguments of :meth:`compute_losses`."""
         assert batch.targets is not None
         if self.objectives is not None:
@@ -105,10 +108,21 @@ class ClassificationTask(Task):
         weight = None
         if self.localization is not None:
             weight = batch.images.new_full((), self.weight.at(step), dtype=torch.float32)
-        return batch.images, batch.targets, clean, self._pairs(batch), weight
+        grid = strength = None
+        if self.guide is not None:
+            with nullcontext() if self.fabric is None else self.fabric.autocast():  # CUDA graphs begin after this
+                grid, strength = self.guide.targets(batch.images, step)
+        return batch.images, batch.targets, clean, self._pairs(batch), weight, grid, strength
 
     def compute_losses(
-        self, images: Tensor, targets: Tensor, clean: Tensor | None, pairs: Pairs, weight: Tensor | None
+        self,
+        images: Tensor,
+        targets: Tensor,
+        clean: Tensor | None,
+        pairs: Pairs,
+        weight: Tensor | None,
+        guide_grid: Tensor | None = None,
+        guide_weight: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """Compute network, classifier and losses from tensors alone; a compiled step compiles this function.
 
@@ -128,6 +142,9 @@ class ClassificationTask(Task):
                 "localization": localization.detach(),
                 "localization_error": error,
             }
+        if self.guide is not None:
+            guidance, logged = self.guide.loss(features, guide_grid, guide_weight)
+            losses = losses | logged | {"loss": losses["loss"] + guidance, "cross_entropy": cross_entropy.detach()}
         return losses if self.objectives is None else self.objectives(losses, [features], [images], targets)
 
     def _pairs(self, batch: Batch) -> Pairs:
@@ -193,6 +210,8 @@ class ClassificationTask(Task):
         if self.localization is not None:
             named = self.localization.named_parameters("localization")
             groups += decay_groups(named, self.weight_decay, self.settings.lr_scale)
+        if self.guide is not None:
+            groups += decay_groups(self.guide.named_parameters("guide"), self.weight_decay)
         if self.objectives is not None:
             groups += decay_groups(self.objectives.named_parameters("objectives"), self.weight_decay)
         return merge_param_groups(groups)

@@ -28,7 +28,7 @@ from frugalvit.engine.distributed import collective_timeout, run_on_rank_zero
 from frugalvit.engine.loop import TrainPlan, describe_rescue
 from frugalvit.engine.lora import add_lora, merge_lora
 from frugalvit.engine.param_groups import freeze_first
-from frugalvit.engine.schedule import Constant, Cosine, Ramp, Schedule, warmup_steps
+from frugalvit.engine.schedule import Constant, Cosine, Linear, Ramp, Schedule, warmup_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization
@@ -68,6 +68,7 @@ from frugalvit.tasks.classification.semi_supervised import (
     separate_streams,
 )
 from frugalvit.tasks.classification.task import ClassificationTask
+from frugalvit.tasks.distillation.teacher import Guide, load_teacher
 from frugalvit.utils import console
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult
@@ -182,11 +183,22 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         if self.images.streaming is not None:
             raise UserError("--classifier logistic needs access to single images: use --stream false.")
         dataset = builders.eval_set(self.images, self.backbone, self.config, self.fabric)
-        weight, bias, strength = run_on_rank_zero(
-            self.fabric, lambda: fit_on_features(self.backbone, dataset, len(self.classes), self.fabric)
-        )
-        self.backbone.set_classifier(weight, bias)
+        strength = self._set_logistic(self.backbone, [dataset])
         console.info(f"the classifier starts from logistic regression on frozen features (λ = {strength:g})")
+
+    def _set_logistic(self, network: Backbone, datasets: Sequence[builders.EvalSet]) -> float:
+        """Set the classifier of a network to the logistic regression on these images; return its λ."""
+        weight, bias, strength = run_on_rank_zero(
+            self.fabric, lambda: fit_on_features(network, datasets, len(self.classes), self.fabric)
+        )
+        network.set_classifier(weight, bias)
+        return strength
+
+    def _refit_classifier(self) -> None:
+        """Fit the classifier of the start on val too: val has chosen, and the probe also learns from it."""
+        dataset = builders.eval_set(self.images, self.backbone, self.config, self.fabric)
+        self._set_logistic(self.task.result, [dataset, self.eval_set])
+        console.info("no later weights were better on val: the first ones stay, and the classifier learns from val too")
 
     def build_batches(self) -> None:
         config, backbone, task = self.config, self.backbone, self.task
@@ -218,6 +230,9 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         config, task = self.config, self.task
         if self.load_best(outcome, config.weights):
             task.cached_scores = None
+        kept_start = outcome["best_step"] == 0 and (config.classifier, config.weights) == ("logistic", "best")
+        if kept_start and self.unseen is not None:  # without test, val scores the weights
+            self._refit_classifier()
         self.final_set, unseen = self.eval_set, self.unseen
         if unseen is not None:
             self.final_set = builders.eval_set(unseen, task.backbone, config, self.fabric)
@@ -360,7 +375,7 @@ def _schedule_steps(config: TrainConfig, plan: TrainPlan) -> int:
 
 def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretrained: bool = False) -> Backbone:
     """Build the classifier's network."""
-    keywords = {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
+    keywords = {} if config.drop_path in ("auto", "paper") else {"drop_path": config.drop_path}
     grid_norm = config.localization.grid == "normed"
     return builders.make_backbone(config, classes, pretrained=pretrained, grid_norm=grid_norm, **keywords)
 
@@ -381,6 +396,10 @@ def make_task(
     if options.schedule == "ramp":
         warmup = warmup_steps(20, plan.steps_per_epoch, plan.steps)
         weight = Ramp(options.weight, warmup, _schedule_steps(config, plan))
+    guide = None
+    if config.guide.model is not None:
+        fading = Linear(config.guide.weight, 0.0, round(config.guide.until * plan.steps))
+        guide = Guide(load_teacher(config.guide.model, backbone), backbone.dim, fading)
     build = partial(make_semi_task, config, unlabelled, plan.steps) if unlabelled else ClassificationTask
     return build(
         backbone,
@@ -391,6 +410,7 @@ def make_task(
         weight_decay=config.optimizer.weight_decay,
         layer_decay=config.optimizer.layer_decay,
         objectives=make_objectives(config.objectives, backbone.dim, ["localization"] if options.weight > 0 else []),
+        guide=guide,
     ).train()
 
 

@@ -58,7 +58,7 @@ def _levels(metrics: Mapping[str, float]) -> list[Level]:
 
 @dataclass
 class Health(RunHealth):
-    """Checks the metrics of pre-training.
+    """Checks the metrics of pre-training, or of distillation (``prototypes`` is 0).
 
     ``settled`` is the first step at which collapse can be detected: every run starts with nearly uniform outputs and a
     frozen last layer.
@@ -98,10 +98,11 @@ class Health(RunHealth):
     # -- one check each
 
     def _uniform(self, metrics: Mapping[str, float], level: Level) -> Alarm | None:
-        flat, name = math.log(self.prototypes), f"uniform collapse ({level.name}s)"
+        name = f"uniform collapse ({level.name}s)"
         entropy, loss = metrics.get(f"{level.prefix}teacher_entropy"), metrics.get(f"{level.name}_loss")
         if entropy is None or loss is None:
             return None
+        flat = math.log(self.prototypes)
         learns = flat - entropy > _UNIFORM_GAP and self._separates_images(metrics, level, flat)
         if entropy < 0.98 * flat or loss < 0.98 * flat or learns:
             return self._clear(name)
@@ -197,7 +198,7 @@ class Health(RunHealth):
         return Alarm(
             "stagnation",
             f"the loss moved by {100 * change:.2f} % since step {start:,}, and the features did not improve",
-            "Raise --lr, lower matching.momentum, or stop here: more steps will not help",
+            f"Raise --lr, {'lower matching.momentum, ' * bool(self.prototypes)}or stop here: more steps will not help",
         )
 
     def _dead_features(self, metrics: Mapping[str, float]) -> Alarm | None:
@@ -223,7 +224,9 @@ class Health(RunHealth):
         return Alarm(
             "worse features",
             f"k-NN is {now:.1f} after {best:.1f} at step {at:,}: the features get worse",
-            "Raise matching.momentum, lower --lr or lengthen optimizer.warmup: the teacher changes too fast",
+            "Raise matching.momentum, lower --lr or lengthen optimizer.warmup: the teacher changes too fast"
+            if self.prototypes
+            else "Lower --lr, or lengthen optimizer.warmup",
         )
 
 

@@ -33,12 +33,71 @@ from frugalvit.tasks.pretraining.collapse import Health
 Losses = dict[str, Tensor]
 
 
-class PretrainingTask(Task):
-    """Student, EMA teacher, and the losses that compare them."""
+class FeatureTask(Task):
+    """What pre-training and distillation share: a student, its batches, and the scores of ``result``."""
 
     best_metric = "knn"
     export_last = True
     eval_split = "val"
+
+    def __init__(self, student: Backbone, weight_decay: float) -> None:
+        super().__init__()
+        self.student, self.weight_decay = student, weight_decay
+        self.batches: BatchSource | None = None
+        self.fabric: Fabric | None = None
+        self.monitor: Any = None
+        self.health: Health | None = None
+        self.share = BatchShard()
+
+    @property
+    def result(self) -> Backbone:
+        """The backbone to evaluate and export."""
+        return self.student
+
+    def set_data(
+        self, batches: BatchSource, monitor: Any, health: Health, fabric: Fabric, eval_split: str = "val"
+    ) -> None:
+        """Set the training crops, the feature monitor and the health checks. Only "val" chooses the best weights."""
+        self.eval_split = eval_split
+        self.batches, self.monitor, self.health, self.fabric = batches, monitor, health, fabric
+        self.share = BatchShard(batches.seed, batches.rank, batches.world)
+
+    def batch_at(self, step: int) -> Batch:
+        assert self.batches is not None
+        return self.batches.batch_at(step)
+
+    @property
+    def compiles_by_default(self) -> bool:
+        """False for hybrids: a compilation takes 40 s, which few runs win back."""
+        return not isinstance(self.student.model, Hybrid)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        # decay_groups leaves out a teacher and its heads: they require no gradients.
+        return decay_groups(self.named_parameters(), self.weight_decay, undecayed=no_weight_decay_names(self))
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        if self.monitor is None:
+            return {}
+        was_training = self.training
+        self.eval()
+        scores = self.monitor.evaluate(self.result)
+        self.nonfinite_outputs = not math.isfinite(scores.get("effective_rank", 0.0))
+        self.train(was_training)
+        return scores
+
+    def score_facts(self) -> dict[str, Any]:
+        facts = {} if self.monitor is None else self.monitor.facts()
+        return {"scored_on": self.eval_split, **facts} if facts else {}
+
+    def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
+        """Log new alarms; return True if the run has collapsed and should end."""
+        assert self.health is not None
+        self.health.warn(step, metrics)
+        return self.health.stop and self.health.collapsed
+
+
+class PretrainingTask(FeatureTask):
+    """Student, EMA teacher, and the losses that compare them."""
 
     def __init__(
         self,
@@ -59,8 +118,7 @@ class PretrainingTask(Task):
         health_every: int = 10,
         objectives: ExtraObjectives | None = None,
     ) -> None:
-        super().__init__()
-        self.student = student
+        super().__init__(student, weight_decay)
         self.teacher = teacher.requires_grad_(False)
         self.teacher.load_state_dict(student.state_dict())
         self.teacher_update = EMA(self.teacher, student, buffers=False)
@@ -68,26 +126,13 @@ class PretrainingTask(Task):
         self.weights, self.koleo_weight, self.objectives = weights, koleo_weight, objectives
         self.teacher_temp, self.momentum = teacher_temp, momentum
         self.regions_from, self.hold_last = regions_from, hold_last
-        self.weight_decay, self.crops_at_once, self.health_every = weight_decay, crops_at_once, health_every
-        self.batches: BatchSource | None = None
-        self.fabric: Fabric | None = None
-        self.monitor: Any = None
-        self.health: Health | None = None
-        self.share = BatchShard()
+        self.crops_at_once, self.health_every = crops_at_once, health_every
 
-    def set_data(
-        self, batches: BatchSource, monitor: Any, health: Health, fabric: Fabric, eval_split: str = "val"
-    ) -> None:
-        """Set the training crops, the feature monitor and the health checks. Only "val" chooses the best weights."""
-        self.eval_split = eval_split
-        self.batches, self.monitor, self.health, self.fabric = batches, monitor, health, fabric
-        self.share = BatchShard(batches.seed, batches.rank, batches.world)
+    @property
+    def result(self) -> Backbone:
+        return self.teacher
 
     # -- a step
-
-    def batch_at(self, step: int) -> Batch:
-        assert self.batches is not None
-        return self.batches.batch_at(step)
 
     @property
     def global_crops(self) -> int:
@@ -172,11 +217,6 @@ class PretrainingTask(Task):
         """True for our hybrids. On a Swin at 224 px the GPU is the limit, so that graphs gain nothing."""
         return isinstance(self.student.model, Hybrid) and not self.cuda_graphs_blocker
 
-    @property
-    def compiles_by_default(self) -> bool:
-        """False for hybrids: a compilation takes 40 s, which few runs win back."""
-        return not isinstance(self.student.model, Hybrid)
-
     def compile_with(self, graphs: bool) -> None:
         """Compile the networks, once per crop size, and the localization head."""
         for part in (self.student, self.teacher, self.localization):
@@ -232,32 +272,6 @@ class PretrainingTask(Task):
         for level in (self.views, self.regions):
             if level is not None:
                 level.update_teacher(momentum, skipped)
-
-    # -- parameters and evaluation
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        # decay_groups leaves out the teacher and its heads: they require no gradients.
-        return decay_groups(self.named_parameters(), self.weight_decay, undecayed=no_weight_decay_names(self))
-
-    def evaluate(self, step: int) -> dict[str, float]:
-        if self.monitor is None:
-            return {}
-        was_training = self.training
-        self.eval()
-        scores = self.monitor.evaluate(self.teacher)
-        self.nonfinite_outputs = not math.isfinite(scores.get("effective_rank", 0.0))
-        self.train(was_training)
-        return scores
-
-    def score_facts(self) -> dict[str, Any]:
-        facts = {} if self.monitor is None else self.monitor.facts()
-        return {"scored_on": self.eval_split, **facts} if facts else {}
-
-    def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
-        """Log new alarms; return True if the run has collapsed and should end."""
-        assert self.health is not None
-        self.health.warn(step, metrics)
-        return self.health.stop and self.health.collapsed
 
 
 def _run_per_size(backbone: Any, crops: Sequence[Tensor]) -> list[Features]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -10,9 +10,9 @@ from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_folder import load_model_folder, save_model_folder
-from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.config.resolved import ResolvedPretrainConfig
-from frugalvit.data.augmentation.transforms import MultiCrop
+from frugalvit.config.pretrain import LabelFreeConfig, PretrainConfig
+from frugalvit.config.resolved import ResolvedLabelFreeConfig, ResolvedPretrainConfig
+from frugalvit.data.augmentation.transforms import Augment, MultiCrop
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
 from frugalvit.engine.loop import TrainPlan
 from frugalvit.engine.schedule import Cosine, Linear, warmup_steps
@@ -28,10 +28,13 @@ from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
 from frugalvit.tasks.pretraining.collapse import FeatureMonitor, Health, health_table
 from frugalvit.tasks.pretraining.continue_run import ContinuedRun, import_checkpoint, start_from_heads
-from frugalvit.tasks.pretraining.task import PretrainingTask, make_teacher
+from frugalvit.tasks.pretraining.task import FeatureTask, PretrainingTask, make_teacher
 from frugalvit.utils import console
 from frugalvit.utils.scores import read_scores
 from frugalvit.utils.tables import CommandResult, Table
+
+C = TypeVar("C", bound=LabelFreeConfig)
+R = TypeVar("R", bound=ResolvedLabelFreeConfig)
 
 SAMPLE = "sample"
 """The split name in metrics for evaluation images that are also trained on."""
@@ -48,24 +51,19 @@ def pretrain(config: PretrainConfig) -> CommandResult:
     return PretrainExperiment(config).run()
 
 
-class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
-    command = "pretrain"
-    data: DatasetSplits
-    task: PretrainingTask
-    images: ImageDataset  # to train on
-    source_run: ContinuedRun | None = None  # of --continue
+class LabelFreeExperiment(Experiment[C, R]):
+    """Learns features; the run folder then holds ``task.result`` as ``model/``."""
 
-    def __init__(self, options: PretrainConfig) -> None:
-        super().__init__(options)
-        if options.continue_from and not options.resume:
-            self.source_run = ContinuedRun(options.continue_from)
-            self.options = self.source_run.inherit_options(options, self.auto_values)  # also how to read the data
+    data: DatasetSplits
+    task: FeatureTask
+    images: ImageDataset  # to train on
+    health: Health
 
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
         options = self.options
         keep_all = options.images != "train"
         source = builders.open_source(options, fabric, labels=options.label_source, loose=True, keep_all=keep_all)
-        self.images = _choose_images(source, options.images)
+        self.images = choose_images(source, options.images)
         builders.check_enough_images(options, self.images)
         return source
 
@@ -73,55 +71,33 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
         side = builders.median_side(self.images.sample_images())
         return Facts(len(self.images), len(self.data.classes or ()), side, self.fabric.device.type)
 
-    def build_backbone(self, options: PretrainConfig) -> Backbone:
+    def build_backbone(self, options: C) -> Backbone:
         torch.manual_seed(options.seed)
-        stored = {} if self.source_run is None else self.source_run.network_keywords(options)
-        return make_network(options, **stored)
-
-    def resolve_values(self, options: PretrainConfig, facts: Facts) -> ResolvedPretrainConfig:
-        return resolve_pretraining(options, facts, self.auto_values)
+        return make_network(options)
 
     def build_plan(self) -> TrainPlan:
         return make_plan(self.config, len(self.images), self.fabric.world_size)
 
-    def log_values(self) -> None:
-        super().log_values()
-        if self.source_run is not None and (changes := self.source_run.describe_changes(self.config)):
-            console.info(changes)
-
     def training_files(self) -> tuple[ImageDataset, Sequence[str], None]:
         return self.images, self.data.classes or (), None
 
-    def build_task(self) -> PretrainingTask:
-        config, run, plan = self.config, self.run_folder, self.plan
-        _check_regions(config, plan)
-        task = make_task(config, self.backbone, plan)
-        if config.init and builders.needs_initial_weights(config):
-            start_from_heads(task, config.init)
-        if config.continue_from and not run.has_checkpoint():  # before decoding: the checkpoint may not fit
-            run.save_checkpoint(import_checkpoint(config.continue_from, task, plan.steps))
-        return task
-
-    def build_batches(self) -> None:
-        config, student, task, plan = self.config, self.backbone, self.task, self.plan
-        augment = MultiCrop(config.crops, student.img_size, student.mean, student.std)
-        _check_crops(student, augment, config)
-        batches = builders.make_batches(self.images, student.img_size, plan, config, self.fabric, augment=augment)
+    def set_data(self, augment: Augment, health: Health) -> None:
+        """Pass the batches, the monitor of the features and the health checks to the task."""
+        config, student = self.config, self.backbone
+        batches = builders.make_batches(self.images, student.img_size, self.plan, config, self.fabric, augment=augment)
         monitor, split = make_monitor(config, self.data, student, self.fabric)
-        settled = max(task.hold_last + plan.log_every, round(0.2 * plan.steps))
-        stop = config.health.stop_on_collapse
-        self.health = Health(config.matching.prototypes, plan.steps, settled, stop=stop)
-        task.set_data(batches, monitor, self.health, self.fabric, split)
+        self.health = health
+        self.task.set_data(batches, monitor, health, self.fabric, split)
         record_data_usage(self.run_folder, self.data.notes, {"train": batches})
 
     def score(self, outcome: dict[str, Any]) -> dict[str, Any]:
-        """Summarize the run. The teacher's last weights are the result: they average the end of the run."""
+        """Summarize the run. The last weights are the result, because the learning rate or an EMA settles them."""
         task, lines = self.task, self.run_folder.metrics()
         last = next((line for line in reversed(lines) if line.get("split", "train") != "train"), {})
         losses = [line["loss"] for line in lines if line.get("split") == "train" and line.get("loss") is not None]
         return {
             "run": str(self.run_folder.folder),
-            "task": "pretrain",
+            "task": self.command,
             "knn": last.get("knn"),
             "knn_on": None if last.get("knn") is None else task.eval_split,
             "best_knn": finite(outcome["best"]),
@@ -138,8 +114,8 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
 
     def save_results(self, summary: dict[str, Any]) -> dict[str, Any]:
         run, task = self.run_folder, self.task
-        meta = {"data": self.data.name, "recipe": self.config.recipe, "knn": summary["knn"], "task": "pretrain"}
-        save_model_folder(task.teacher, run.path(layout.MODEL), meta=meta)
+        meta = {"data": self.data.name, "recipe": self.config.recipe, "knn": summary["knn"], "task": self.command}
+        save_model_folder(task.result, run.path(layout.MODEL), meta=meta)
         batches: Any = task.batches  # --auto-batch may have replaced them
         record_data_usage(run, self.data.notes, {"train": batches})
         save_pictures(run, None, augmentation_sheet(batches, task.student))
@@ -149,29 +125,60 @@ class PretrainExperiment(Experiment[PretrainConfig, ResolvedPretrainConfig]):
 
     def report_inputs(self) -> dict[str, Any]:
         images = self.data.splits.get("val") or self.data.splits[_first_split(self.data)].sample_images()
-        # Loaded from the file: the teacher may be compiled, and compiling it for the CPU takes minutes.
-        teacher, _ = load_model_folder(self.run_folder.path(layout.MODEL))
-        return {"model": teacher, "examples": images}
+        # Loaded from the file: the network may be compiled, and compiling it for the CPU takes minutes.
+        network, _ = load_model_folder(self.run_folder.path(layout.MODEL))
+        return {"model": network, "examples": images}
 
     def result(self, summary: dict[str, Any]) -> CommandResult:
         names = ["first_loss", "loss", "effective_rank", "health"]
-        table = Table([n.replace("_", " ") for n in names], [[summary.get(name) for name in names]], "pre-training")
+        title = {"pretrain": "pre-training", "distil": "distillation"}[self.command]
+        table = Table([n.replace("_", " ") for n in names], [[summary.get(name) for name in names]], title)
         run = console.shell_quote(summary["run"])
         commands = [f"frugalvit probe knn {run} LABELLED_IMAGES/", f"frugalvit train LABELLED_IMAGES/ --init {run}"]
         return run_result(summary, table, commands, [f"{'score':<12}{score}" for score in read_scores(summary)])
 
 
-def _choose_images(source: DatasetSplits, images: str) -> ImageDataset:
-    """Return the images to train on: one or several splits, and the unlabelled images beside them."""
-    names = _TRAINED[images]
-    parts = [splits[name] for splits in (source.splits, source.loose) for name in names if name in splits]
-    if len(parts) > 1 and parts[0].streaming is not None:
-        raise UserError(
-            f"--images {images} joins splits, which needs --stream false. Or pass all shards as one pattern."
-        )
-    if sum(len(part) for part in parts) < 2:
-        raise UserError(f"{source.location} has no training images.")
-    return join(*parts)
+class PretrainExperiment(LabelFreeExperiment[PretrainConfig, ResolvedPretrainConfig]):
+    command = "pretrain"
+    task: PretrainingTask
+    source_run: ContinuedRun | None = None  # of --continue
+
+    def __init__(self, options: PretrainConfig) -> None:
+        super().__init__(options)
+        if options.continue_from and not options.resume:
+            self.source_run = ContinuedRun(options.continue_from)
+            self.options = self.source_run.inherit_options(options, self.auto_values)  # also how to read the data
+
+    def build_backbone(self, options: PretrainConfig) -> Backbone:
+        torch.manual_seed(options.seed)
+        stored = {} if self.source_run is None else self.source_run.network_keywords(options)
+        return make_network(options, **stored)
+
+    def resolve_values(self, options: PretrainConfig, facts: Facts) -> ResolvedPretrainConfig:
+        return resolve_pretraining(options, facts, self.auto_values)
+
+    def log_values(self) -> None:
+        super().log_values()
+        if self.source_run is not None and (changes := self.source_run.describe_changes(self.config)):
+            console.info(changes)
+
+    def build_task(self) -> PretrainingTask:
+        config, run, plan = self.config, self.run_folder, self.plan
+        _check_regions(config, plan)
+        task = make_task(config, self.backbone, plan)
+        if config.init and builders.needs_initial_weights(config):
+            start_from_heads(task, config.init)
+        if config.continue_from and not run.has_checkpoint():  # before decoding: the checkpoint may not fit
+            run.save_checkpoint(import_checkpoint(config.continue_from, task, plan.steps))
+        return task
+
+    def build_batches(self) -> None:
+        config, student, task, plan = self.config, self.backbone, self.task, self.plan
+        augment = MultiCrop(config.crops, student.img_size, student.mean, student.std)
+        _check_crops(student, augment, config)
+        settled = max(task.hold_last + plan.log_every, round(0.2 * plan.steps))
+        stop = config.health.stop_on_collapse
+        self.set_data(augment, Health(config.matching.prototypes, plan.steps, settled, stop=stop))
 
 
 def _check_regions(config: PretrainConfig, plan: TrainPlan) -> None:
@@ -189,7 +196,7 @@ def _check_regions(config: PretrainConfig, plan: TrainPlan) -> None:
         console.warning(f"L_R never starts: --matching.regions-from {start:g} is not below the {epochs:.4g} epochs")
 
 
-def make_plan(config: ResolvedPretrainConfig, images: int, world: int) -> TrainPlan:
+def make_plan(config: ResolvedLabelFreeConfig, images: int, world: int) -> TrainPlan:
     """Build the schedule of a run in steps, for ``images`` training images on ``world`` processes."""
     plan = TrainPlan.from_config(config, images, world, lines=20)
     steps, per_epoch, optimizer = plan.steps, plan.steps_per_epoch, config.optimizer
@@ -200,12 +207,6 @@ def make_plan(config: ResolvedPretrainConfig, images: int, world: int) -> TrainP
         weight_decay=Cosine(optimizer.weight_decay, config.weight_decay_end, steps),
         evaluate_every=max(round(config.health.every * per_epoch), -(-steps // 50)),
     )
-
-
-def make_network(config: PretrainConfig, **keywords: Any) -> Backbone:
-    """Build the student of a run."""
-    keywords |= {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
-    return builders.make_backbone(config, 0, **keywords)
 
 
 def make_task(
@@ -246,8 +247,42 @@ def make_task(
     )
 
 
+def _check_crops(backbone: Backbone, augment: MultiCrop, config: PretrainConfig) -> None:
+    """Raise if the grid of the global crops has no regions to match."""
+    # Before anything is compiled: a compiled network cannot compute the padding of a new size.
+    height, width = backbone.grid_size(augment.out_size)
+    if augment.config.local_crops:
+        backbone.grid_size(augment.local_size)
+    if config.matching.region_weight == 0 and config.localization.weight == 0:
+        return  # the view level uses no grid
+    if height * width < 2:
+        raise UserError(
+            f"{backbone.name} ends in a {height}×{width} grid at {augment.out_size[0]}×{augment.out_size[1]} px: "
+            "there are no regions to match. Use a larger --img-size, or --matching.region-weight 0."
+        )
+
+
+def make_network(config: LabelFreeConfig, **keywords: Any) -> Backbone:
+    """Build the student of a run."""
+    keywords |= {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
+    return builders.make_backbone(config, 0, **keywords)
+
+
+def choose_images(source: DatasetSplits, images: str) -> ImageDataset:
+    """Return the images to train on: one or several splits, and the unlabelled images beside them."""
+    names = _TRAINED[images]
+    parts = [splits[name] for splits in (source.splits, source.loose) for name in names if name in splits]
+    if len(parts) > 1 and parts[0].streaming is not None:
+        raise UserError(
+            f"--images {images} joins splits, which needs --stream false. Or pass all shards as one pattern."
+        )
+    if sum(len(part) for part in parts) < 2:
+        raise UserError(f"{source.location} has no training images.")
+    return join(*parts)
+
+
 def make_monitor(
-    config: ResolvedPretrainConfig, source: DatasetSplits, backbone: Backbone, fabric: Fabric
+    config: ResolvedLabelFreeConfig, source: DatasetSplits, backbone: Backbone, fabric: Fabric
 ) -> tuple[FeatureMonitor, str]:
     """Build the feature monitor from fixed samples: training images as gallery, others as queries.
 
@@ -280,21 +315,6 @@ def _sample(examples: ImageDataset, count: int) -> ImageDataset:
     if len(examples) <= count:
         return examples
     return examples.subset(np.sort(np.random.default_rng(0).permutation(len(examples))[:count]))
-
-
-def _check_crops(backbone: Backbone, augment: MultiCrop, config: PretrainConfig) -> None:
-    """Raise if the grid of the global crops has no regions to match."""
-    # Before anything is compiled: a compiled network cannot compute the padding of a new size.
-    height, width = backbone.grid_size(augment.out_size)
-    if augment.config.local_crops:
-        backbone.grid_size(augment.local_size)
-    if config.matching.region_weight == 0 and config.localization.weight == 0:
-        return  # the view level uses no grid
-    if height * width < 2:
-        raise UserError(
-            f"{backbone.name} ends in a {height}×{width} grid at {augment.out_size[0]}×{augment.out_size[1]} px: "
-            "there are no regions to match. Use a larger --img-size, or --matching.region-weight 0."
-        )
 
 
 def _last_values(lines: list[dict[str, Any]]) -> dict[str, float | None]:

@@ -5,17 +5,19 @@
 
 segmentation-models-pytorch has a UperNet for its own encoders, which need a stride-2 map and fixed channel lists; a
 wrapper would be as long as the network.
-Norms are over groups of channels: batches of two images are too small for batch statistics, and two processes with half
-the batch each give the same result as one process.
+Norms use batch statistics, as published, or groups of channels (``SegmenterSpec.norm``): few images are too few for
+batch statistics.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.ops import Conv2dNormActivation
 
 from frugalvit.backbones.architectures.common import MapNorm
 from frugalvit.tasks.dense.pyramid import Pyramid
@@ -34,24 +36,25 @@ class SegmenterSpec:
     channels: int = 512
     dropout: float = 0.1
     auxiliary: float = 0.4
+    norm: Literal["batch", "group"] = "group"
 
+    def convolve(self, inputs: int, outputs: int, kernel: int, single: bool = False) -> nn.Module:
+        """Return convolution, norm, ReLU. Groups have 16 channels; with ``single`` all channels of a cell are one."""
 
-class ConvNorm(nn.Sequential):
-    """Convolution, norm, ReLU. The norm is over groups of 16 channels; with ``single`` over all channels of a cell."""
+        def group_norm(width: int) -> nn.Module:
+            return MapNorm(width) if single else nn.GroupNorm(math.gcd(max(1, width // 16), width), width)
 
-    def __init__(self, inputs: int, outputs: int, kernel: int, single: bool = False) -> None:
-        norm = MapNorm(outputs) if single else nn.GroupNorm(math.gcd(max(1, outputs // 16), outputs), outputs)
-        convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False)
-        super().__init__(convolution, norm, nn.ReLU(inplace=True))
+        norm = nn.BatchNorm2d if self.norm == "batch" else group_norm
+        return Conv2dNormActivation(inputs, outputs, kernel, norm_layer=norm)
 
 
 class PyramidPooling(nn.Module):
     """Add means over the image, its halves, thirds and sixths to each cell: C -> ``channels`` channels."""
 
-    def __init__(self, inputs: int, channels: int) -> None:
+    def __init__(self, inputs: int, spec: SegmenterSpec) -> None:
         super().__init__()
-        self.views = nn.ModuleList(ConvNorm(inputs, channels, 1, single=True) for _ in POOLED)
-        self.fuse = ConvNorm(inputs + len(POOLED) * channels, channels, 3)
+        self.views = nn.ModuleList(spec.convolve(inputs, spec.channels, 1, single=True) for _ in POOLED)
+        self.fuse = spec.convolve(inputs + len(POOLED) * spec.channels, spec.channels, 3)
 
     def forward(self, grid: Tensor) -> Tensor:
         size = (grid.shape[2], grid.shape[3])
@@ -67,16 +70,16 @@ class Segmenter(nn.Module):
         self.pyramid, self.spec = pyramid, spec
         *finer, coarsest = pyramid.channels
         width = spec.channels
-        self.pooling = PyramidPooling(coarsest, width)
-        self.lateral = nn.ModuleList(ConvNorm(inputs, width, 1) for inputs in finer)
-        self.smooth = nn.ModuleList(ConvNorm(width, width, 3) for _ in finer)
-        self.fuse = ConvNorm(width * len(pyramid.channels), width, 3)
+        self.pooling = PyramidPooling(coarsest, spec)
+        self.lateral = nn.ModuleList(spec.convolve(inputs, width, 1) for inputs in finer)
+        self.smooth = nn.ModuleList(spec.convolve(width, width, 3) for _ in finer)
+        self.fuse = spec.convolve(width * len(pyramid.channels), width, 3)
         self.classify = nn.Sequential(nn.Dropout2d(spec.dropout), nn.Conv2d(width, spec.classes, 1))
         self.helper: nn.Module | None = None
         if spec.auxiliary > 0 and finer:
             narrow = max(8, width // 2)
             self.helper = nn.Sequential(
-                ConvNorm(finer[-1], narrow, 3), nn.Dropout2d(spec.dropout), nn.Conv2d(narrow, spec.classes, 1)
+                spec.convolve(finer[-1], narrow, 3), nn.Dropout2d(spec.dropout), nn.Conv2d(narrow, spec.classes, 1)
             )
 
     def forward(self, images: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Distillation: a student learns the features of a frozen teacher."""
