@@ -113,7 +113,8 @@ class MixingConfig(Config):
     mixup: float = option(0.8, "alpha of mixup's Beta distribution; 0 turns mixup off", ge=0)
     cutmix: float = option(1.0, "alpha of cutmix's Beta distribution; 0 turns cutmix off", ge=0)
     prob: Share | Auto = option(
-        "auto", "probability that a step is mixed; auto: 0.5; below 180 epochs only if mixup or cutmix is changed"
+        "auto",
+        "probability that a step is mixed; auto: 0.5; 0 below 180 epochs (hybrids: 60) unless mixup or cutmix is set",
     )
     switch_prob: Share = option(0.5, "probability of cutmix if both are on")
     smoothing: Share | Auto = option("auto", "label smoothing; auto: 0.1; 0 with --unlabelled or a fitted start")
