@@ -26,7 +26,6 @@ ORDER = (
     "tasks",
     "comparison",
     "embedding",
-    "benchmarking",
     "export",
     "cli",
     "api",

@@ -8,7 +8,6 @@ import pytest
 
 from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
-from frugalvit.benchmarking.inference import accuracy_of
 from frugalvit.cli.command_table import COMMANDS
 from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig
 from frugalvit.errors import UserError
@@ -18,6 +17,7 @@ from frugalvit.probing.linear import linear
 from frugalvit.probing.logistic import logistic
 from frugalvit.probing.registry import PROBES
 from helpers import suite_layouts
+from inference import accuracy_of
 
 TINY = {"model": "swin_nano", "img_size": 32, "device": "cpu", "workers": 1}
 KEYS = {"top1", "top5", "mean_per_class", "seconds", "model", "data"}

@@ -55,7 +55,7 @@ COMMANDS = [
     Command("report", "tools:ReportConfig", "cli.look:report", "write one page about one or several runs"),
     *(Command(f"probe {name}", *probe) for name, probe in PROBES.items()),
     Command("embed", "probe:EmbedConfig", "embedding.embed:embed", "write features of images; find neighbours, near duplicates and images to label next"),
-    Command("bench", "probe:BenchConfig", "benchmarking.inference:bench", "parameters, GFLOPs, images/s and memory, relative to ViT-B"),
+    Command("bench", "probe:BenchConfig", "benchmarks.inference:bench", "parameters, GFLOPs, images/s and memory, relative to ViT-B"),
     Command("bench step", "probe:BenchStepConfig", "benchmarks.train_step:bench_step", "time a full training step: images/s, memory, share of the device's matrix rate"),
     Command("detect train", "dense:DetectConfig", "tasks.detection.commands:train", "train Mask R-CNN or Cascade Mask R-CNN on any backbone", distributed=True),
     Command("detect compare", "dense:DetectCompareConfig", "comparison.dense:detect", "compare detectors over several seeds, with a paired test", distributed=True),

@@ -228,9 +228,8 @@ class _Search:
                 low, slope_low = length, slope
             else:
                 high, slope_high = length, slope
-            if bool(
-                high.isinf()
-            ):  # f still falls: extrapolate the derivative linearly, to at most ten times the length
+            # f still falls: extrapolate the derivative linearly, to at most ten times the length
+            if bool(high.isinf()):
                 beyond = length * (start / (start - slope)).clamp(2, 10)
                 length = torch.where(slope <= start, 10 * length, beyond)
             else:

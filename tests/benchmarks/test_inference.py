@@ -10,10 +10,10 @@ from PIL import Image
 
 import frugalvit as fv
 from frugalvit.backbones.weights.model_folder import save_model_folder
-from frugalvit.benchmarking.inference import accuracy_of, bench, count_parameters, multiply_adds
 from frugalvit.config.probe import BenchConfig
 from frugalvit.errors import UserError
-from frugalvit.probing.figures import Contender, tradeoff_figure
+from inference import accuracy_of, bench, count_parameters, multiply_adds
+from tradeoff_figure import Contender, tradeoff_figure
 
 
 @pytest.mark.parametrize(("name", "parameters", "gflops"), [("swin_tiny_w7", 28, 4.5), ("resnet50", 23, 4.1)])
@@ -50,7 +50,7 @@ def test_rows_are_relative_to_the_reference() -> None:
     [pytest.param("vit_base", True, marks=pytest.mark.slow), ("vit_base_patch16_224", True), ("resnet18", False)],
 )
 def test_table_7_needs_vit_b_as_reference(reference: str, scaled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frugalvit.benchmarking.inference.measure", lambda *_, **__: {"images_per_second": 2.0})
+    monkeypatch.setattr("inference.measure", lambda *_, **__: {"images_per_second": 2.0})
     result = bench(BenchConfig(models=["swin_nano"], img_size=32, device="cpu", reference=reference))
     (row,) = result.data["models"]
     assert row.get("table7") == (312 if scaled else None) and row["relative"] == 1
@@ -62,7 +62,7 @@ def test_unknown_models_are_errors_before_measuring(
     values: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("frugalvit.benchmarking.inference.measure", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr("inference.measure", lambda *_, **__: pytest.fail("measured"))
     with pytest.raises(UserError, match=r"nosuch|swin_nan|\."):
         bench(BenchConfig.parse({"models": ["swin_nano"], "img_size": 32, "device": "cpu"} | values))
 

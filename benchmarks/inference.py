@@ -172,8 +172,8 @@ def _time(run: Any, images: Tensor, steps: int, device: torch.device) -> float:
 
 
 def _plot(path: Path, rows: list[dict[str, Any]], hardware: str) -> None:
-    from frugalvit.probing.figures import Contender, tradeoff_figure
     from frugalvit.utils.plotting import save
+    from tradeoff_figure import Contender, tradeoff_figure
 
     with_accuracy = [row for row in rows if "accuracy" in row]
     contenders = [
