@@ -166,6 +166,17 @@ def test_the_verdict_comes_first(tmp_path, known, unseen, words):
     assert text.index('id="details"') < text.index("gradient norm") and "<details open" not in text
 
 
+@pytest.mark.parametrize(("floor", "near"), [(91.0, True), (60.0, False)])
+def test_a_model_near_the_floor_does_not_fit_well(tmp_path, floor, near):
+    run = write_run(tmp_path / "run")
+    simple = {"best": floor, "method": "logistic", "scored_images": 200}
+    more = {"training_images": {"top1": 95.0, "count": 40}, "floor": simple, "alarms": []}
+    add_to_summary(run, top1=92.0, scored_images=200, scored_on="test", **more)
+    text = page.report([read_run(run)])
+    assert ("A simple method does as well" in text) is ("frugalvit advise" in text) is near
+    assert ("fits well" in text) is not near
+
+
 def test_worst_classes_come_first_and_many_are_folded(tmp_path):
     run = write_run(tmp_path / "run", classes=tuple(f"class {i}" for i in range(40)))
     matrix = np.diag(np.arange(40)) + np.eye(40, k=1, dtype=int)

@@ -5,8 +5,6 @@ The result is RGB, uint8, (height, width, 3), rotated upright by EXIF. Transpare
 clipped), floating point from [0, 1], [0, 255] or else its own range. Images above ``MAX_MEGAPIXELS`` are refused.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import threading

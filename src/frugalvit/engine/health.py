@@ -4,8 +4,6 @@ A task has one ``RunHealth``. It reads only logged metrics, so all ranks decide 
 metrics again knows what the interrupted one knew.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

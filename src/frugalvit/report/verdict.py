@@ -78,7 +78,16 @@ def _judge_fit(record: RunRecord) -> list[str]:
     if known - unseen > _GAP:
         advice = "More images help most, with or without labels (pretrain, --unlabelled)."
         return [f"It overfits: {numbers}. {advice}"]
+    if _is_near_floor(record):
+        return [f"A simple method does as well: {numbers}. Start from published weights (--pretrained), or add images."]
     return [f"It fits well: {numbers}."]
+
+
+def _is_near_floor(record: RunRecord) -> bool:
+    """True if the score is within or below the 95 % interval of the best simple method."""
+    floor, top1 = record.summary.get("floor") or {}, as_finite(record.summary.get("top1"))
+    best, images = as_finite(floor.get("best")), floor.get("scored_images")
+    return best is not None and top1 is not None and bool(images) and top1 <= share_interval(best, images)[1]
 
 
 def _training_score(record: RunRecord) -> float | None:
@@ -100,7 +109,7 @@ def _score_tiles(record: RunRecord, scores: list[Score]) -> list[Tile]:
         note = "the best simple method: " + str(summary["floor"].get("method", "")).replace("_", " ")
         if images := summary["floor"].get("scored_images"):
             low, high = share_interval(floor, images)
-            about = "; the model is about as good" if low <= (as_finite(summary.get("top1")) or 0) <= high else ""
+            about = "; the model is not clearly better" if _is_near_floor(record) else ""
             note = f"95 %: {low:.1f} to {high:.1f}; {note}{about}"
         tiles.append(("without a network", f"{floor:.1f} %", note))
     return tiles + [(score.name, f"{score.value:.1f} %", score.interval_text) for score in scores[1:4]]
@@ -144,7 +153,7 @@ def next_steps(record: RunRecord) -> list[tuple[str, str]]:
     data = console.shell_quote(_data_of(record) or "DATA")
     if record.mistakes:
         steps.append(("Find wrong labels", f"frugalvit data {data} --suspicious {run}"))
-    if record.summary.get("alarms"):
+    if record.summary.get("alarms") or _is_near_floor(record):
         steps.insert(0, ("See what these images and this machine allow", f"frugalvit advise {data}"))
     return steps if task in ("train", "probe") else []
 

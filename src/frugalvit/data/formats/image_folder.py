@@ -3,8 +3,6 @@
 If a layout is ambiguous, the notes explain how it was read.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -15,8 +15,6 @@ images, 10 to 345 classes, all images mixed or none), whose lines are means over
     100 and 400 times that, and a gap of 3 % without any trend.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Mapping
