@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.registry import get_architecture, is_model_name, suggest_names
+from frugalvit.backbones.weights.convert import classifier_part
 from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, find_model_folder
 from frugalvit.backbones.weights.model_folder import load_model_folder
@@ -17,7 +18,6 @@ from frugalvit.backbones.weights.published import (
     is_published,
     network_in_name,
 )
-from frugalvit.backbones.weights.released_checkpoints import classifier_part
 from frugalvit.config.train import RunConfig
 from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.errors import UserError

@@ -67,7 +67,7 @@ def test_unknown_classes_are_refused_by_name(value: object, tmp_path: Path):
 
 
 @pytest.mark.parametrize("old_format", [False, True])
-def test_classes_in_released_checkpoints_are_read(old_format: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_classes_in_convert_are_read(old_format: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     yacs = types.ModuleType("yacs.config")
 
     class CfgNode(dict):

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from frugalvit.backbones.architectures import cvt_windowed
 from frugalvit.backbones.timm_features import Size, classifier_name
-from frugalvit.backbones.weights import released_checkpoints
+from frugalvit.backbones.weights import convert
 
 
 @dataclass
@@ -44,7 +44,7 @@ def fit(
     fitted = Fitted()
     changes: Counter[str] = Counter()
     for name, (source_name, tensor) in offered.items():
-        part = released_checkpoints.classifier_part(name)
+        part = convert.classifier_part(name)
         if part and name not in target:
             name = f"{own_classifier}.{part}"
         own = target.get(name)
@@ -60,7 +60,7 @@ def fit(
             continue
         if note:
             fitted.notes.append(note)
-        if not released_checkpoints.is_optional(name):
+        if not convert.is_optional(name):
             fitted.unused.append(source_name)
         if part == "weight" and tensor.ndim:
             classes = "" if own is None or not classifier else f" (this model has {len(own)})"

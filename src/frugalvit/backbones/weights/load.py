@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from frugalvit.backbones.base import Backbone
 from frugalvit.backbones.timm_features import quiet_tables
-from frugalvit.backbones.weights import released_checkpoints
+from frugalvit.backbones.weights import convert
 from frugalvit.backbones.weights.fit import Fitted, fit
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, saved_network, weights_in
 from frugalvit.backbones.weights.safe_load import read_checkpoint, read_with_metadata
@@ -79,7 +79,7 @@ def load_weights(
     model: nn.Module = getattr(backbone, "model", backbone)  # type: ignore[assignment]
     saved = _saved_from(source)
     best = max(_candidates(contents, model, saved, classifier), key=lambda fitted: len(fitted.tensors))
-    required = [name for name in model.state_dict() if not released_checkpoints.is_optional(name)]
+    required = [name for name in model.state_dict() if not convert.is_optional(name)]
     missing = [name for name in required if name not in best.tensors]
     if 2 * len(missing) > len(required):
         raise UserError(
@@ -104,7 +104,7 @@ def load_weights(
 def read_heads(checkpoint: Source) -> Heads:
     """Read the teacher's projection heads and centers from an EsViT or DINO checkpoint."""
     raw = checkpoint if isinstance(checkpoint, Mapping) else read_checkpoint(checkpoint)
-    heads = released_checkpoints.open_contents(raw).heads
+    heads = convert.open_contents(raw).heads
     view, region = (
         {name.removeprefix(level): tensor for name, tensor in heads.items() if name.startswith(level)}
         for level in ("head.", "head_dense.")
@@ -113,13 +113,13 @@ def read_heads(checkpoint: Source) -> Heads:
     return Heads(view, region, centers.get("center"), centers.get("center_grid"))
 
 
-def _open(source: Path | Mapping[str, Any]) -> tuple[released_checkpoints.Contents, str]:
+def _open(source: Path | Mapping[str, Any]) -> tuple[convert.Contents, str]:
     if isinstance(source, Mapping):
         raw, origin = source, "the state dict"
     else:
         tensors, metadata = read_with_metadata(source)
         raw, origin = tensors | {key: value for key, value in metadata.items() if key == "frugalvit"}, str(source)
-    contents = released_checkpoints.open_contents(raw)
+    contents = convert.open_contents(raw)
     if not contents.network:
         keys = ", ".join(map(str, list(raw)[:6])) or "nothing"
         raise UserError(f"{origin} contains no weights of a network (its keys: {keys}).")
@@ -148,10 +148,10 @@ def _check_numbers(tensors: Mapping[str, Tensor], model: nn.Module, origin: str)
 
 
 def _candidates(
-    contents: released_checkpoints.Contents, model: nn.Module, saved: nn.Module | None, classifier: bool
+    contents: convert.Contents, model: nn.Module, saved: nn.Module | None, classifier: bool
 ) -> list[Fitted]:
     """Fit the tensors renamed by our rules and, if some stay unused, also those renamed by timm's filter."""
-    candidates = [fit(released_checkpoints.translate(contents), model, saved, classifier)]
+    candidates = [fit(convert.translate(contents), model, saved, classifier)]
     timm_filter = getattr(sys.modules.get(type(model).__module__), "checkpoint_filter_fn", None)
     if timm_filter is not None and candidates[0].unused:
         try:

@@ -17,7 +17,7 @@ from timm.models import get_arch_pretrained_cfgs, get_pretrained_cfg, list_pretr
 from torch import Tensor
 
 from frugalvit.backbones.registry import get_architecture, is_model_name
-from frugalvit.backbones.weights.released_checkpoints import Contents, classifier_part, open_contents
+from frugalvit.backbones.weights.convert import Contents, classifier_part, open_contents
 from frugalvit.backbones.weights.safe_load import read_with_metadata
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.utils.files import expand_home
