@@ -246,8 +246,6 @@ def test_epochs_override_a_tables_steps(tmp_path: Path) -> None:
 def test_errors(tmp_path: Path) -> None:
     write_images(tmp_path / "data" / "flowers102")
     small = {"data": str(tmp_path / "data"), "out": str(tmp_path / "out"), "backbone": "swin_nano", "img_size": 32}
-    with pytest.raises(UserError, match="score"):
-        reproduce(ReproduceConfig.parse(small | {"table": "drloc-flowers", "steps": 1, "seeds": 1}))
     with pytest.raises(UserError, match="--data"):
         reproduce(ReproduceConfig(table="drloc-flowers", data=str(tmp_path)))
     with pytest.raises(UserError, match="coco_mini"):

@@ -9,7 +9,7 @@ from frugalvit.config.base import flatten, merge, set_dotted
 from frugalvit.errors import UserError
 from frugalvit.utils.files import read_error_message, read_text
 
-_MAX_BRACKETS, _MAX_LENGTH = 2000, 1_000_000
+_MAX_BRACKETS, _MAX_LENGTH = 500, 1_000_000
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def test_detect_writes_scores_weights_and_report(detector: Path) -> None:
     for kind in ("box", "mask"):
         assert summary[f"{kind}_ap_small"] is not None
         assert summary[f"{kind}_ap_medium"] is None and summary[f"{kind}_ap_large"] is None
-        assert f"{kind} ap small" in page and f"{kind} ap large" not in page
+        assert f"{kind} AP, small objects" in page and f"{kind} AP, large" not in page
 
 
 def test_val_without_objects_selects_no_best_weights(tmp_path: Path) -> None:

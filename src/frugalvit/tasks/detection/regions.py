@@ -47,7 +47,7 @@ def match_regions(regions: Sequence[Tensor], targets: Targets, matcher: Matcher)
     """Return for each region the index of the object it overlaps most, and its class (0: background, -1: neither)."""
     owners, labels = [], []
     for part, target in zip(regions, targets, strict=True):
-        if not len(target["labels"]):
+        if not len(target["labels"]) or not len(part):
             background = torch.zeros(len(part), dtype=torch.int64, device=part.device)
             owners.append(background)
             labels.append(background)
