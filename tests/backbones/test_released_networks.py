@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.released_checkpoints import SWIN, esvit, same, save
 from torch import Tensor
 
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.weights.load import load_weights
+from helpers.released_checkpoints import SWIN, esvit, same, save
 
 # Golden file -> network, options, kind of the checkpoint, image sizes.
 ESVIT: dict[str, tuple[str, dict[str, Any], str, tuple[int, ...]]] = {

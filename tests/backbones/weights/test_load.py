@@ -5,6 +5,10 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
+
+from frugalvit.backbones.weights.load import load_weights, read_heads
+from frugalvit.errors import UserError
 from helpers.released_checkpoints import (
     drloc,
     drloc_resnet,
@@ -18,10 +22,6 @@ from helpers.released_checkpoints import (
     swin,
     vit,
 )
-from safetensors.torch import save_file
-
-from frugalvit.backbones.weights.load import load_weights, read_heads
-from frugalvit.errors import UserError
 
 FORMATS = {
     "timm swin": (swin, lambda s: s, "timm", 0),

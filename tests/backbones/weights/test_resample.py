@@ -5,12 +5,12 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from helpers.released_checkpoints import microsoft, swin, vit
 
 from frugalvit.backbones import create_backbone
 from frugalvit.backbones.timm_features import quiet_tables
 from frugalvit.backbones.weights.fit import inner_bias_table, resample_bias_table, resample_position_embedding
 from frugalvit.backbones.weights.load import load_weights
+from helpers.released_checkpoints import microsoft, swin, vit
 
 
 def cubic(distance: float, a: float = -0.75) -> float:
