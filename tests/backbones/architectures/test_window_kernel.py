@@ -24,6 +24,7 @@ PLANS = {
     "one short window that the shift parts": plan_windows((3, 3), (7, 7), (2, 3), True),
     "zeros, where windows divide": plan_windows((14, 7), (7, 7), (3, 3), False),
 }
+INTERPRETED = ["whole", "padded and shifted", "one short window that the shift parts"]  # a GPU runs all
 
 
 def plainly(qkv: Tensor, bias: Tensor, plan: WindowPlan) -> Tensor:
@@ -74,7 +75,7 @@ def test_interpreted_kernels_equal_plain_torch() -> None:
     if "only 0-dimensional arrays can be converted" in ran.stderr:
         pytest.skip("this Triton's interpreter does not take this NumPy")
     assert ran.returncode == 0, ran.stderr[-2000:]
-    assert ran.stdout.split("\n")[:-1] == list(PLANS)
+    assert ran.stdout.split("\n")[:-1] == INTERPRETED
 
 
 @pytest.mark.gpu
@@ -137,6 +138,6 @@ def test_plans_without_kernel() -> None:
 
 
 if __name__ == "__main__":
-    for each, one in PLANS.items():
-        interpret(one)
+    for each in INTERPRETED:
+        interpret(PLANS[each])
         print(each)

@@ -19,6 +19,7 @@ from frugalvit.data import open_data
 from frugalvit.data.loader import eval_batches
 from frugalvit.experiment import builders
 from frugalvit.experiment.defaults import Facts, finetuning_epochs, frozen_blocks, layer_decay
+from frugalvit.probing import logistic
 from frugalvit.probing.logistic import fit_on_features
 from frugalvit.tasks.classification.task import ClassificationTask
 from helpers.tiny_runs import interrupted_at, load_state, write_images
@@ -115,6 +116,7 @@ def test_a_start_that_stays_learns_from_val_too(
     """Later weights must be better on val than the fitted start; if not, the result is the probe on train and val."""
     shutil.copytree(data, tmp_path / "photos")
     shutil.copytree(data / "val", tmp_path / "photos/test")
+    monkeypatch.setattr(logistic, "search_strength", lambda evaluate: (1.0, {}))  # the search has tests of its own
     monkeypatch.setattr(ClassificationTask, "evaluate", lambda self, step: {"top1": later if step else 60.0})
     options = SHORT | {"pretrained": True, "backbone": "test_vit", "img_size": 32, "evaluate_every": 1}
     result = fv.train(tmp_path / "photos", out=str(tmp_path / "run"), **options)
