@@ -30,7 +30,9 @@ def compile_task(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric)
         console.warning(f"compiled without CUDA graphs: {reason}")
         graphs = False
     if not task.compiles_by_default:
-        console.warning("this network fell back to chance when torch 2.11 compiled it; --compile auto does not compile it")
+        console.warning(
+            "this network fell back to chance when torch 2.11 compiled it; --compile auto leaves it as it is"
+        )
     prepare_compiler()
     task.compile_with(graphs)
 
