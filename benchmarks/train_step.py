@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchvision_input
 from esvit_reference import ReferencePretrainingTask
 from frugalvit.backbones.architectures import swin
+from frugalvit.config.defaults import Facts
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
@@ -36,7 +37,7 @@ from frugalvit.engine.compile import can_replay_graphs, prepare_compiler
 from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device, preserve_onednn
 from frugalvit.engine.step import TrainStep, make_optimizer
 from frugalvit.errors import UserError
-from frugalvit.experiment.defaults import AutoValues, Facts, resolve_pretraining, resolve_training
+from frugalvit.experiment.resolve import AutoValues, add_backbone_facts, resolve_pretraining, resolve_training
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
 from frugalvit.tasks.pretraining.task import PretrainingTask
@@ -257,7 +258,7 @@ def _make_train_step(
     if isinstance(settings, PretrainConfig):
         with console.quiet():  # every row would log the same
             student = pretrain.make_network(settings)
-        resolved = resolve_pretraining(settings, facts.with_backbone(student), auto)
+        resolved = resolve_pretraining(settings, add_backbone_facts(facts, student), auto)
         plan = pretrain.make_plan(resolved, facts.images, 1)
         plan = replace(plan, log_every=plan.steps)  # the health metrics belong to the log
         kind = ReferencePretrainingTask if as_written else PretrainingTask
@@ -265,7 +266,7 @@ def _make_train_step(
     else:
         with console.quiet():
             backbone = train.make_network(settings, classes)
-        resolved = resolve_training(settings, facts.with_backbone(backbone), auto)
+        resolved = resolve_training(settings, add_backbone_facts(facts, backbone), auto)
         plan = train.make_plan(resolved, facts.images, 1)
         task = train.make_task(resolved, backbone, plan)
     task.batches = batches

@@ -33,7 +33,8 @@ ORDER = (
 # These packages must work without the named earlier ones.
 INDEPENDENT = {"config": {"data"}, "backbones": {"data"}, "objectives": {"data", "backbones"}}
 # The file names of a run folder: this module imports only utils, and the torch-free configuration reads it.
-LEVELS = {"runs.layout": "utils"}
+# Checkpoints: the loop writes them through the run folder, and strangers look for them beside the loop.
+LEVELS = {"runs.layout": "utils", "engine.checkpoint": "runs"}
 MAX_MODULES = 15
 # Participles, adjectives and catch-all words: a stranger cannot guess what they hold.
 BANNED = {

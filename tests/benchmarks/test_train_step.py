@@ -16,6 +16,7 @@ import train_step
 from esvit_reference import ReferencePretrainingTask
 from frugalvit.backbones import create_backbone
 from frugalvit.config.data import CropsConfig, MixingConfig
+from frugalvit.config.defaults import Facts
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
@@ -25,7 +26,7 @@ from frugalvit.data.augmentation.transforms import MultiCrop
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batches
 from frugalvit.engine.schedule import Constant
-from frugalvit.experiment.defaults import AutoValues, Facts, resolve_training
+from frugalvit.experiment.resolve import AutoValues, resolve_training
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.tasks.pretraining.train import make_plan

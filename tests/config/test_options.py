@@ -205,7 +205,7 @@ def erased_share(value: tuple[float, float]) -> float:
 
 
 def longest_side(value: float) -> int:
-    from frugalvit.tasks.detection.coco import CocoData
+    from frugalvit.data.formats.coco import CocoData
     from frugalvit.tasks.detection.commands import make_task
 
     sizes = {"masks": False, "detector": {"channels": 8, "hidden": 8, "anchors": 8, "octaves": 1}}

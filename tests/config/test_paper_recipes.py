@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from frugalvit import create_backbone
+from frugalvit.config.defaults import Facts
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.engine.schedule import Cosine
-from frugalvit.experiment.defaults import AutoValues, Facts, resolve_pretraining, resolve_training
+from frugalvit.experiment.resolve import AutoValues, resolve_pretraining, resolve_training
 from frugalvit.tasks.classification.train import make_plan, make_task
 
 FLOWERS = Facts(2040, 102, 500, "cuda", "swin", 27_500_000)

@@ -15,6 +15,7 @@ from lightning_fabric import Fabric
 
 import train_step
 from frugalvit.backbones import Backbone, create_backbone
+from frugalvit.config.defaults import Facts
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
@@ -22,7 +23,7 @@ from frugalvit.data.loader import Batch
 from frugalvit.engine.compile import PAYS_FROM, compile_task, prepare_compiler
 from frugalvit.engine.schedule import Constant
 from frugalvit.engine.step import TrainPlan
-from frugalvit.experiment.defaults import AutoValues, Facts, resolve_training
+from frugalvit.experiment.resolve import AutoValues, add_backbone_facts, resolve_training
 from frugalvit.objectives import DenseLocalization
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.classification.train import make_task, train
@@ -54,7 +55,7 @@ def compiled(
 def task_of(backbone: Backbone, **localization: Any) -> ClassificationTask:
     """Build the task of a run with resolved values."""
     values = {"data": "photos", "localization": {"weight": 0.5} | localization, "ema": 0.0, "batch": 2, "lr": 0.1}
-    facts = Facts(8, 3, 32, "cpu").with_backbone(backbone)
+    facts = add_backbone_facts(Facts(8, 3, 32, "cpu"), backbone)
     config = resolve_training(TrainConfig.parse(values | {"steps": 10}), facts, AutoValues())
     return make_task(config, backbone, TrainPlan(10, 10, Constant(0.1)))
 

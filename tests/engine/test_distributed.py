@@ -20,7 +20,7 @@ from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, StreamingDa
 from frugalvit.engine import distributed
 from frugalvit.errors import LostRankError, UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.defaults import AutoValues
+from frugalvit.experiment.resolve import AutoValues
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.dense import commands as running

@@ -14,8 +14,8 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.experiment.builders import load_initial_weights, make_backbone
-from frugalvit.experiment.defaults import AutoValues
 from frugalvit.experiment.load_model import adopt_init_architecture
+from frugalvit.experiment.resolve import AutoValues
 
 NARROW = {"embed_dim": 8, "depths": [1, 1, 1], "num_heads": [1, 2, 2]}
 HALVES = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}

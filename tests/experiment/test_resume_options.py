@@ -9,11 +9,12 @@ import yaml
 
 from frugalvit.comparison.compare import compare
 from frugalvit.config.compare import CompareConfig
+from frugalvit.config.defaults import Facts
 from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.defaults import AutoValues, Facts, resolve_training
+from frugalvit.experiment.resolve import AutoValues, resolve_training
 from frugalvit.runs import resume
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification.train import make_plan

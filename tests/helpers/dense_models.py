@@ -7,8 +7,8 @@ import torch
 from faster_coco_eval.core import mask as run_length
 
 from frugalvit import create_backbone
+from frugalvit.data.formats.coco import CocoData, CocoImage, masks_of
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.detection.coco import CocoData, CocoImage, masks_of
 from frugalvit.tasks.detection.layers import DetectorSpec
 from frugalvit.tasks.detection.model import Detector
 

@@ -12,7 +12,8 @@ import torch
 import yaml
 from PIL import Image
 
-from frugalvit.experiment import defaults
+from frugalvit.config.defaults import Facts
+from frugalvit.experiment import resolve as resolving
 
 # The shape that frugalvit chooses for 16 pixels; explicit, because each choice builds several networks.
 SWIN = {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "patch_size": 2, "window_size": 8}
@@ -137,15 +138,15 @@ def unequal_parts(one: Any, other: Any, where: str = "") -> list[str]:
 
 def resolve(config: Any, images: int = 64, **facts: Any) -> Any:
     """The resolved configuration of a run on this many images of two classes, on a CPU."""
-    from frugalvit.experiment import dense_defaults
+    from frugalvit.experiment import resolve_dense
 
-    known, auto = defaults.Facts(images, 2, 32, "cpu", **facts), defaults.AutoValues()
+    known, auto = Facts(images, 2, 32, "cpu", **facts), resolving.AutoValues()
     if config.recipe_task() == "train":
-        return defaults.resolve_training(config, known, auto)
+        return resolving.resolve_training(config, known, auto)
     if config.recipe_task() == "pretrain":
-        return defaults.resolve_pretraining(config, known, auto)
+        return resolving.resolve_pretraining(config, known, auto)
     if config.recipe_task() == "distil":
-        return defaults.resolve_distillation(config, known, auto)
+        return resolving.resolve_distillation(config, known, auto)
     if config.recipe_task() == "segment":
-        return dense_defaults.resolve_segmentation(config, known, auto)
-    return dense_defaults.resolve_detection(config, known, [4, 8, 16, 32, 64], (False, "no masks"), auto)
+        return resolve_dense.resolve_segmentation(config, known, auto)
+    return resolve_dense.resolve_detection(config, known, [4, 8, 16, 32, 64], (False, "no masks"), auto)

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from frugalvit.config.defaults import LOCALIZATION_WEIGHTS
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.objectives import (
-    LOCALIZATION_WEIGHTS,
     DenseLocalization,
     RelativeLocalization,
     draw_pairs,

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frugalvit.config.train import TrainConfig
+from frugalvit.engine.checkpoint import find_damage, read_state
 from frugalvit.errors import UserError
 from frugalvit.experiment.summary import run_result
-from frugalvit.runs.checkpoint import find_damage, read_state
 from frugalvit.runs.layout import find_run
 from frugalvit.runs.run_folder import RunFolder, finished_summary, new_run_folder
 from frugalvit.utils.files import remove_parts, write_atomically, write_text

@@ -13,8 +13,8 @@ import yaml
 from frugalvit.backbones.weights.load import read_checkpoint
 from frugalvit.cli import main as cli
 from frugalvit.config.yaml import read_yaml
+from frugalvit.engine.checkpoint import read_state
 from frugalvit.errors import UserError
-from frugalvit.runs.checkpoint import read_state
 from frugalvit.runs.run_folder import RunFolder
 
 SOURCE = Path(__file__).parents[2] / "src" / "frugalvit"

@@ -153,7 +153,7 @@ coco_values = st.recursive(
 @fuzz(60)
 @given(st.data())
 def test_coco(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    from frugalvit.tasks.detection.coco import masks_of, open_coco
+    from frugalvit.data.formats.coco import masks_of, open_coco
 
     folder = tmp_path_factory.getbasetemp() / "coco"
     folder.mkdir(exist_ok=True)
@@ -188,7 +188,7 @@ def test_coco(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> 
 
 def test_a_polygon_far_outside_of_the_image(tmp_path: Path) -> None:
     """Found by fuzzing: a corner a billion pixels away made the library use all the memory."""
-    from frugalvit.tasks.detection.coco import open_coco
+    from frugalvit.data.formats.coco import open_coco
 
     (tmp_path / "a.png").write_bytes(_image("png"))
     box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 1, 4, 4], "area": 16, "iscrowd": 0}

@@ -22,9 +22,9 @@ from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.cli.main import main
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.webdataset import remote
+from frugalvit.engine.checkpoint import read_state
 from frugalvit.errors import UserError
-from frugalvit.experiment.defaults import AutoValue
-from frugalvit.runs.checkpoint import read_state
+from frugalvit.experiment.resolve import AutoValue
 from frugalvit.runs.resume import load_resumed_config
 from frugalvit.runs.run_folder import RunFolder, check_stored, finished_summary, read_data_facts
 from frugalvit.utils import launch_env, system

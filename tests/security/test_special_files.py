@@ -15,14 +15,14 @@ from frugalvit.config.yaml import read_yaml
 from frugalvit.data import open_data
 from frugalvit.data.cache.store import open_file
 from frugalvit.data.dataset import FileExamples
+from frugalvit.data.formats.annotated_images import read_image_size
+from frugalvit.data.formats.coco import read_coco_file
 from frugalvit.data.open import read_class_names
 from frugalvit.data.webdataset.index import read_index
 from frugalvit.data.webdataset.tar import list_members
+from frugalvit.engine.checkpoint import read_state
 from frugalvit.errors import UserError
-from frugalvit.runs.checkpoint import read_state
 from frugalvit.runs.run_folder import RunFolder
-from frugalvit.tasks.dense.dataset import read_image_size
-from frugalvit.tasks.detection.coco import read_coco_file
 from frugalvit.tasks.segmentation.dataset import _class_names
 from frugalvit.utils.files import read_bytes, read_text
 

@@ -1,6 +1,6 @@
 """``frugalvit advise DATA``: propose commands for a dataset, with reasons and expected times.
 
-``experiment/defaults.py`` chooses the values, as in a run. This module times a few steps of each training.
+``config/defaults.py`` chooses the values, as in a run. This module times a few steps of each training.
 """
 
 import shlex
@@ -14,6 +14,7 @@ import torch
 from lightning_fabric import Fabric
 
 from frugalvit.backbones.weights.published import is_online, locate_published
+from frugalvit.config.defaults import Facts, published_backbone
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.tools import AdviseConfig
 from frugalvit.config.train import RunConfig, TrainConfig
@@ -28,10 +29,9 @@ from frugalvit.engine.hardware import pick_device
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.defaults import (
+from frugalvit.experiment.resolve import (
     AutoValues,
-    Facts,
-    published_backbone,
+    add_backbone_facts,
     resolve_input,
     resolve_pretraining,
     resolve_training,
@@ -223,7 +223,7 @@ def _plan_training(
     settings = resolve_input(settings, facts, decisions)
     with console.quiet():
         backbone = train.make_network(settings, source.classes)
-    settings = resolve_training(settings, facts.with_backbone(backbone), decisions)
+    settings = resolve_training(settings, add_backbone_facts(facts, backbone), decisions)
     plan = train.make_plan(settings, facts.images, 1)
     command = f"frugalvit train {shlex.quote(config.data)}{flags}"
     proposal = Proposal(command, REASONS[reason], steps=plan.steps, decisions=decisions, notes=backbone.notes)
@@ -248,7 +248,7 @@ def _plan_pretraining(config: AdviseConfig, source: DatasetSplits, facts: Facts,
     settings = resolve_input(settings, facts, decisions)
     with console.quiet():
         student = pretrain.make_network(settings)
-    settings = resolve_pretraining(settings, facts.with_backbone(student), decisions)
+    settings = resolve_pretraining(settings, add_backbone_facts(facts, student), decisions)
     plan = pretrain.make_plan(settings, facts.images, 1)
     command = f"frugalvit pretrain {shlex.quote(config.data)}"
     proposal = Proposal(command, REASONS[reason], steps=plan.steps, decisions=decisions)

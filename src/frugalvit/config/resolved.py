@@ -1,6 +1,6 @@
 """The configuration of a run after "auto" is resolved: training needs no further choice.
 
-``experiment/defaults.py`` makes these. "auto" remains in options that each machine resolves (device, precision,
+``experiment/resolve.py`` makes these. "auto" remains in options that each machine resolves (device, precision,
 compile, workers, cache), in options that say how to read data, and in the options of a loss that is off.
 """
 # Narrower types than in the base class are sound here, because every Config is frozen. Pydantic takes a field from the

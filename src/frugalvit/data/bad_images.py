@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,3 +58,11 @@ class UnreadableImage(UserError):
 
     def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
         return UnreadableImage, (self.name, self.reason)  # pickles, so that a worker can raise it
+
+
+class SkippedFile(NamedTuple):
+    """An unreadable file of a split, and the reason."""
+
+    split: str
+    file: str
+    reason: str

@@ -35,8 +35,8 @@ from frugalvit.engine import distributed
 from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device, use_deterministic_algorithms
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
-from frugalvit.experiment.defaults import PAIR, AutoValue, AutoValues
 from frugalvit.experiment.load_model import find_init
+from frugalvit.experiment.resolve import PAIR, AutoValue, AutoValues
 from frugalvit.objectives import RelativeLocalization
 from frugalvit.runs import layout
 from frugalvit.runs.layout import has_checkpoint

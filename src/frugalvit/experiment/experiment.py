@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone
+from frugalvit.config.defaults import Facts
 from frugalvit.config.resolved import ResolvedRunConfig
 from frugalvit.config.train import RunConfig
 from frugalvit.data.dataset import ImageDataset
@@ -24,9 +25,9 @@ from frugalvit.engine.distributed import (
 from frugalvit.engine.loop import RunInterrupted, TrainPlan, fit
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.defaults import AutoValues, Facts, record_recipe, resolve_input
 from frugalvit.experiment.extra_objectives import load_plugins
 from frugalvit.experiment.load_model import adopt_init_architecture, find_init
+from frugalvit.experiment.resolve import AutoValues, add_backbone_facts, record_recipe, resolve_input
 from frugalvit.report.html import write_report
 from frugalvit.runs import layout, resume
 from frugalvit.runs.layout import missing_parents, remove_empty_run
@@ -199,7 +200,7 @@ class Experiment(ABC, Generic[C, R]):
         options = adopt_init_architecture(self.options, self.auto_values, with_size=self.init_sets_size)
         options = self.resolve_input(options, facts)
         self.backbone = self.build_backbone(options)
-        self.config = self.resolve_values(options, facts.with_backbone(self.backbone))
+        self.config = self.resolve_values(options, add_backbone_facts(facts, self.backbone))
         self.plan = self.build_plan()
 
     def _record(self) -> None:

@@ -20,10 +20,10 @@ from frugalvit.backbones.weights.published import (
 )
 from frugalvit.config.train import RunConfig
 from frugalvit.data.augmentation.transforms import EvalTransform
+from frugalvit.engine.checkpoint import read_state
 from frugalvit.errors import UserError
-from frugalvit.experiment.defaults import AutoValues
+from frugalvit.experiment.resolve import AutoValues
 from frugalvit.runs import layout
-from frugalvit.runs.checkpoint import read_state
 from frugalvit.runs.resume import command_of
 from frugalvit.utils import console
 from frugalvit.utils.console import shell_quote

@@ -3,7 +3,6 @@
 from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk, sinkhorn_center
 from frugalvit.objectives.distillation import FeatureDistillation, distillation_targets
 from frugalvit.objectives.drloc import (
-    LOCALIZATION_WEIGHTS,
     DenseLocalization,
     RelativeLocalization,
     draw_pairs,
@@ -32,7 +31,6 @@ from frugalvit.objectives.registry import (
 __all__ = [
     "RelativeLocalization",
     "DenseLocalization",
-    "LOCALIZATION_WEIGHTS",
     "localization_weight_at",
     "draw_pairs",
     "FeatureDistillation",

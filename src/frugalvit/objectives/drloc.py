@@ -32,9 +32,6 @@ Device = torch.device | str | None
 ALPHA = 0.001  # weight of the variance term, Eq. 6
 VARIANCE_FLOOR = 1e-8  # avoids division by zero for a posterior with all mass on one class
 
-# λ per family: main paper section 4 (Swin, T2T, CvT) and supplement section 3 (ViT-B).
-LOCALIZATION_WEIGHTS = {"swin": 0.5, "t2t": 0.1, "cvt": 0.1, "vit": 0.01}
-
 
 def draw_pairs(
     batch: int,

@@ -1,8 +1,8 @@
 """Record which images a run used and skipped (data.json)."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
 
+from frugalvit.data.bad_images import SkippedFile
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.loader import BatchSource
 from frugalvit.runs import layout
@@ -11,14 +11,6 @@ from frugalvit.utils.files import utf8_safe
 
 MOST_NAMED = 200
 """The largest number of unreadable files that data.json names."""
-
-
-class SkippedFile(NamedTuple):
-    """An unreadable file of a split, and the reason."""
-
-    split: str
-    file: str
-    reason: str
 
 
 def record_data_usage(run: RunFolder, notes: Sequence[str], parts: Mapping[str, ImageStore | BatchSource]) -> None:

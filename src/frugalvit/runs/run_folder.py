@@ -15,9 +15,9 @@ import yaml
 from frugalvit.config.base import Config
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey
+from frugalvit.engine.checkpoint import load_best_state, load_newest_state, read_state, save_state
 from frugalvit.errors import UserError
 from frugalvit.runs import layout
-from frugalvit.runs.checkpoint import load_best_state, load_newest_state, read_state, save_state
 from frugalvit.runs.layout import find_run
 from frugalvit.runs.trackers import TensorBoard, Trackers
 from frugalvit.utils import console

@@ -14,11 +14,11 @@ from sklearn.linear_model import LogisticRegression
 
 import frugalvit as fv
 from frugalvit.backbones import create_backbone
+from frugalvit.config.defaults import Facts, finetuning_epochs, frozen_blocks, layer_decay
 from frugalvit.config.train import TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.loader import eval_batches
 from frugalvit.experiment import builders
-from frugalvit.experiment.defaults import Facts, finetuning_epochs, frozen_blocks, layer_decay
 from frugalvit.probing import logistic
 from frugalvit.probing.logistic import fit_on_features
 from frugalvit.tasks.classification.task import ClassificationTask

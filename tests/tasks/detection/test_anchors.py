@@ -9,9 +9,10 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou
 
 from frugalvit import create_backbone
+from frugalvit.config.defaults import Facts
 from frugalvit.config.dense import DetectConfig
-from frugalvit.experiment.defaults import AutoValues, Facts
-from frugalvit.experiment.dense_defaults import resolve_detection
+from frugalvit.experiment.resolve import AutoValues
+from frugalvit.experiment.resolve_dense import resolve_detection
 from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides, with_top
 from frugalvit.tasks.detection.layers import DetectorSpec, FloatAnchors, roi_align
 from frugalvit.tasks.detection.model import Detector

@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frugalvit import create_backbone
+from frugalvit.data.formats.coco import masks_of, open_coco
 from frugalvit.data.rng import generator_for, uniform
 from frugalvit.tasks.dense import loader
 from frugalvit.tasks.dense.commands import open_pictures
 from frugalvit.tasks.dense.loader import StepLoader
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.detection.coco import masks_of, open_coco
 from frugalvit.tasks.detection.dataset import (
     DetectionDataset,
     Objects,

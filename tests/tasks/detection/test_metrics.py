@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from faster_coco_eval import COCO, COCOeval_faster
 
-from frugalvit.tasks.detection.coco import CocoData, open_coco
+from frugalvit.data.formats.coco import CocoData, open_coco
 from frugalvit.tasks.detection.metrics import _curves, agreement, average_precision
 from helpers.dense_models import noisy
 from helpers.dense_samples import make_coco

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from frugalvit import create_backbone
+from frugalvit.data.formats.coco import open_coco
 from frugalvit.tasks.dense.checkpoint import single_device_fabric
 from frugalvit.tasks.dense.commands import open_pictures
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.detection.coco import open_coco
 from frugalvit.tasks.detection.dataset import DetectionDataset, View, padded_size
 from frugalvit.tasks.detection.layers import DetectorSpec
 from frugalvit.tasks.detection.model import Detector

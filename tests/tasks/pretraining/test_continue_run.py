@@ -16,7 +16,7 @@ from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.engine.param_groups import remap_optimizer_state
 from frugalvit.errors import UserError
-from frugalvit.experiment.defaults import AutoValues
+from frugalvit.experiment.resolve import AutoValues
 from frugalvit.runs.run_folder import read_data_facts
 from frugalvit.tasks.pretraining.continue_run import ContinuedRun, start_from_heads
 from frugalvit.utils.files import read_json

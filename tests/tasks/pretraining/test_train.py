@@ -21,8 +21,8 @@ from frugalvit.data.augmentation.transforms import MultiCrop
 from frugalvit.engine.schedule import Constant
 from frugalvit.errors import UserError
 from frugalvit.experiment.builders import make_backbone
-from frugalvit.experiment.defaults import AutoValues
 from frugalvit.experiment.load_model import adopt_init_architecture, load_model
+from frugalvit.experiment.resolve import AutoValues
 from frugalvit.tasks.classification.train import train
 from frugalvit.tasks.pretraining.collapse import Health
 from frugalvit.tasks.pretraining.task import PretrainingTask

@@ -15,11 +15,12 @@ from torch.nn import functional as F
 from torchvision.transforms.functional import adjust_contrast
 
 from frugalvit import create_backbone
+from frugalvit.config.defaults import Facts
 from frugalvit.config.dense import SegmentConfig, TestConfig
 from frugalvit.data.rng import generator_for, uniform
 from frugalvit.errors import UserError
-from frugalvit.experiment.defaults import AutoValues, Facts
-from frugalvit.experiment.dense_defaults import resolve_segmentation
+from frugalvit.experiment.resolve import AutoValues
+from frugalvit.experiment.resolve_dense import resolve_segmentation
 from frugalvit.tasks.dense.commands import open_pictures
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader
 from frugalvit.tasks.dense.pyramid import Pyramid

@@ -42,7 +42,7 @@ def partners(count: int, device: torch.device | str = "cpu") -> Tensor:
 class Mixing:
     """Mixup and cutmix on a batch of normalized images.
 
-    ``experiment/defaults.py`` resolves prob "auto" for a run; otherwise "auto" is 1.
+    ``experiment/resolve.py`` resolves prob "auto" for a run; otherwise "auto" is 1.
 
     >>> mixing = Mixing(MixingConfig(), classes=100)
     >>> mixed, targets = mixing(images, labels, generator)     # does not change ``images``

@@ -91,7 +91,7 @@ class Normalize:
 class TrainAugment:
     """Supervised training, in timm's order: crop, flip, RandAugment, jitter, grey, blur, normalize, erase.
 
-    ``experiment/defaults.py`` resolves operations "auto" for a run; otherwise "auto" is 2.
+    ``experiment/resolve.py`` resolves operations "auto" for a run; otherwise "auto" is 2.
 
     >>> augment = TrainAugment(AugmentConfig(), 224)
     >>> batch = augment(stored_images, sizes, generator)          # (B, 3, 224, 224), normalized

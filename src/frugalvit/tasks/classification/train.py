@@ -16,6 +16,7 @@ from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_config import class_names
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.backbones.weights.published import locate_published
+from frugalvit.config.defaults import Facts, images_per_epoch, published_backbone
 from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.semi_supervised import REST
 from frugalvit.config.train import TrainConfig
@@ -33,17 +34,10 @@ from frugalvit.engine.schedule import Constant, Cosine, Linear, Ramp, Schedule, 
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization
-from frugalvit.experiment.defaults import (
-    PAIR,
-    Facts,
-    images_per_epoch,
-    published_backbone,
-    resolve_input,
-    resolve_training,
-)
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.load_model import find_init
+from frugalvit.experiment.resolve import PAIR, resolve_input, resolve_training
 from frugalvit.experiment.summary import (
     augmentation_sheet,
     collect_answers,

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from frugalvit.data.formats.coco import read_contents
 from frugalvit.data.formats.image_folder import are_layout_folders
+from frugalvit.data.formats.masks import find_pairs
 from frugalvit.errors import UserError
-from frugalvit.tasks.detection.coco import read_contents
-from frugalvit.tasks.segmentation.dataset import find_pairs
 from frugalvit.utils.text import pluralize
 
 

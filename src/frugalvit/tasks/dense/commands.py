@@ -13,22 +13,23 @@ from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
+from frugalvit.config.defaults import Facts
 from frugalvit.config.dense import DetectEvalConfig, SegmentEvalConfig, TransferConfig
 from frugalvit.config.resolved import ResolvedTransferConfig
 from frugalvit.config.train import same_value
 from frugalvit.config.yaml import read_yaml
+from frugalvit.data.bad_images import SkippedFile
 from frugalvit.data.dataset import FileExamples
 from frugalvit.engine.distributed import collective_timeout
 from frugalvit.engine.loop import TrainPlan
 from frugalvit.engine.schedule import Schedule
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.defaults import Facts
-from frugalvit.experiment.dense_defaults import resolve_dense_input
 from frugalvit.experiment.experiment import Experiment
+from frugalvit.experiment.resolve_dense import resolve_dense_input
 from frugalvit.experiment.summary import describe_weights, finite, run_facts, run_result
 from frugalvit.runs import layout
-from frugalvit.runs.data_record import SkippedFile, write_data_usage
+from frugalvit.runs.data_record import write_data_usage
 from frugalvit.runs.resume import network_keywords
 from frugalvit.tasks.dense.checkpoint import save_trained
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader, worker_count

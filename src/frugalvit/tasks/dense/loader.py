@@ -21,9 +21,9 @@ from torch import Tensor
 from frugalvit.data.bad_images import UnreadableImage, substitutes
 from frugalvit.data.cache.build import memory_share
 from frugalvit.data.decode import decode, read_header
+from frugalvit.data.formats.annotated_images import check_bad, warn_unreadable
 from frugalvit.data.rng import generator_for, uniform
 from frugalvit.errors import UserError
-from frugalvit.tasks.dense.dataset import check_bad, warn_unreadable
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
 

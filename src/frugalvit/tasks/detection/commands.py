@@ -12,13 +12,14 @@ from faster_coco_eval.core import mask as run_length
 from PIL import Image
 
 from frugalvit.backbones import Backbone
+from frugalvit.config.defaults import Facts
 from frugalvit.config.dense import DetectConfig, DetectEvalConfig, DetectPredictConfig
 from frugalvit.config.resolved import ResolvedDetectConfig
+from frugalvit.data.formats.coco import CocoData, open_coco, rle
 from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.schedule import Schedule, Steps
 from frugalvit.errors import UserError
-from frugalvit.experiment.defaults import Facts
-from frugalvit.experiment.dense_defaults import resolve_detection
+from frugalvit.experiment.resolve_dense import resolve_detection
 from frugalvit.runs import layout
 from frugalvit.tasks.dense.checkpoint import load_trained
 from frugalvit.tasks.dense.commands import (
@@ -33,7 +34,6 @@ from frugalvit.tasks.dense.commands import (
 )
 from frugalvit.tasks.dense.drawing import draw_best_and_worst, draw_objects, save_picture, side_by_side
 from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides, with_top
-from frugalvit.tasks.detection.coco import CocoData, open_coco, rle
 from frugalvit.tasks.detection.dataset import DetectionDataset, View
 from frugalvit.tasks.detection.layers import DetectorSpec
 from frugalvit.tasks.detection.metrics import agreement

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frugalvit.data.augmentation.operations import luma
+from frugalvit.data.formats.coco import CocoData, CocoImage, masks_of
 from frugalvit.tasks.dense.loader import ImageReader, to_device_flat
-from frugalvit.tasks.detection.coco import CocoData, CocoImage, masks_of
 from frugalvit.tasks.detection.layers import Target
 
 _TRAIN_SIZES = 11

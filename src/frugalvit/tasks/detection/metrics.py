@@ -11,7 +11,7 @@ import torch
 from faster_coco_eval import COCO, COCOeval_faster
 from torchvision.ops import box_convert, box_iou
 
-from frugalvit.tasks.detection.coco import CocoData, CocoImage, rle
+from frugalvit.data.formats.coco import CocoData, CocoImage, rle
 from frugalvit.utils.statistics import PARTS, jackknife_interval, pseudo_values
 
 _MIN_OVERLAP = 0.5

@@ -8,10 +8,10 @@ import torch
 from faster_coco_eval.core import mask as run_length
 from torch import Tensor, nn
 
+from frugalvit.data.formats.coco import CocoData, CocoImage
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader, share
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask
-from frugalvit.tasks.detection.coco import CocoData, CocoImage
 from frugalvit.tasks.detection.dataset import DetectionDataset, Objects, View, make_targets, padded_size, stack_images
 from frugalvit.tasks.detection.layers import Target
 from frugalvit.tasks.detection.metrics import AP_KEYS, AveragePrecision, average_precision, precision_facts

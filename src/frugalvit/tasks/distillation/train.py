@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from frugalvit.config.defaults import Facts
 from frugalvit.config.distil import DistilConfig
 from frugalvit.config.resolved import ResolvedDistilConfig
 from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.errors import UserError
-from frugalvit.experiment.defaults import Facts, resolve_distillation
+from frugalvit.experiment.resolve import resolve_distillation
 from frugalvit.objectives import FeatureDistillation
 from frugalvit.tasks.distillation.task import DistillationTask
 from frugalvit.tasks.distillation.teacher import cache_targets, load_teacher

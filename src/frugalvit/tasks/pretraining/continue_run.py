@@ -17,7 +17,7 @@ from frugalvit.config.yaml import read_yaml
 from frugalvit.engine.param_groups import remap_optimizer_state
 from frugalvit.engine.step import total_steps
 from frugalvit.errors import UserError
-from frugalvit.experiment.defaults import AutoValue, AutoValues
+from frugalvit.experiment.resolve import AutoValue, AutoValues
 from frugalvit.runs import layout
 from frugalvit.runs.layout import find_run, has_checkpoint
 from frugalvit.runs.resume import check_command

@@ -10,6 +10,7 @@ from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_folder import load_model_folder, save_model_folder
+from frugalvit.config.defaults import Facts
 from frugalvit.config.pretrain import LabelFreeConfig, PretrainConfig
 from frugalvit.config.resolved import ResolvedLabelFreeConfig, ResolvedPretrainConfig
 from frugalvit.data.augmentation.transforms import Augment, MultiCrop
@@ -19,9 +20,9 @@ from frugalvit.engine.schedule import Cosine, Linear, warmup_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization
-from frugalvit.experiment.defaults import Facts, resolve_pretraining
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.extra_objectives import make_objectives
+from frugalvit.experiment.resolve import resolve_pretraining
 from frugalvit.experiment.summary import augmentation_sheet, finite, run_facts, run_result, save_pictures
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.runs import layout

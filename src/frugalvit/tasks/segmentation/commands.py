@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 
 from frugalvit.backbones import Backbone
+from frugalvit.config.defaults import Facts
 from frugalvit.config.dense import SegmentConfig, SegmentEvalConfig, SegmentPredictConfig, TestConfig
 from frugalvit.config.resolved import ResolvedSegmentConfig
 from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.schedule import Polynomial, Schedule
 from frugalvit.errors import UserError
-from frugalvit.experiment.defaults import Facts
-from frugalvit.experiment.dense_defaults import resolve_segmentation
+from frugalvit.experiment.resolve_dense import resolve_segmentation
 from frugalvit.runs import layout
 from frugalvit.tasks.dense.checkpoint import load_trained
 from frugalvit.tasks.dense.commands import (

@@ -7,13 +7,12 @@ from typing import Any, TypeVar
 
 from PIL import Image, UnidentifiedImageError
 
-from frugalvit.data.bad_images import UnreadableImage, check_unreadable
+from frugalvit.data.bad_images import SkippedFile, UnreadableImage, check_unreadable
 from frugalvit.data.copies import group_copies
 from frugalvit.data.dataset import FileExamples
 from frugalvit.data.decode import decode, known_formats
 from frugalvit.data.split import hold_out
 from frugalvit.errors import UserError
-from frugalvit.runs.data_record import SkippedFile
 from frugalvit.utils import console
 from frugalvit.utils.files import open_regular
 from frugalvit.utils.system import cores

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from faster_coco_eval.core import mask as run_length
 
+from frugalvit.data.formats.coco import find_annotations, masks_of, open_coco
 from frugalvit.data.formats.image_folder import SPLIT_NAMES
 from frugalvit.errors import UserError
-from frugalvit.tasks.detection.coco import find_annotations, masks_of, open_coco
 from helpers.dense_samples import annotation, as_official_coco, draw, edit, make_coco
 
 

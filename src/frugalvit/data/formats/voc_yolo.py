@@ -18,9 +18,10 @@ from faster_coco_eval.core import mask as run_length
 
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data.bad_images import UnreadableImage
+from frugalvit.data.formats.annotated_images import read_image_size
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, list_images
+from frugalvit.data.formats.masks import match_masks, read_labels
 from frugalvit.errors import UserError
-from frugalvit.tasks.dense.dataset import read_image_size
 from frugalvit.utils.files import read_user_text
 
 _LARGEST_XML = 2**20  # characters; an annotation has a few thousand
@@ -138,8 +139,6 @@ def _yolo_objects(truth: Path, image: Path, names: dict[int, str]) -> Objects:
 
 def _read_penn_fudan(root: Path) -> dict[str, Images]:
     """Read instance masks: every value above 0 is one pedestrian."""
-    from frugalvit.tasks.segmentation.dataset import match_masks, read_labels
-
     folders = root / "PNGImages", root / "PedMasks"
     if not all(folder.is_dir() for folder in folders):
         return {}

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from frugalvit.config import defaults
+from frugalvit.config.defaults import Facts
 from frugalvit.data.image_size import input_size
 from frugalvit.engine.step import total_steps
-from frugalvit.experiment import defaults
-from frugalvit.experiment.defaults import Facts
 
 SWIN_T, NANO = 28_000_000, 400_000
 FLOWERS, CIFAR = Facts(2_040, 102, 224, "cuda"), Facts(50_000, 100, 32, "cuda")

@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from frugalvit.cli import main as cli
+from frugalvit.data.formats.coco import open_coco
 from frugalvit.errors import UserError
 from frugalvit.tasks.dense.annotation_kind import find_annotation_kind
-from frugalvit.tasks.detection.coco import open_coco
 from helpers.dense_runs import detect_config
 from helpers.dense_samples import draw, make_coco
 

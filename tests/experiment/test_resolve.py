@@ -8,6 +8,7 @@ import pytest
 from frugalvit.backbones import create_backbone
 from frugalvit.config.compare import CompareConfig, parse_assignments
 from frugalvit.config.data import PAPER_VIEWS, SMALL_VIEWS, AugmentConfig, CropsConfig, Views
+from frugalvit.config.defaults import Facts
 from frugalvit.config.dense import DetectConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedTrainConfig
@@ -16,8 +17,14 @@ from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment.builders import make_localization
-from frugalvit.experiment.defaults import AutoValues, Facts, resolve_input, resolve_pretraining, resolve_training
-from frugalvit.experiment.dense_defaults import resolve_detection
+from frugalvit.experiment.resolve import (
+    AutoValues,
+    add_backbone_facts,
+    resolve_input,
+    resolve_pretraining,
+    resolve_training,
+)
+from frugalvit.experiment.resolve_dense import resolve_detection
 
 SWIN_T, NANO = 28_000_000, 400_000
 FLOWERS = Facts(2040, 102, 224, "cuda", "swin", SWIN_T)
@@ -218,7 +225,7 @@ def test_batch_in_equal_parts(world: int, accumulate: int, group: int, images: i
 
 
 def test_facts_of_the_backbone() -> None:
-    facts = Facts(500, 10, 64, "cpu").with_backbone(create_backbone("swin_nano", img_size=32, num_classes=10))
+    facts = add_backbone_facts(Facts(500, 10, 64, "cpu"), create_backbone("swin_nano", img_size=32, num_classes=10))
     assert facts.family == "swin" and 300_000 < facts.parameters < 500_000 and facts.images == 500
 
 

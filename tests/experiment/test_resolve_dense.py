@@ -4,14 +4,10 @@ from typing import Any
 
 import pytest
 
+from frugalvit.config.defaults import Facts, dense_epochs
 from frugalvit.config.dense import DetectConfig, SegmentConfig
-from frugalvit.experiment.defaults import AutoValues, Facts
-from frugalvit.experiment.dense_defaults import (
-    dense_epochs,
-    resolve_dense_input,
-    resolve_detection,
-    resolve_segmentation,
-)
+from frugalvit.experiment.resolve import AutoValues
+from frugalvit.experiment.resolve_dense import resolve_dense_input, resolve_detection, resolve_segmentation
 
 LEVELS: list[float] = [4, 8, 16, 32, 64]
 MASKS = True, "the data has masks"

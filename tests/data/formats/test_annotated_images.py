@@ -8,10 +8,10 @@ import pytest
 from PIL import Image
 
 from frugalvit.data.decode import decode
+from frugalvit.data.formats.annotated_images import make_splits, read_image_size
+from frugalvit.data.formats.coco import open_coco
 from frugalvit.data.split import hold_out
 from frugalvit.errors import UserError
-from frugalvit.tasks.dense.dataset import make_splits, read_image_size
-from frugalvit.tasks.detection.coco import open_coco
 from frugalvit.tasks.segmentation.dataset import Scene, open_scenes
 from helpers.dense_runs import Kind
 from helpers.dense_samples import make_scenes

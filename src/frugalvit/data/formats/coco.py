@@ -1,6 +1,6 @@
 """Read COCO-format datasets: JSON files with boxes, polygons and run-length masks, and their images.
 
-``annotations.py`` converts other layouts (Pascal VOC, YOLO, Penn-Fudan) to the content of such files.
+``voc_yolo.py`` converts other layouts (Pascal VOC, YOLO, Penn-Fudan) to the content of such files.
 
 | in the file | what happens |
 | --- | --- |
@@ -26,11 +26,11 @@ from faster_coco_eval.core import mask as run_length
 from pydantic import Field, FiniteFloat, NonNegativeInt
 from typing_extensions import TypedDict
 
+from frugalvit.data.bad_images import SkippedFile
+from frugalvit.data.formats.annotated_images import find_image_folder, make_splits, read_image_sizes, select_split
 from frugalvit.data.formats.image_folder import SPLIT_NAMES
+from frugalvit.data.formats.voc_yolo import read_annotations
 from frugalvit.errors import UserError
-from frugalvit.runs.data_record import SkippedFile
-from frugalvit.tasks.dense.dataset import find_image_folder, make_splits, read_image_sizes, select_split
-from frugalvit.tasks.detection.annotations import read_annotations
 from frugalvit.utils.files import read_bytes
 from frugalvit.utils.text import pluralize
 

@@ -3,24 +3,22 @@
 import math
 from typing import TypeVar
 
+from frugalvit.config.defaults import (
+    Facts,
+    dense_epochs,
+    dense_lr,
+    exported_weights,
+    papers_backbone,
+    published_backbone,
+)
 from frugalvit.config.dense import DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.config.resolved import ResolvedDetectConfig, ResolvedSegmentConfig
 from frugalvit.engine.step import steps_per_epoch, total_steps
 from frugalvit.errors import UserError
-from frugalvit.experiment.defaults import (
-    SMALL_NETWORK,
-    AutoValues,
-    Facts,
-    describe_interval,
-    exported_weights,
-    papers_backbone,
-    published_backbone,
-    resolve_batch_size,
-)
+from frugalvit.experiment.resolve import AutoValues, describe_interval, resolve_batch_size
 
 D = TypeVar("D", bound=TransferConfig)
 
-_STEPS_ON_CPU = 200
 _FEWEST_FOR_BATCH_NORM = 8
 
 
@@ -114,34 +112,3 @@ def _resolve_anchors(config: DetectConfig, side: int, strides: list[float], auto
     reach = round(anchors * coarsest * 2**extra)
     reason = f"strides of {finest:g} to {coarsest:g} px: anchors of {anchors * finest:.0f} to {reach} px"
     auto.choose("detector.octaves", options.octaves, 1 + extra, reason)
-
-
-def dense_lr(batch: int, parameters: int, *, detecting: bool) -> tuple[float, str]:
-    """Return the papers' rate, scaled with the root of the batch. At batch 16: 1e-4 (detection), 6e-5 (segmentation).
-
-    A small network needs more. ``swin_nano`` at 96 px, batch 4, one seed, from random weights:
-
-    | rate, times the papers' | 1 | 4 | 10 | 20 or 33 |
-    | --- | --- | --- | --- | --- |
-    | box AP, 160 images of coloured squares, 200 steps | 0.02 | 0.15 | 0.33 | 0.46 |
-    | mIoU, 160 images of shapes, 600 steps | 0.38 | 0.51 | 0.63 | 0.77 |
-    | mIoU, CamVid, 400 steps | 0.16 | 0.19 | 0.22 | 0.21 |
-    | box AP after EsViT, 60 images | 0.04 | | 0.35 | |
-    | mIoU after EsViT, CamVid | 0.17 | | 0.22 | |
-    """
-    small = 0 < parameters < SMALL_NETWORK
-    anchor = (1e-4 if detecting else 6e-5) * (10 if small else 1)
-    source = "ten times the papers', for a small network" if small else "the papers'"
-    lr = float(f"{anchor * math.sqrt(batch / 16):.2g}")
-    return lr, f"{anchor:g} at batch 16 ({source}), scaled with the square root to batch {batch}"
-
-
-def dense_epochs(facts: Facts, batch: int, detecting: bool) -> tuple[float, str]:
-    """Return the papers' 12 (detection) or 127 (segmentation) epochs, more if these are few steps."""
-    per_epoch = steps_per_epoch(facts.images, batch)
-    if facts.device == "cpu":
-        epochs = max(1, round(_STEPS_ON_CPU / per_epoch))
-        return epochs, f"about {epochs * per_epoch} steps: what a CPU does in reasonable time"
-    published, least = (12, 3_000) if detecting else (127, 4_000)
-    epochs = max(published, min(200, math.ceil(least / per_epoch)))
-    return epochs, f"{per_epoch} steps per epoch: at least {least:,} steps or 200 epochs, never fewer than {published}"

@@ -1,0 +1,341 @@
+"""The defaults that depend on the data: learning rate, batch size, length, Drloc, augmentation, teacher.
+
+One pure function per value returns the value and its reason. ``experiment/resolve.py`` replaces "auto" with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from frugalvit.config.data import SMALL_INPUT
+from frugalvit.config.pretrain import Centering
+
+# λ per family: main paper section 4 (Swin, T2T, CvT) and supplement section 3 (ViT-B).
+LOCALIZATION_WEIGHTS = {"swin": 0.5, "t2t": 0.1, "cvt": 0.1, "vit": 0.01}
+AUTHORS_DROP_PATHS = {"swin": 0.2, "t2t": 0.1}
+"""Stochastic depth in the code of each network's authors, which Drloc's runs start from."""
+DENSE_STEPS_ON_CPU = 200
+SMALL_NETWORK = 2_000_000  # parameters; smaller networks learn faster than those of the papers
+LARGE_NETWORK = 10_000_000  # parameters; larger Swins gain from the classification form of Drloc
+LONG_RUN = 180  # epochs; strong augmentation lowered accuracy after 100 and 167 epochs, not after 200 and 320
+LONG_RUN_HYBRID = 60  # epochs; mixing raised the accuracy of such networks after 70 and 87 epochs
+UNLABELLED_RATIO = 7  # unlabelled images per labelled one in a batch (FixMatch, FlexMatch, FreeMatch, SoftMatch)
+FEW_STEPS = 5_000  # RandAugment lowered accuracy in runs of 1,500, 3,100 and 4,000 steps
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the rules depend on."""
+
+    images: int  # training images
+    classes: int  # 0 without labels
+    side: int  # median short side of the images, in pixels
+    device: str  # "cpu", "cuda" or "mps"
+    family: str = ""  # of the backbone
+    parameters: int = 0  # of the backbone; 0 if unknown
+    dim: int = 768  # channels of the backbone's grid
+    eval_images: int = 0  # images of an evaluation while training
+    unlabelled: int = 0  # further training images, of --unlabelled
+    blocks: int = 0  # of the backbone; 0 if it does not define their order
+    fits_classifier: bool = False  # published features and single images: logistic regression is possible
+    tested: bool = False  # test images score the weights that val chose
+
+
+def classifier_backbone(device: str) -> tuple[str, str]:
+    """Return the network that learned most from labels at equal time (docs/FIRST_RUN.md)."""
+    if device == "cpu":
+        return "hybrid_nano", "no GPU here: a small network with convolutions, which two cores can train"
+    return "hybrid_small", "best of 11 at equal time: 71.6 % on 408 unseen flowers, the papers' Swin-T 62.3 %"
+
+
+def published_backbone(device: str) -> tuple[str, str]:
+    """Return a published network that suits the device: timm's smallest ViT, or the papers' Swin."""
+    if device == "cpu":
+        return "vit_tiny_patch16_224", "published weights that a CPU can use: 5.7 M parameters"
+    return "swin_tiny_patch4_window7_224", "published weights of the papers' Swin"
+
+
+def papers_backbone(device: str) -> tuple[str, str]:
+    """Return the papers' Swin on a GPU, the smallest one on a CPU."""
+    if device == "cpu":
+        return "swin_nano", "no GPU here: a small model that two cores can train"
+    return "swin_tiny_w7", "the papers' 28 M parameter Swin"
+
+
+# -- supervised training
+
+
+def supervised_lr(batch: int, parameters: int = 0, *, family: str = "", finetune: bool = False) -> tuple[float, str]:
+    """Return the paper's 1e-3 at batch 1,024, scaled with the square root of the batch (AdamW).
+
+    The paper's networks have 20 million parameters or more. ``swin_nano`` on 510 images, from scratch, learned most
+    with four to eight times that rate (docs/RESULTS.md). A hybrid takes twice the paper's: 69.4 and 82.5 % on flowers
+    and PACS, with four times 68.9 and 79.2 % (docs/FIRST_RUN.md). Fine-tuning takes half.
+    """
+    small = 0 < parameters < SMALL_NETWORK
+    factor, source = (4, "four times the paper's, for a small network") if small else (1, "the paper's")
+    if family == "hybrid" and not small:
+        factor, source = 2, "twice the paper's, for a hybrid"
+    anchor = (5e-4 if finetune else 1e-3) * factor
+    lr = float(f"{anchor * math.sqrt(batch / 1024):.2g}")
+    return lr, f"{anchor:g} at batch 1,024 ({source}), scaled with the square root to batch {batch}"
+
+
+def supervised_batch(facts: Facts) -> tuple[int, str]:
+    """Return a power of two with at least sixteen steps per epoch.
+
+    The paper's batch of 1,024 makes one step per epoch of 2,040 images, and 100 steps teach nothing.
+    """
+    most = 64 if facts.device == "cpu" else 256
+    batch = max(8, min(most, 2 ** int(math.log2(max(8, facts.images / 16)))))
+    return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps per epoch"
+
+
+def supervised_epochs(facts: Facts, batch: int) -> tuple[int, str]:
+    """Return the papers' 100 epochs, more if an epoch has few steps; fewer on a CPU.
+
+    With 2,040 images, 320 epochs gave 11 points more than 100 from scratch (25 with every step mixed), and 14 more from
+    pre-trained weights.
+    """
+    per_epoch = max(1, facts.images // batch)
+    if facts.device == "cpu":
+        epochs = max(5, min(100, 3_000 // per_epoch))
+        return epochs, f"about {epochs * per_epoch:,} steps: what a CPU does in reasonable time"
+    epochs = max(100, min(500, 10_000 // per_epoch))
+    reason = "about 10,000 steps, at most 500 epochs, at least the paper's 100"
+    return epochs, f"{per_epoch} steps per epoch: {reason}"
+
+
+def finetuning_epochs(facts: Facts) -> tuple[int, str]:
+    """Return 1 to 20 epochs on a CPU, which sees about 3,000 images: the classifier starts as a trained one."""
+    epochs = max(1, min(20, round(3_000 / facts.images)))
+    return epochs, f"a CPU sees about {epochs * facts.images:,} images; the classifier is already fitted"
+
+
+def finetuning_lr(batch: int) -> tuple[float, str]:
+    """Return a quarter of the rate of a long fine-tuning: the classifier is fitted, and the run is short.
+
+    ViT-Ti on 918 flowers, validation accuracy after 0, 1, 2 and 3 epochs: 97.1, 91.2, 94.1 % and not run with the full
+    rate, 97.1, 96.1, 94.1, 94.1 % with a quarter (one seed, 102 images). No rate was measured to gain.
+    """
+    lr = float(f"{1.25e-4 * math.sqrt(batch / 1024):.2g}")
+    return lr, f"1.25e-4 at batch 1,024, scaled with the square root to batch {batch}: a fitted classifier moves little"
+
+
+def finetuning_smoothing() -> tuple[float, str]:
+    """Return no label smoothing: a fitted classifier is sure of itself, and smoothing moves it away from its solution.
+
+    Last block and classifier of a ViT-Ti, 714 flowers, 3 epochs, rate 1e-4, 306 held-out images: 95.8 % at the start,
+    94.4 with smoothing 0.1, 96.4 without (one seed).
+    """
+    return 0.0, "smoothing would move a fitted classifier away from its solution"
+
+
+def layer_decay(facts: Facts) -> tuple[float, str]:
+    """Return BEiT's and MAE's 0.75 for networks that define the order of their layers."""
+    if not facts.blocks:
+        return 1.0, "the network does not define the order of its layers"
+    return 0.75, "early layers of published weights change less"
+
+
+def frozen_blocks(facts: Facts) -> tuple[int, str]:
+    """Return half of the blocks on a CPU, which then computes fewer gradients; none elsewhere."""
+    if facts.device != "cpu" or facts.blocks < 4:
+        return 0, "every block learns"
+    return facts.blocks // 2, f"half of the {facts.blocks} blocks: fewer gradients on a CPU"
+
+
+def exported_weights(facts: Facts) -> tuple[str, str]:
+    """Return which weights to export: images that score the weights must not choose them, too."""
+    if facts.tested:
+        return "best", "val chooses them, test scores them"
+    return "last", "there is no second split, and the images that score the weights must not choose them"
+
+
+def ema_rate(steps: int) -> tuple[float, str]:
+    """Return the EMA rate of the evaluated weights: an average over a twentieth of the run."""
+    rate = round(min(0.9998, max(0.9, 1 - 20 / max(steps, 1))), 5)
+    return rate, f"averages about the last twentieth of {steps} steps"
+
+
+def mixing_probability(epochs: float, changed: Sequence[str] = (), family: str = "") -> tuple[float, str]:
+    """Return the share of steps whose images are mixed (mixup, cutmix); the papers mix every step.
+
+    changed: options of mixup and cutmix that the user set: then some steps are always mixed
+
+    Swin-T, 2,040 images: after 100 epochs 41.2 with every step mixed, 49.3 with every other, 55.7 with none; after 320
+    there is no difference. ``swin_mini`` on CIFAR-100: after 60 epochs 52.4, 58.9, 63.4 (docs/RESULTS.md). Networks
+    that begin with convolutions gain earlier: Visformer-S +4.9 after 87 epochs, +1.7 after 70 (docs/FIRST_RUN.md).
+    """
+    long_run = LONG_RUN_HYBRID if family == "hybrid" else LONG_RUN
+    if epochs < long_run and changed:
+        return 0.5, f"mixup and cutmix on every other step, because {changed[0]} is set"
+    if epochs < long_run:
+        return 0.0, f"mixup and cutmix slow down runs below {long_run} epochs"
+    return 0.5, f"mixup and cutmix on every other step: {epochs:.0f} epochs show each image often enough"
+
+
+def augment_operations(epochs: float, steps: int, parameters: int, *, from_scratch: bool) -> tuple[int, str]:
+    """Return RandAugment's operations per image: the papers' two, or none for short runs.
+
+    ``swin_nano`` on 510 images, 100 epochs, nothing mixed: 19.0 with two, 23.1 with none. Swin-T on 2,040, the same
+    with Drloc: 61.4 and 64.7 (docs/RESULTS.md).
+    """
+    if 0 < parameters < SMALL_NETWORK and epochs < LONG_RUN:
+        return 0, f"RandAugment slows down a small network in a run below {LONG_RUN} epochs"
+    if from_scratch and epochs < LONG_RUN and steps < FEW_STEPS:
+        return 0, f"RandAugment slows down a run from scratch below {FEW_STEPS:,} steps and {LONG_RUN} epochs"
+    return 2, "RandAugment as in the papers"
+
+
+def localization_weight(facts: Facts, *, from_scratch: bool, wanted: bool = False) -> tuple[float, str]:
+    """Return the paper's λ where Drloc was measured to help, else 0.
+
+    wanted: the user set the weight to "paper", or another option of Drloc: then the loss is on
+
+    A large Swin from random weights gains 6.1 ± 0.6 points. Other networks change by -0.4 ± 2.0, a Swin after
+    pre-training by -2.7 to 0.0 (docs/RESULTS.md), a hybrid by -0.5 and -0.8 (docs/FIRST_RUN.md).
+    """
+    if not wanted and not (from_scratch and is_large_swin(facts)):
+        return 0.0, "Drloc helped only a large Swin from random weights; --localization.weight paper turns it on"
+    if facts.family in LOCALIZATION_WEIGHTS:
+        return LOCALIZATION_WEIGHTS[facts.family], f"the paper's λ for {facts.family}"
+    return 0.1, f"the paper has no λ for {facts.family or 'this family'}: the lower of its two common values"
+
+
+def is_large_swin(facts: Facts) -> bool:
+    return facts.family == "swin" and facts.parameters >= LARGE_NETWORK
+
+
+def localization_variant(facts: Facts, *, from_scratch: bool) -> tuple[str, str]:
+    """Return the form of Drloc's loss: "ce" (Eq. 5) for a large Swin from scratch, else the paper's "l1" (Eq. 2).
+
+    Swin-T from scratch hardly learns Eq. 2, which gives 0.9 points. It learns Eq. 5 completely and gains 6.6. After
+    pre-training, and on a small network, Eq. 5 loses points (docs/RESULTS.md).
+    """
+    if from_scratch and is_large_swin(facts):
+        size = f"a Swin of {facts.parameters / 1e6:.0f} M parameters from random weights"
+        return "ce", f"{size} learns Drloc's task as a classification (Eq. 5)"
+    return "l1", "the paper's choice (Eq. 2)"
+
+
+def unlabelled_ratio(batch: int, unlabelled: int) -> tuple[int, str]:
+    """Return the unlabelled images per labelled image of a batch: the papers' 7, or as many as there are."""
+    return max(1, min(UNLABELLED_RATIO, unlabelled // batch)), f"at most {UNLABELLED_RATIO}, as in FixMatch and after"
+
+
+def images_per_epoch(labelled: int, unlabelled: int, ratio: int) -> int:
+    """Return the labelled images that an epoch draws: enough to draw every image once, unlabelled ones too."""
+    return max(labelled, -(-unlabelled // ratio))
+
+
+def threshold_momentum(steps: int) -> tuple[float, str]:
+    """Return the EMA rate of the pseudo-labels' thresholds: the papers' 0.999, less below 20,000 steps."""
+    rate = round(min(0.999, max(0.9, 1 - 20 / max(steps, 1))), 5)
+    return rate, f"thresholds must move within {steps:,} steps (the papers' 0.999 has a million)"
+
+
+def evaluation_interval(steps: int, per_epoch: int, batch: int, eval_images: int) -> int:
+    """Return the steps between evaluations: an epoch or more. At most 50 evaluations, and a quarter of the time.
+
+    Evaluating an image costs a third of training on it (no backward pass). At least four evaluations are allowed.
+    """
+    affordable = int(0.75 * steps * batch / max(1, eval_images))
+    count = max(4, min(50, affordable))
+    return max(per_epoch, -(-steps // count))
+
+
+# -- pre-training
+
+
+def pretraining_lr(batch: int) -> tuple[float, str]:
+    """Return the paper's 5e-4 at batch 256, linear in the batch; a batch below 64 counts as 64."""
+    lr = float(f"{5e-4 * max(batch, 64) / 256:.2g}")
+    return lr, f"the paper's 5e-4 at batch 256, linear in the batch ({batch}, counted as at least 64)"
+
+
+def pretraining_batch(facts: Facts) -> tuple[int, str]:
+    """Return a power of two with about 32 steps per epoch, from 8 to 256 (32 on a CPU)."""
+    most = 32 if facts.device == "cpu" else 256
+    batch = max(8, min(most, 2 ** int(math.log2(max(8, facts.images / 32)))))
+    return batch, f"{facts.images:,} images: about {max(1, facts.images // batch)} steps per epoch"
+
+
+def pretraining_epochs(facts: Facts, side: int | None = None) -> tuple[int, str]:
+    """Return 100 to 800 epochs, so that a GPU sees about two million images; a CPU sees 40,000.
+
+    side: input size in pixels; up to 32 px an image is cheap and a GPU sees four times as many. CIFAR-100: k-NN on
+          validation images is 34 after 100 epochs, 43 after 60 more and 50 after 300 more (docs/RESULTS.md).
+    """
+    if facts.device == "cpu":
+        epochs = max(2, min(100, 40_000 // facts.images))
+        return epochs, f"a CPU sees about {epochs * facts.images:,} images in reasonable time"
+    seen = 8_000_000 if (side or facts.side) <= SMALL_INPUT else 2_000_000
+    epochs = max(100, min(800, seen // facts.images))
+    return epochs, f"{facts.images:,} images: the run sees about {epochs * facts.images:,}"
+
+
+def prototype_count(images: int) -> tuple[int, str]:
+    """Return one prototype per 16 images, as a power of two from 256 to the paper's 65,536."""
+    count = 2 ** round(math.log2(min(65536, max(256, images / 16))))
+    return count, f"one per 16 images ({images:,}), from 256 to the paper's 65,536: on small data more stay unused"
+
+
+def teacher_momentum(steps: int, side: int) -> tuple[float, str]:
+    """Return the EMA rate of the teacher.
+
+    A fast teacher forgets at 32 px: k-NN after 52 epochs of CIFAR-100 is 13 with 0.9904 and 29 with 0.996
+    (docs/RESULTS.md); 2,610 steps were enough for the latter.
+    """
+    rate = round(min(0.996, max(0.98, 1 - (10 if side <= SMALL_INPUT else 50) / steps)), 4)
+    return rate, f"the teacher must move within {steps:,} steps (the paper's 0.996 has 750,000)"
+
+
+def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
+    """Return the teacher's temperature after warm-up. At 32 px it was measured with milder views (docs/RESULTS.md)."""
+    if side <= SMALL_INPUT:
+        return 0.04, f"a sharp teacher for inputs up to {SMALL_INPUT} px"
+    if epochs >= 50:
+        return 0.07, "the paper's, for runs of 50 epochs or more"
+    return 0.04, "no warm-up in a short run: a sharp teacher starts faster"
+
+
+def teacher_centering() -> tuple[Centering, str]:
+    """Return how the teacher's outputs are centred: EsViT's way until another is measured to be better."""
+    return "mean", "EsViT's"
+
+
+# -- detection and segmentation
+
+
+def dense_lr(batch: int, parameters: int, *, detecting: bool) -> tuple[float, str]:
+    """Return the papers' rate, scaled with the root of the batch. At batch 16: 1e-4 (detection), 6e-5 (segmentation).
+
+    A small network needs more. ``swin_nano`` at 96 px, batch 4, one seed, from random weights:
+
+    | rate, times the papers' | 1 | 4 | 10 | 20 or 33 |
+    | --- | --- | --- | --- | --- |
+    | box AP, 160 images of coloured squares, 200 steps | 0.02 | 0.15 | 0.33 | 0.46 |
+    | mIoU, 160 images of shapes, 600 steps | 0.38 | 0.51 | 0.63 | 0.77 |
+    | mIoU, CamVid, 400 steps | 0.16 | 0.19 | 0.22 | 0.21 |
+    | box AP after EsViT, 60 images | 0.04 | | 0.35 | |
+    | mIoU after EsViT, CamVid | 0.17 | | 0.22 | |
+    """
+    small = 0 < parameters < SMALL_NETWORK
+    anchor = (1e-4 if detecting else 6e-5) * (10 if small else 1)
+    source = "ten times the papers', for a small network" if small else "the papers'"
+    lr = float(f"{anchor * math.sqrt(batch / 16):.2g}")
+    return lr, f"{anchor:g} at batch 16 ({source}), scaled with the square root to batch {batch}"
+
+
+def dense_epochs(facts: Facts, batch: int, detecting: bool) -> tuple[float, str]:
+    """Return the papers' 12 (detection) or 127 (segmentation) epochs, more if these are few steps."""
+    per_epoch = max(1, facts.images // batch)
+    if facts.device == "cpu":
+        epochs = max(1, round(DENSE_STEPS_ON_CPU / per_epoch))
+        return epochs, f"about {epochs * per_epoch} steps: what a CPU does in reasonable time"
+    published, least = (12, 3_000) if detecting else (127, 4_000)
+    epochs = max(published, min(200, math.ceil(least / per_epoch)))
+    return epochs, f"{per_epoch} steps per epoch: at least {least:,} steps or 200 epochs, never fewer than {published}"

@@ -1,0 +1,317 @@
+"""Replace every "auto" of a configuration once, by the rules of ``config/defaults.py``.
+
+``resolve_dense.py`` does it for detection and segmentation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from frugalvit.backbones import Backbone
+from frugalvit.backbones.registry import describe_model
+from frugalvit.backbones.weights.published import published_size, to_tag
+from frugalvit.config.data import SMALL_INPUT
+from frugalvit.config.defaults import (
+    AUTHORS_DROP_PATHS,
+    UNLABELLED_RATIO,
+    Facts,
+    augment_operations,
+    classifier_backbone,
+    ema_rate,
+    evaluation_interval,
+    exported_weights,
+    finetuning_epochs,
+    finetuning_lr,
+    finetuning_smoothing,
+    frozen_blocks,
+    images_per_epoch,
+    layer_decay,
+    localization_variant,
+    localization_weight,
+    mixing_probability,
+    papers_backbone,
+    pretraining_batch,
+    pretraining_epochs,
+    pretraining_lr,
+    prototype_count,
+    published_backbone,
+    supervised_batch,
+    supervised_epochs,
+    supervised_lr,
+    teacher_centering,
+    teacher_momentum,
+    teacher_temperature,
+    threshold_momentum,
+    unlabelled_ratio,
+)
+from frugalvit.config.distil import DistilConfig
+from frugalvit.config.pretrain import PretrainConfig
+from frugalvit.config.resolved import ResolvedDistilConfig, ResolvedPretrainConfig, ResolvedTrainConfig
+from frugalvit.config.train import LocalizationConfig, RunConfig, TrainConfig
+from frugalvit.config.types import Auto
+from frugalvit.data.augmentation.transforms import as_pair, default_crop
+from frugalvit.data.image_size import input_size, largest_input
+from frugalvit.engine.param_groups import count_blocks
+from frugalvit.engine.step import equal_parts, in_equal_parts, steps_per_epoch, total_steps
+from frugalvit.errors import UserError
+from frugalvit.utils.launch_env import devices_and_nodes
+from frugalvit.utils.tables import as_text
+from frugalvit.utils.text import pluralize
+
+C = TypeVar("C", bound=RunConfig)
+T = TypeVar("T")
+PAIR = 2  # images mixed with each other: both must be on the same process
+
+
+@dataclass(frozen=True)
+class AutoValue:
+    """One value that "auto" chose, and the reason."""
+
+    name: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.value}: {self.reason}"
+
+
+class AutoValues(list[AutoValue]):
+    """The values that "auto" chose for one run, in the order of the rules."""
+
+    def choose(self, name: str, option: T | Auto, value: T, reason: str) -> T:
+        """Return ``option`` if the user set it; else record ``value`` with its reason and return it."""
+        if option != "auto":
+            return option
+        self.append(AutoValue(name, value, reason))
+        return value
+
+    def summarize(self) -> list[str]:
+        """Return all values in a few lines: the report and decisions.json have the reasons."""
+        cells = [f"{value.name} {as_text(value.value)}" for value in self]
+        width = max(map(len, cells), default=0) + 3
+        columns = max(1, 100 // width)
+        rows = [cells[start : start + columns] for start in range(0, len(cells), columns)]
+        rows = ["".join(cell.ljust(width) for cell in row).rstrip() for row in rows]
+        return ["auto chose (the report says why):", *(f"  {row}" for row in rows)] if rows else []
+
+    def apply(self, config: RunConfig, kind: type[C]) -> C:
+        """Return a frozen copy of class ``kind`` with all recorded values."""
+        return config.with_options({value.name: value.value for value in self}, kind)
+
+
+def add_backbone_facts(facts: Facts, backbone: Backbone) -> Facts:
+    """Return a copy with the facts of the backbone."""
+    count = sum(parameter.numel() for parameter in backbone.parameters())
+    blocks = count_blocks(backbone.model)
+    return replace(facts, family=backbone.family, parameters=count, dim=backbone.dim, blocks=blocks)
+
+
+def record_recipe(config: RunConfig, auto: AutoValues) -> None:
+    """Record the recipe that was chosen when the options were parsed."""
+    inherited = any(value.name == "recipe" for value in auto)  # from the run that --continue names
+    if config.recipe != "auto" and config.requested("recipe", "auto") == "auto" and not inherited:
+        reasons = {"scratch": "from random weights or our own pre-training", "finetune": "published weights"}
+        auto.append(AutoValue("recipe", config.recipe, reasons.get(config.recipe, "the default")))
+
+
+def resolve_input(config: C, facts: Facts, auto: AutoValues) -> C:
+    """Resolve backbone and input size."""
+    rule = classifier_backbone if isinstance(config, TrainConfig) else papers_backbone
+    pretrained = isinstance(config, TrainConfig) and config.pretrained
+    backbone = auto.choose("backbone", config.backbone, *(published_backbone if pretrained else rule)(facts.device))
+    if isinstance(config, TrainConfig) and config.drop_path == "paper":
+        family = describe_model(backbone).family
+        rate = AUTHORS_DROP_PATHS.get(family, "auto")
+        auto.append(AutoValue("drop_path", rate, f"what the authors of {family} use, else the model's own"))
+    if pretrained:
+        auto.choose("img_size", config.img_size, published_size(backbone), f"the input size of {to_tag(backbone)}")
+        config = auto.apply(config, type(config))
+    _choose_size(config, facts, auto)
+    return auto.apply(config, type(config))
+
+
+def _choose_size(config: RunConfig, facts: Facts, auto: AutoValues) -> int:
+    """Resolve the input size; return its longer side."""
+    reason = f"images are about {facts.side} px; at most {largest_input(facts.device)} px on {facts.device}"
+    size = auto.choose("img_size", config.img_size, input_size(facts.side, facts.device), reason)
+    return max(as_pair(size))
+
+
+def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> ResolvedTrainConfig:
+    """Resolve supervised training: batch, length, learning rate, Drloc, augmentation, EMA, evaluation."""
+    side, from_scratch = _choose_size(config, facts, auto), not (config.init or config.pretrained)
+    labelled, semi = facts.images, config.semi
+    ratio = UNLABELLED_RATIO if semi.ratio == "auto" else semi.ratio
+    facts = replace(facts, images=images_per_epoch(labelled, facts.unlabelled, ratio))
+    batch = resolve_batch_size(config, labelled, supervised_batch(facts), auto, group=PAIR)
+    if facts.unlabelled:
+        ratio = _resolve_ratio(config, batch, facts.unlabelled, auto)
+        facts = replace(facts, images=images_per_epoch(labelled, facts.unlabelled, ratio))
+    fitted = facts.fits_classifier
+    if fitted:
+        choice = "logistic", "fitted on the features of the frozen network; a random one would spoil them"
+        fitted = auto.choose("classifier", config.classifier, *choice) == "logistic"
+    is_short = fitted and facts.device == "cpu"
+    epochs = finetuning_epochs(facts) if is_short else supervised_epochs(facts, batch)
+    length = _resolve_length(config, auto, *epochs)
+    auto.choose("optimizer.layer_decay", config.optimizer.layer_decay, *layer_decay(facts))
+    auto.choose("freeze", config.freeze, *frozen_blocks(facts))
+    seen = batch * (1 + ratio) if facts.unlabelled else batch  # images in a step
+    lr = supervised_lr(seen, facts.parameters, family=facts.family, finetune=config.recipe == "finetune")
+    if is_short:
+        lr = finetuning_lr(seen)
+    auto.choose("lr", config.lr, *lr)
+    drloc = config.localization
+    wanted = drloc.weight == "paper" or bool(_changed_options(config, _LOCALIZATION))
+    choice = localization_weight(facts, from_scratch=from_scratch, wanted=wanted)
+    option: float | Auto = "auto" if drloc.weight == "paper" else drloc.weight
+    weight = auto.choose("localization.weight", option, *choice)
+    if weight:
+        allowed = from_scratch and drloc.form == "paper" and drloc.grid_size is not None
+        choice = localization_variant(facts, from_scratch=allowed)
+        variant = auto.choose("localization.variant", drloc.variant, *choice)
+        grid = (None, "the grid of every block (Eq. 7)") if variant == "dense" else (7, "the paper's")
+        auto.choose("localization.grid_size", drloc.grid_size, *grid)
+    steps, per_epoch = total_steps(config.steps, length, facts.images, batch), steps_per_epoch(facts.images, batch)
+    epochs = steps / per_epoch
+    if config.mixing.mixup or config.mixing.cutmix:
+        probability = mixing_probability(epochs, _changed_options(config, _MIXING), facts.family)
+        if facts.unlabelled:
+            probability = 0.0, "mixup and cutmix are off with --unlabelled, as in FixMatch and after"
+        auto.choose("mixing.prob", config.mixing.prob, *probability)
+    operations = augment_operations(epochs, steps, facts.parameters, from_scratch=from_scratch)
+    if is_short:
+        operations = 0, "RandAugment is for longer runs"
+    if changed := _changed_options(config, _RANDAUGMENT):
+        operations = 2, f"RandAugment as in the papers, because {changed[0]} is set"
+    auto.choose("augment.operations", config.augment.operations, *operations)
+    crop = default_crop(side)
+    reason = "shifts of the full image, because it is small" if crop == "padded" else "random crops, as in the papers"
+    auto.choose("augment.crop", config.augment.crop, crop, reason)
+    auto.choose("ema", config.ema, *ema_rate(steps))
+    if weight:
+        _resolve_head_width(config, facts, auto)
+    if facts.unlabelled:
+        reason = "pseudo-labels need confident predictions, which smoothing prevents"
+        auto.choose("mixing.smoothing", config.mixing.smoothing, 0.0, reason)
+        if semi.method != "flexmatch":
+            auto.choose("semi.momentum", semi.momentum, *threshold_momentum(steps))
+        if semi.region_weight:
+            auto.choose("semi.prototypes", semi.prototypes, *prototype_count(facts.unlabelled))
+    elif is_short:
+        auto.choose("mixing.smoothing", config.mixing.smoothing, *finetuning_smoothing())
+    auto.choose("weights", config.weights, *exported_weights(facts))
+    every = evaluation_interval(steps, per_epoch, seen, facts.eval_images)
+    auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
+    return auto.apply(config, ResolvedTrainConfig)
+
+
+def _resolve_ratio(config: TrainConfig, batch: int, unlabelled: int, auto: AutoValues) -> int:
+    """Return the unlabelled images per labelled image of a batch."""
+    ratio = auto.choose("semi.ratio", config.semi.ratio, *unlabelled_ratio(batch, unlabelled))
+    if ratio * batch > unlabelled:
+        raise UserError(
+            f"A step needs {ratio * batch} unlabelled images (--semi.ratio {ratio} times --batch {batch}), but there "
+            f"are {unlabelled:,}. Use a smaller --batch, or leave --unlabelled out."
+        )
+    return ratio
+
+
+def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) -> ResolvedPretrainConfig:
+    """Resolve what pre-training needs: batch, length, learning rate, heads, teacher, crops."""
+    matching, side = config.matching, _choose_size(config, facts, auto)
+    batch = resolve_batch_size(config, facts.images, pretraining_batch(facts), auto)
+    length = _resolve_length(config, auto, *pretraining_epochs(facts, side))
+    auto.choose("lr", config.lr, *pretraining_lr(batch))
+    steps = total_steps(config.steps, length, facts.images, batch)
+    epochs = steps / steps_per_epoch(facts.images, batch)
+    auto.choose("matching.prototypes", matching.prototypes, *prototype_count(facts.images))
+    auto.choose("matching.momentum", matching.momentum, *teacher_momentum(steps, side))
+    auto.choose("matching.teacher_temp", matching.teacher_temp, *teacher_temperature(epochs, side))
+    auto.choose("matching.centering", matching.centering, *teacher_centering())
+    reason = f"milder than the papers' up to {SMALL_INPUT} px" if side <= SMALL_INPUT else "the papers'"
+    for name, value in config.crops.views(side)._asdict().items():
+        auto.choose(f"crops.{name}", getattr(config.crops, name), value, reason)
+    if config.localization.weight:
+        _resolve_head_width(config, facts, auto)
+    reason = f"four times the backbone's {facts.dim}, at most the paper's 2,048"
+    auto.choose("matching.hidden", matching.hidden, min(2048, 4 * facts.dim), reason)
+    return auto.apply(config, ResolvedPretrainConfig)
+
+
+def resolve_distillation(config: DistilConfig, facts: Facts, auto: AutoValues) -> ResolvedDistilConfig:
+    """Resolve distillation: batch, length, learning rate, crops. One view per image, so a step is a supervised one."""
+    side = _choose_size(config, facts, auto)
+    batch = resolve_batch_size(config, facts.images, supervised_batch(facts), auto)
+    _resolve_length(config, auto, *pretraining_epochs(facts, side))
+    auto.choose("lr", config.lr, *supervised_lr(batch, facts.parameters, family=facts.family))
+    crop = ("center", "the cached teacher sees it") if config.cache_teacher else (default_crop(side), "as in training")
+    auto.choose("augment.crop", config.augment.crop, *crop)
+    auto.choose("augment.operations", config.augment.operations, 0, "the teacher's features change with them")
+    return auto.apply(config, ResolvedDistilConfig)
+
+
+def _resolve_head_width(config: TrainConfig | PretrainConfig, facts: Facts, auto: AutoValues) -> None:
+    """Resolve the width of Drloc's head: checkpoints have this shape, so a run keeps it."""
+    width = config.localization.head_width(facts.dim)
+    reason = f"the backbone's {facts.dim}, less than the paper's 512" if width == facts.dim else "the paper's"
+    auto.choose("localization.hidden", config.localization.hidden, width, reason)
+
+
+def resolve_batch_size(
+    config: RunConfig, images: int, default: tuple[int, str], auto: AutoValues, *, group: int = 1
+) -> int:
+    """Return the batch size: the option or the default, at most the number of images.
+
+    All processes get equal parts. A resumed run keeps its batch size.
+
+    default: batch size and reason
+    group:   images that must be on the same process
+    """
+    reasons = [default[1]] if config.batch == "auto" else []
+    batch = max(default[0], config.accumulate) if config.batch == "auto" else config.batch
+    if batch > images:
+        if config.accumulate > images:
+            raise UserError(f"--accumulate {config.accumulate} is larger than the number of images, {images}.")
+        batch = images
+        reasons.append("limited by the number of training images")
+    world = math.prod(devices_and_nodes(config.devices, config.nodes))
+    parts = equal_parts(world, config.accumulate, group)
+    if (equal := in_equal_parts(batch, images, parts)) != batch and not config.resume:
+        reasons.append(f"a multiple of {parts} instead of {batch}, for equal parts (--accumulate, processes)")
+        batch = equal
+    if reasons:
+        auto.append(AutoValue("batch", batch, "; ".join(reasons)))
+    return batch
+
+
+def _resolve_length(config: RunConfig, auto: AutoValues, epochs: int, reason: str) -> float:
+    """Return the length in epochs; 0 if --steps sets it."""
+    if config.steps is None:
+        return auto.choose("epochs", config.epochs, epochs, reason)
+    if config.epochs != "auto":
+        auto.append(AutoValue("steps", config.steps, f"--steps overrides --epochs {config.epochs:g}"))
+    return 0.0
+
+
+def describe_interval(every: int, steps: int, per_epoch: int) -> str:
+    """Return how often a run is evaluated, as text."""
+    return f"{pluralize(-(-steps // every), 'evaluation')} in {pluralize(steps, 'step')}, {per_epoch:,} per epoch"
+
+
+_LOCALIZATION = tuple(f"localization.{name}" for name in LocalizationConfig.model_fields if name != "weight")
+_MIXING = ("mixing.mixup", "mixing.cutmix", "mixing.switch_prob")
+_RANDAUGMENT = ("augment.magnitude", "augment.magnitude_std", "augment.operation_prob")
+
+
+def _changed_options(config: TrainConfig, names: Sequence[str]) -> list[str]:
+    """Return the options with a value that is neither the default nor 0.
+
+    ``config.is_set`` does not help: the runs of a comparison, and a named recipe, set all options.
+    """
+    default = TrainConfig()
+    return [name for name in names if attrgetter(name)(config) not in (0, attrgetter(name)(default))]
