@@ -15,9 +15,8 @@ import torch
 from lightning_fabric import Fabric
 
 from frugalvit.cli import main as cli
-from frugalvit.engine import auto_batch
+from frugalvit.engine import auto_batch, checkpoint
 from frugalvit.errors import UserError
-from frugalvit.runs import checkpoint
 from frugalvit.runs.run_folder import RunFolder, Stopwatch
 from frugalvit.utils.files import write_atomically
 from helpers.fork_server import Child, ForkServer

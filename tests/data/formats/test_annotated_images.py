@@ -2,18 +2,15 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from PIL import Image
 
 from frugalvit.data.decode import decode
 from frugalvit.data.formats.annotated_images import make_splits, read_image_size
-from frugalvit.data.formats.coco import open_coco
 from frugalvit.data.split import hold_out
 from frugalvit.errors import UserError
 from frugalvit.tasks.segmentation.dataset import Scene, open_scenes
-from helpers.dense_runs import Kind
 from helpers.dense_samples import make_scenes
 
 
@@ -25,26 +22,6 @@ def test_header_size_equals_decoded_size(tmp_path: Path, ending: str, orientatio
     path = tmp_path / f"turned.{ending}"
     Image.new("RGB", (20, 12), (90, 120, 30)).save(path, exif=exif)
     assert read_image_size(path) == decode(path).shape[:2]
-
-
-def test_unreadable_images_are_left_out_or_too_many(
-    kind: Kind, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    open_data: Any = open_coco if kind.verb == "detect" else open_scenes
-    data = kind.make_data(tmp_path / "data", side=40)
-    path = kind.image(data, "train", 1)
-    path.write_bytes(b"<html>no image</html>")
-    with pytest.raises(UserError, match=r"1 of 8 images .*--cache.max-bad") as one:
-        open_data(str(data))
-    assert str(one.value).count(str(path)) == 1 and "\n" not in str(one.value)
-    capsys.readouterr()
-    items = open_data(str(data), max_bad=0.2).splits["train"]
-    assert len(items) == 7 and path not in [item.path for item in items]
-    assert capsys.readouterr().err.count(str(path)) == 1
-    for number in range(8):
-        kind.image(data, "train", number).write_bytes(b"")
-    with pytest.raises(UserError, match="8 of 8 images"):
-        open_data(str(data), max_bad=1.0)
 
 
 def test_an_unreadable_mask_is_named_once(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
+from frugalvit.data.formats.coco import open_coco
 from frugalvit.errors import UserError
 from frugalvit.tasks.dense import loader
 from frugalvit.tasks.dense.loader import ImageReader
+from frugalvit.tasks.segmentation.dataset import open_scenes
 from helpers.dense_runs import Kind
 
 
@@ -90,3 +93,23 @@ def test_vanishing_images_are_named_until_too_many(tmp_path: Path, capsys: pytes
     (tmp_path / "4.png").unlink()
     with pytest.raises(UserError, match=r"3 of 6 images .*--cache\.max-bad"):
         pictures.read_or_substitute(4)
+
+
+def test_unreadable_images_are_left_out_or_too_many(
+    kind: Kind, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    open_data: Any = open_coco if kind.verb == "detect" else open_scenes
+    data = kind.make_data(tmp_path / "data", side=40)
+    path = kind.image(data, "train", 1)
+    path.write_bytes(b"<html>no image</html>")
+    with pytest.raises(UserError, match=r"1 of 8 images .*--cache.max-bad") as one:
+        open_data(str(data))
+    assert str(one.value).count(str(path)) == 1 and "\n" not in str(one.value)
+    capsys.readouterr()
+    items = open_data(str(data), max_bad=0.2).splits["train"]
+    assert len(items) == 7 and path not in [item.path for item in items]
+    assert capsys.readouterr().err.count(str(path)) == 1
+    for number in range(8):
+        kind.image(data, "train", number).write_bytes(b"")
+    with pytest.raises(UserError, match="8 of 8 images"):
+        open_data(str(data), max_bad=1.0)

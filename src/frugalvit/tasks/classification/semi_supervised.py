@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from frugalvit.backbones import Backbone
 from frugalvit.config.resolved import ResolvedTrainConfig
@@ -30,6 +31,7 @@ from frugalvit.data.rng import device_generator, to_device_packed
 from frugalvit.data.split import subsample_labels
 from frugalvit.data.webdataset.shards import is_shards
 from frugalvit.data.webdataset.streaming_dataset import should_stream
+from frugalvit.engine.ema import EMA
 from frugalvit.engine.param_groups import decay_groups, merge_param_groups
 from frugalvit.engine.schedule import Linear, Schedule
 from frugalvit.engine.step import TrainPlan
@@ -213,6 +215,8 @@ class SemiSupervisedTask(ClassificationTask):
         super().__init__(*arguments, **keywords)
         assert self.average is not None
         self.semi, self.ramp, self.labels, self.regions = semi, ramp, labels, regions
+        # The student's batch norms see strong views. The teacher has its own: weak views look like test images.
+        self.average_update = EMA(self.average, self.backbone, buffers=False)
         self.window_counts: Tensor
         self.last_counts: Tensor
         for name in ("window_counts", "last_counts"):
@@ -221,6 +225,9 @@ class SemiSupervisedTask(ClassificationTask):
     def train(self, mode: bool = True) -> SemiSupervisedTask:
         super().train(mode)
         self.result.eval()  # the EMA weights predict pseudo-labels without dropout
+        for mine, other in zip(self.result.modules(), self.backbone.modules(), strict=True):
+            if isinstance(mine, _BatchNorm):
+                mine.train(other.training)
         return self
 
     # -- a step
@@ -247,7 +254,7 @@ class SemiSupervisedTask(ClassificationTask):
         truth: Tensor,
         index: Tensor,
     ) -> dict[str, Tensor]:
-        """Compute the losses from tensors alone. One pass sees labelled and strong images: BatchNorm mixes them."""
+        """Compute the losses from tensors alone. One pass of the student sees labelled and strong images."""
         with torch.no_grad():
             teacher, teacher_logits = self.run_teacher(weak)
             probs = teacher_logits.softmax(1)
@@ -312,11 +319,6 @@ class SemiSupervisedTask(ClassificationTask):
             rows = torch.stack((torch.ones_like(weights), weights, weights * (truth >= 0), weights * (truth == label)))
             by_class = label[:, None] == torch.arange(self.window_counts.shape[1], device=label.device)
             self.window_counts += sum_over_processes(rows @ by_class.to(rows))
-
-    @property
-    def supports_cuda_graphs(self) -> bool:
-        """False: not measured yet."""
-        return False
 
     def before_optimizer(self, step: int) -> None:
         if self.regions is not None:
