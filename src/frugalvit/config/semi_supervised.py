@@ -14,17 +14,24 @@ REST = "rest"
 class SemiConfig(Config):
     """Unlabelled images (--unlabelled): pseudo-labels from weak views and the EMA weights, learned on strong views."""
 
-    method: Literal["flexmatch", "freematch", "softmatch"] = option(
-        "softmatch", "flexmatch and freematch: a threshold per class that adapts; softmatch: weights instead"
+    method: Literal["fixmatch", "flexmatch", "freematch", "softmatch"] = option(
+        "softmatch",
+        "fixmatch: one threshold; flexmatch and freematch: one per class that adapts; softmatch: weights instead",
     )
     ratio: Count | Auto = option(
         "auto", "unlabelled images for each labelled image of a batch; auto: the papers' 7, fewer if there are few"
     )
     weight: float = option(1.0, "weight of the pseudo-label loss", ge=0)
-    warmup: Share = option(0.3, "share of the run in which that weight rises from 0: the first pseudo-labels are wrong")
+    start: Share = option(0.4, "share of the run that learns from labels alone: the first pseudo-labels are wrong")
+    warmup: Share = option(0.1, "share of the run in which that weight then rises from 0")
     threshold: float = option(
-        0.95, "FlexMatch's highest threshold of the confidence", gt=0, lt=1, needs="method=flexmatch"
+        0.95,
+        "FixMatch's threshold of the confidence, FlexMatch's highest one",
+        gt=0,
+        lt=1,
+        needs="method=fixmatch or method=flexmatch",
     )
+    mixing: bool = option(True, "mix strong views with each other, as often as labelled images (--mixing.prob)")
     momentum: Rate | Auto = option(
         "auto",
         "EMA rate of the thresholds or weights; auto: the papers' 0.999, less for short runs",

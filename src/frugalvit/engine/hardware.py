@@ -17,14 +17,18 @@ from frugalvit.errors import UserError
 
 
 def configure_cuda() -> None:
-    """Allow TF32, use one CPU thread, and only those convolutions of cuDNN that add in a fixed order.
+    """Allow TF32, use one CPU thread, and of cuDNN only those convolutions that add in a fixed order.
 
     The CPU only queues work. Sixteen threads doubled the time to queue a step, and several ranks on one machine made it
     five times as long.
+
+    cuDNN's attention is off. With it, compiled hybrids fell back to chance (torch 2.11, H200): after 100 steps the norm
+    of the gradients rose from 4 to 400. With flash attention it stayed below 4.4 (docs/FIRST_RUN.md).
     """
     torch.set_float32_matmul_precision("high")
     torch.set_num_threads(1)
     torch.backends.cudnn.deterministic = True
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def use_deterministic_algorithms() -> None:

@@ -74,6 +74,17 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Delayed:
+    """0 before ``start``, then ``base`` counted from there."""
+
+    base: Schedule
+    start: int
+
+    def at(self, step: int) -> float:
+        return 0.0 if step < self.start else self.base.at(step - self.start)
+
+
+@dataclass(frozen=True)
 class Ramp:
     """A line from 0 to ``peak`` over ``warmup``, then to 0 at ``steps``: λ in the released Drloc code."""
 

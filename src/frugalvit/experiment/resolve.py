@@ -32,6 +32,7 @@ from frugalvit.config.defaults import (
     layer_decay,
     localization_variant,
     localization_weight,
+    lora_lr,
     mixing_probability,
     papers_backbone,
     pretraining_batch,
@@ -161,9 +162,11 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     auto.choose("optimizer.layer_decay", config.optimizer.layer_decay, *layer_decay(facts))
     auto.choose("freeze", config.freeze, *frozen_blocks(facts))
     seen = batch * (1 + ratio) if facts.unlabelled else batch  # images in a step
-    lr = supervised_lr(seen, facts.parameters, family=facts.family, finetune=config.recipe == "finetune")
-    if is_short:
-        lr = finetuning_lr(seen)
+    lr = supervised_lr(batch, facts.parameters, family=facts.family, finetune=config.recipe == "finetune")
+    if config.lora:
+        lr = lora_lr(batch)
+    elif is_short:
+        lr = finetuning_lr(batch)
     auto.choose("lr", config.lr, *lr)
     drloc = config.localization
     wanted = drloc.weight == "paper" or bool(_changed_options(config, _LOCALIZATION))
@@ -180,8 +183,6 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     epochs = steps / per_epoch
     if config.mixing.mixup or config.mixing.cutmix:
         probability = mixing_probability(epochs, _changed_options(config, _MIXING), facts.family)
-        if facts.unlabelled:
-            probability = 0.0, "mixup and cutmix are off with --unlabelled, as in FixMatch and after"
         auto.choose("mixing.prob", config.mixing.prob, *probability)
     operations = augment_operations(epochs, steps, facts.parameters, from_scratch=from_scratch)
     if is_short:
@@ -198,7 +199,7 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     if facts.unlabelled:
         reason = "pseudo-labels need confident predictions, which smoothing prevents"
         auto.choose("mixing.smoothing", config.mixing.smoothing, 0.0, reason)
-        if semi.method != "flexmatch":
+        if semi.method in ("freematch", "softmatch"):
             auto.choose("semi.momentum", semi.momentum, *threshold_momentum(steps))
         if semi.region_weight:
             auto.choose("semi.prototypes", semi.prototypes, *prototype_count(facts.unlabelled))

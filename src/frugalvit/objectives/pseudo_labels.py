@@ -32,7 +32,7 @@ def pseudo_label_loss(logits: Tensor, probs: Tensor, weights: Tensor, temperatur
 
 
 class PseudoLabels(nn.Module, ABC):
-    """Base of the three methods. In training mode each call moves the thresholds."""
+    """Base of the methods. In training mode each call moves the thresholds."""
 
     @abstractmethod
     def forward(self, probs: Tensor, index: Tensor) -> Tensor:
@@ -44,6 +44,17 @@ class PseudoLabels(nn.Module, ABC):
     def fairness_loss(self, logits: Tensor, weights: Tensor) -> Tensor | None:
         """Return a further loss on the student's logits (N, C), already weighted; None if the method has none."""
         return None
+
+
+class FixMatch(PseudoLabels):
+    """One threshold (Sohn et al., NeurIPS 2020): w_n = 1 if max q_n > τ, else 0."""
+
+    def __init__(self, threshold: float = 0.95) -> None:
+        super().__init__()
+        self.threshold = threshold
+
+    def forward(self, probs: Tensor, index: Tensor) -> Tensor:
+        return (probs.max(1).values > self.threshold).to(probs)
 
 
 class FlexMatch(PseudoLabels):

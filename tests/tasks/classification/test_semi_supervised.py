@@ -13,6 +13,7 @@ from frugalvit.cli import main as cli
 from frugalvit.config.semi_supervised import SemiConfig
 from frugalvit.config.train import LocalizationConfig, TrainConfig
 from frugalvit.data import open_data
+from frugalvit.data.augmentation.mixup import Blend, mix_images
 from frugalvit.data.loader import Batch
 from frugalvit.engine.schedule import Constant
 from frugalvit.errors import UserError
@@ -34,13 +35,20 @@ from helpers.tiny_runs import (
     write_images,
 )
 
-METHODS = ["flexmatch", "freematch", "softmatch"]
-SEMI: dict[str, Any] = {"unlabelled": "rest", "labels": 4, "batch": 4, "semi": {"ratio": 2}}
+METHODS = ["fixmatch", "flexmatch", "freematch", "softmatch"]
+SEMI: dict[str, Any] = {"unlabelled": "rest", "labels": 4, "batch": 4, "mixing": {"prob": 0.7}}
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_images(tmp_path_factory.mktemp("semi") / "images", train=13)
+
+
+def semi_options(method: str) -> dict[str, Any]:
+    """With region matching, except for fixmatch, whose strong views are mixed."""
+    if method == "fixmatch":
+        return {"ratio": 2, "method": method, "threshold": 0.5}
+    return {"ratio": 2, "method": method, "region_weight": 0.5, "prototypes": 8}
 
 
 def data_facts(run: Path) -> dict[str, Any]:
@@ -120,7 +128,7 @@ class Linear(torch.nn.Module):
         return size
 
 
-def make_batch(labelled: int = 2, ratio: int = 3) -> SemiBatch:
+def make_batch(labelled: int = 2, ratio: int = 3, blend: Blend = Blend(1.0)) -> SemiBatch:  # noqa: B008
     draw = torch.Generator().manual_seed(0)
     images, weak, strong = (
         torch.randn(*shape, 3, 4, 4, generator=draw) for shape in ((labelled,), (labelled, ratio), (labelled, ratio))
@@ -128,21 +136,23 @@ def make_batch(labelled: int = 2, ratio: int = 3) -> SemiBatch:
     truth = torch.tensor([0, 1, 2, -1, 0, 1])[: labelled * ratio].view(labelled, ratio)
     targets, rows = torch.tensor([0, 2])[:labelled], torch.arange(labelled * ratio).view(labelled, ratio)
     plain = Batch(images, targets, targets, torch.arange(labelled))
-    return SemiBatch(**vars(plain), weak=weak, strong=strong, truth=truth, rows=rows)
+    mixed = mix_images(strong.flatten(0, 1), blend).view_as(strong)
+    return SemiBatch(**vars(plain), weak=weak, strong=mixed, truth=truth, rows=rows, blend=blend)
 
 
-def test_losses_and_gradients_equal_the_sum_of_the_parts() -> None:
+@pytest.mark.parametrize("share", [1.0, 0.8])
+def test_losses_and_gradients_equal_the_sum_of_the_parts(share: float) -> None:
     torch.manual_seed(0)
     network: Any = Linear()
     localization = RelativeLocalization(3, pairs=5, hidden=4, grid_size=None)
     semi = SemiConfig(method="freematch", weight=0.7)
     task = SemiSupervisedTask(
         network, localization, LocalizationConfig(), Constant(0.3), ema=0.9,
-        semi=semi, ramp=Constant(0.5), labels=FreeMatch(3, 0.9, 0.5), regions=None,
+        semi=semi, start=0, ramp=Constant(0.5), labels=FreeMatch(3, 0.9, 0.5), regions=None,
     ).train()  # fmt: skip
     with torch.no_grad():
         network.head.weight.mul_(3)  # the EMA weights differ from the current ones
-    batch, oracle = make_batch(), FreeMatch(3, 0.9, 0.5)
+    batch, oracle = make_batch(blend=Blend(share)), FreeMatch(3, 0.9, 0.5)
     losses = task(batch, 0)
     assert not task.result.training and task.training
 
@@ -153,8 +163,10 @@ def test_losses_and_gradients_equal_the_sum_of_the_parts() -> None:
     fairness = oracle.fairness_loss(logits, weights)
     assert fairness is not None and batch.targets is not None
     expected = torch.nn.functional.cross_entropy(network.classify(batch.images.mean((2, 3))), batch.targets)
-    for n in range(6):
-        expected = expected - 0.5 * 0.7 * weights[n] * logits[n].log_softmax(0)[probs[n].argmax()] / 6
+    for n, partner in ((0, 1), (1, 0), (2, 3), (3, 2), (4, 5), (5, 4)):
+        for other, part in ((n, share), (partner, 1 - share)):
+            loss = -weights[other] * logits[n].log_softmax(0)[probs[other].argmax()]
+            expected = expected + part * 0.5 * 0.7 * loss / 6
     expected = expected + 0.5 * fairness
     grid, pairs = torch.cat((batch.images, strong)), task._pairs(batch)
     expected = expected + 0.3 * semi_supervised.loss_at_pairs(localization, grid, pairs)[0]
@@ -181,10 +193,11 @@ def test_losses_and_gradients_equal_the_sum_of_the_parts() -> None:
 def test_learns_from_the_rest(images: Path, tmp_path: Path, method: str) -> None:
     """Metrics, summary, per-class table and report name the pseudo-labels."""
     run = tmp_path / "run"
-    semi = {"ratio": 2, "method": method, "region_weight": 0.5, "prototypes": 8}
+    semi = semi_options(method)
     result = run_tiny("train", data=images, out=run, steps=6, report=True, **SEMI | {"semi": semi})
-    train, *_, last = read_metrics(run)
-    assert {"cross_entropy", "pseudo_label_loss", "localization", "region_loss", "pseudo_labels_used"} <= train.keys()
+    *_, train, last = read_metrics(run)
+    assert {"cross_entropy", "pseudo_label_loss", "localization", "pseudo_labels_used"} <= train.keys()
+    assert ("region_loss" in train) == (method != "fixmatch")
     assert ("fairness_loss" in train) == (method == "freematch")
     assert 0 <= last["pseudo_labels_used"] <= 100 and 0 <= last["pseudo_labels_right"] <= 100
     assert result.data["pseudo_labels_used"] == last["pseudo_labels_used"]
@@ -216,7 +229,7 @@ def test_unlabelled_images_change_the_weights(images: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("method", METHODS)
 def test_an_interrupted_run_resumes_to_the_bit(images: Path, tmp_path: Path, method: str) -> None:
-    semi = {"ratio": 2, "method": method, "region_weight": 0.5, "prototypes": 8}
+    semi = semi_options(method)
     options = SEMI | {"data": images, "semi": semi, "steps": 6, "accumulate": 2 if method == "freematch" else 1}
     run_tiny("train", out=tmp_path / "complete", **options)
     with interrupted_at(5):
@@ -231,7 +244,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, images: Path) -> ForkServer
     shutil.copytree(images, folder / "images")
     shard_images(folder / "shards", folder / "images")
     for method in METHODS:
-        semi = {"ratio": 2, "method": method, "region_weight": 0.5, "prototypes": 8}
+        semi = semi_options(method)
         write_config(folder / f"{method}.yaml", TRAIN, **SEMI | {"semi": semi, "drop_path": 0.0, "steps": 6})
     return ForkServer(folder)
 
@@ -295,7 +308,7 @@ def test_auto_values() -> None:
         return resolve(TrainConfig.parse({"unlabelled": "rest"} | values), images, unlabelled=unlabelled)
 
     config = resolved()
-    assert (config.semi.ratio, config.mixing.prob, config.mixing.smoothing) == (7, 0.0, 0.0)
+    assert (config.semi.ratio, config.mixing.smoothing) == (7, 0.0)
     assert config.batch == 8, "an epoch draws every unlabelled image: 200 batches of 7"
     assert config.epochs * 25 == pytest.approx(2500, rel=0.1)
     assert resolved(unlabelled=30).semi.ratio == 3, "fewer unlabelled images than seven per labelled one"

@@ -80,10 +80,17 @@ class Mixing:
         if blend.share == 1:
             return images, targets
         partner = partners(len(images), images.device)
-        targets = torch.lerp(targets[partner], targets, blend.share)
-        if blend.box is None:
-            return torch.lerp(images[partner], images, blend.share), targets
-        top, bottom, left, right = blend.box
-        mixed = images.clone()
-        mixed[:, :, top:bottom, left:right] = images[:, :, top:bottom, left:right][partner]
-        return mixed, targets
+        return mix_images(images, blend), torch.lerp(targets[partner], targets, blend.share)
+
+
+def mix_images(images: Tensor, blend: Blend) -> Tensor:
+    """Mix each image with its partner; return a new tensor if something is mixed."""
+    if blend.share == 1:
+        return images
+    partner = partners(len(images), images.device)
+    if blend.box is None:
+        return torch.lerp(images[partner], images, blend.share)
+    top, bottom, left, right = blend.box
+    mixed = images.clone()
+    mixed[:, :, top:bottom, left:right] = images[:, :, top:bottom, left:right][partner]
+    return mixed

@@ -2,9 +2,10 @@
 
     L = L_ce(labelled) + ramp · weight · L_u(unlabelled) + λ · L_drloc(all) + region_weight · L_R(unlabelled)
 
-The EMA weights predict a pseudo-label from a weak view of each unlabelled image, and the network learns it on a strong
-view (``objectives/pseudo_labels.py``). ViTs need the EMA for this: their current weights give labels that are too
-noisy (Cai et al., "Semi-supervised Vision Transformers at Scale", 2022).
+The run begins as supervised training: the first pseudo-labels would be wrong. From ``--semi.start`` on, the EMA weights
+predict a pseudo-label from a weak view of each unlabelled image, and the network learns it on a strong view
+(``objectives/pseudo_labels.py``), mixed with another one. ViTs need the EMA for this: their current weights give labels
+that are too noisy. Mixing is from the same paper (Cai et al., "Semi-supervised Vision Transformers at Scale", 2022).
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from frugalvit.backbones import Backbone
 from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.semi_supervised import REST, SemiConfig
 from frugalvit.config.train import TrainConfig
+from frugalvit.data.augmentation.mixup import Blend, mix_images, partners
 from frugalvit.data.augmentation.transforms import WeakStrongViews
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
 from frugalvit.data.loader import Batch, BatchSource
-from frugalvit.data.rng import device_generator, to_device_packed
+from frugalvit.data.rng import device_generator, generator_for, to_device_packed
 from frugalvit.data.split import subsample_labels
 from frugalvit.data.webdataset.shards import is_shards
 from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.engine.ema import EMA
 from frugalvit.engine.param_groups import decay_groups, merge_param_groups
-from frugalvit.engine.schedule import Linear, Schedule
+from frugalvit.engine.schedule import Delayed, Linear, Schedule
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
@@ -41,6 +43,7 @@ from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, RelativeLocalization
 from frugalvit.objectives.drloc import Pairs, loss_at_pairs
 from frugalvit.objectives.pseudo_labels import (
+    FixMatch,
     FlexMatch,
     FreeMatch,
     PseudoLabels,
@@ -120,21 +123,26 @@ def _find_rest(config: TrainConfig, source: DatasetSplits) -> ImageDataset:
 class SemiBatch(Batch):
     """A labelled batch with R unlabelled images for each labelled image.
 
-    weak, strong: (B, R, C, h, w), the two views.   truth: (B, R) classes, or UNKNOWN.   rows: (B, R) indices in the
-    store of unlabelled images, on the CPU; -1 in a stream.
+    weak, strong: (B, R, C, h, w), the two views; strong ones are mixed with their partners as ``blend`` says.
+    truth: (B, R) classes, or UNKNOWN.   rows: (B, R) indices in the store of unlabelled images, on the CPU; -1 in a
+    stream.
     """
 
     weak: Tensor
     strong: Tensor
     truth: Tensor
     rows: Tensor
+    blend: Blend
 
 
 class SemiBatches(BatchSource):
-    """Labelled and unlabelled batches side by side: each is a function of (seed, step)."""
+    """Labelled and unlabelled batches side by side: each is a function of (seed, step).
 
-    def __init__(self, labelled: BatchSource, unlabelled: BatchSource) -> None:
-        self.labelled, self.unlabelled = labelled, unlabelled
+    mix_strong: mix strong views with each other, as often as labelled images
+    """
+
+    def __init__(self, labelled: BatchSource, unlabelled: BatchSource, *, mix_strong: bool) -> None:
+        self.labelled, self.unlabelled, self.mix_strong = labelled, unlabelled, mix_strong
         self.batch, self.ratio = labelled.batch, unlabelled.batch // labelled.batch
         self.seed, self.rank, self.world = labelled.seed, labelled.rank, labelled.world
         self.augment, self.mixing, self.keep_clean = labelled.augment, labelled.mixing, labelled.keep_clean
@@ -158,9 +166,14 @@ class SemiBatches(BatchSource):
     def batch_at(self, step: int) -> SemiBatch:
         batch, other = self.labelled.batch_at(step), self.unlabelled.batch_at(step)
         truth = torch.full_like(other.index, UNKNOWN).to(batch.images.device) if other.labels is None else other.labels
-        parts = (part.unflatten(0, (-1, self.ratio)) for part in (*other.images, truth, other.index))
+        weak, strong, blend = *other.images, Blend(1.0)
+        if self.mix_strong and self.mixing is not None:
+            size = strong.shape[-2], strong.shape[-1]
+            blend = self.mixing.draw(size, generator_for(self.seed, "mixing of strong views", batch.number))
+            strong = mix_images(strong, blend)
+        parts = (part.unflatten(0, (-1, self.ratio)) for part in (weak, strong, truth, other.index))
         weak, strong, truth, rows = parts
-        return SemiBatch(**vars(batch), weak=weak, strong=strong, truth=truth, rows=rows)
+        return SemiBatch(**vars(batch), weak=weak, strong=strong, truth=truth, rows=rows, blend=blend)
 
     def peek(self, step: int) -> Batch:
         """Return the labelled batch; its images are three views: labelled, weak and strong."""
@@ -168,7 +181,8 @@ class SemiBatches(BatchSource):
         return replace(batch, images=[batch.images, *self.unlabelled.peek(step).images])
 
     def with_batch_size(self, batch: int) -> SemiBatches:
-        return SemiBatches(self.labelled.with_batch_size(batch), self.unlabelled.with_batch_size(batch * self.ratio))
+        other = self.unlabelled.with_batch_size(batch * self.ratio)
+        return SemiBatches(self.labelled.with_batch_size(batch), other, mix_strong=self.mix_strong)
 
     def close(self) -> None:
         self.labelled.close()
@@ -188,9 +202,9 @@ def add_unlabelled(
     augment = WeakStrongViews(config.augment, config.semi, backbone.img_size, backbone.mean, backbone.std)
     larger = replace(plan, images_per_step=plan.images_per_step * config.semi.ratio)
     other = config.model_copy(update={"seed": config.seed + 2**63})
-    return SemiBatches(
-        labelled, builders.make_batches(images, backbone.img_size, larger, other, fabric, augment=augment)
-    )
+    unlabelled = builders.make_batches(images, backbone.img_size, larger, other, fabric, augment=augment)
+    # The cells of a mixed view have no counterpart in the weak one, so region matching needs plain views.
+    return SemiBatches(labelled, unlabelled, mix_strong=config.semi.mixing and not config.semi.region_weight)
 
 
 # -- task
@@ -199,6 +213,7 @@ def add_unlabelled(
 class SemiSupervisedTask(ClassificationTask):
     """A classifier with the losses of labelled and unlabelled images.
 
+    start:         the step from which unlabelled images count; before it, the task is a plain ClassificationTask
     window_counts: (4, C) by pseudo-label, since the last evaluation: predictions, sum of their weights, of the weights
                    with a known truth, and of those that are right.   last_counts: those before the last evaluation
     """
@@ -207,6 +222,7 @@ class SemiSupervisedTask(ClassificationTask):
         self,
         *arguments: Any,
         semi: SemiConfig,
+        start: int,
         ramp: Schedule,
         labels: PseudoLabels,
         regions: RegionMatching | None,
@@ -214,9 +230,9 @@ class SemiSupervisedTask(ClassificationTask):
     ) -> None:
         super().__init__(*arguments, **keywords)
         assert self.average is not None
-        self.semi, self.ramp, self.labels, self.regions = semi, ramp, labels, regions
+        self.semi, self.start, self.ramp, self.labels, self.regions = semi, start, ramp, labels, regions
         # The student's batch norms see strong views. The teacher has its own: weak views look like test images.
-        self.average_update = EMA(self.average, self.backbone, buffers=False)
+        self.weights_update = EMA(self.average, self.backbone, buffers=False)
         self.window_counts: Tensor
         self.last_counts: Tensor
         for name in ("window_counts", "last_counts"):
@@ -237,10 +253,13 @@ class SemiSupervisedTask(ClassificationTask):
 
     def step_inputs(self, batch: SemiBatch, step: int) -> tuple[Any, ...]:  # type: ignore[override]
         images, targets, _, pairs, weight, *_ = super().step_inputs(batch, step)
+        if step < self.start:
+            labelled = None if pairs is None else pairs[:, : len(images)]
+            return images, targets, labelled, weight, *[None] * 6
         weak, strong = batch.weak.flatten(0, 1), batch.strong.flatten(0, 1)
         rows = to_device_packed([batch.rows.flatten()], images.device)[0]
-        ramp = images.new_full((), self.ramp.at(step), dtype=torch.float32)
-        return images, targets, pairs, weight, ramp, weak, strong, batch.truth.flatten(), rows
+        ramp, share = torch.tensor([self.ramp.at(step), batch.blend.share], device=images.device)
+        return images, targets, pairs, weight, ramp, weak, strong, batch.truth.flatten(), rows, share
 
     def compute_losses(  # type: ignore[override]
         self,
@@ -248,13 +267,22 @@ class SemiSupervisedTask(ClassificationTask):
         targets: Tensor,
         pairs: Pairs,
         weight: Tensor | None,
-        ramp: Tensor,
-        weak: Tensor,
-        strong: Tensor,
-        truth: Tensor,
-        index: Tensor,
+        ramp: Tensor | None,
+        weak: Tensor | None,
+        strong: Tensor | None,
+        truth: Tensor | None,
+        index: Tensor | None,
+        share: Tensor | None,
     ) -> dict[str, Tensor]:
-        """Compute the losses from tensors alone. One pass of the student sees labelled and strong images."""
+        """Compute the losses from tensors alone. One pass of the student sees labelled and strong images.
+
+        Without unlabelled images, as before ``start``, these are the losses of a ClassificationTask.
+        """
+        if ramp is None or weak is None or strong is None or truth is None or index is None or share is None:
+            losses = super().compute_losses(images, targets, None, pairs, weight)
+            if self.regions is not None:  # DDP needs the same parameters in every step
+                losses["loss"] = losses["loss"] + 0.0 * sum(part.sum() for part in self.regions.parameters())
+            return losses
         with torch.no_grad():
             teacher, teacher_logits = self.run_teacher(weak)
             probs = teacher_logits.softmax(1)
@@ -264,7 +292,7 @@ class SemiSupervisedTask(ClassificationTask):
             weights = self.labels(probs, index)
             self._count(probs.argmax(1), weights, truth)
             cross_entropy = F.cross_entropy(logits[: len(images)], targets)
-            pseudo = pseudo_label_loss(logits[len(images) :], probs, weights, self.semi.temperature)
+            pseudo = self._pseudo_label_loss(logits[len(images) :], probs, weights, share)
             fairness = self.labels.fairness_loss(logits[len(images) :], weights)
         losses = {"cross_entropy": cross_entropy, "pseudo_label_loss": pseudo}
         total = cross_entropy + ramp * self.semi.weight * pseudo
@@ -283,6 +311,12 @@ class SemiSupervisedTask(ClassificationTask):
         losses = {name: loss.detach() for name, loss in losses.items()}
         losses |= {"loss": total, "pseudo_labels_used": 100 * weights.mean()}
         return losses if self.objectives is None else self.objectives(losses, [labelled], [images], targets)
+
+    def _pseudo_label_loss(self, logits: Tensor, probs: Tensor, weights: Tensor, share: Tensor) -> Tensor:
+        """Return the loss of mixed views: ``share`` of it is that of the view itself, the rest that of its partner."""
+        temperature, partner = self.semi.temperature, partners(len(probs), probs.device)
+        own = pseudo_label_loss(logits, probs, weights, temperature)
+        return share * own + (1 - share) * pseudo_label_loss(logits, probs[partner], weights[partner], temperature)
 
     def run_student(self, images: Tensor) -> tuple[Features, Tensor]:
         """Return features and logits of the current weights."""
@@ -321,13 +355,17 @@ class SemiSupervisedTask(ClassificationTask):
             self.window_counts += sum_over_processes(rows @ by_class.to(rows))
 
     def before_optimizer(self, step: int) -> None:
-        if self.regions is not None:
+        if self.regions is not None and step >= self.start:
             self.regions.move_center()
 
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
-        super().after_step(step, skipped)
+        if step < self.start:
+            super().after_step(step, skipped)
+            return
+        momentum = min(self.ema, (1 + step) / (10 + step))
+        self.weights_update.update(momentum, skipped)
         if self.regions is not None:
-            self.regions.update_teacher(min(self.ema, (1 + step) / (10 + step)), skipped)
+            self.regions.update_teacher(momentum, skipped)
 
     # -- parameters and scores
 
@@ -368,8 +406,10 @@ def make_semi_task(
     """Build the task for ``images`` unlabelled images; further arguments are those of ClassificationTask."""
     semi, classes, regions = config.semi, backbone.num_classes, None
     momentum = 0.999 if semi.momentum == "auto" else semi.momentum
-    if semi.method == "flexmatch":
-        labels: PseudoLabels = FlexMatch(classes, images, semi.threshold)
+    if semi.method == "fixmatch":
+        labels: PseudoLabels = FixMatch(semi.threshold)
+    elif semi.method == "flexmatch":
+        labels = FlexMatch(classes, images, semi.threshold)
     elif semi.method == "freematch":
         labels = FreeMatch(classes, momentum, semi.fairness)
     else:
@@ -377,5 +417,7 @@ def make_semi_task(
     if semi.region_weight:
         assert semi.prototypes != "auto"
         regions = RegionMatching(backbone.dim, semi.prototypes, min(2048, 4 * backbone.dim))
-    keywords |= {"semi": semi, "ramp": Linear(0.0, 1.0, round(semi.warmup * steps)), "labels": labels}
+    start = round(semi.start * steps)
+    ramp = Delayed(Linear(0.0, 1.0, round(semi.warmup * steps)), start)
+    keywords |= {"semi": semi, "start": start, "ramp": ramp, "labels": labels}
     return SemiSupervisedTask(backbone, *arguments, regions=regions, **keywords).train()
