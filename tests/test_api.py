@@ -102,6 +102,7 @@ def test_the_settings_of_torch_are_restored(monkeypatch: pytest.MonkeyPatch) -> 
             fv.run("tune", "x")
         assert torch.equal(torch.rand(3), expected)
         assert (torch.get_num_threads(), torch.get_float32_matmul_precision()) == (2, "highest")
+        assert torch.backends.cuda.cudnn_sdp_enabled()
         assert torch.backends.mkldnn.enabled == onednn
     finally:
         torch.set_num_threads(threads)

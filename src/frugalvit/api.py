@@ -98,6 +98,7 @@ def _preserve_torch() -> Iterator[None]:
         yield
         return
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    attention = torch.backends.cuda.cudnn_sdp_enabled()
     from frugalvit.engine import hardware  # imports torch
 
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
@@ -107,6 +108,7 @@ def _preserve_torch() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
+        torch.backends.cuda.enable_cudnn_sdp(attention)
 
 
 @contextlib.contextmanager

@@ -88,7 +88,9 @@ def _pretraining(config: DemoConfig, data: Path, out: Path) -> PretrainConfig:
 
 def _training(config: DemoConfig, data: Path, unlabelled: Path, out: Path, init: str) -> TrainConfig:
     values: dict[str, Any] = {"data": str(data), "split": "given", "init": init, "seed": config.seed, "out": str(out)}
-    values |= {"unlabelled": str(unlabelled), "semi": {"method": "flexmatch", "ratio": 4}, "batch": 32}
+    # The pre-trained network is right early, so pseudo-labels count from the first step.
+    semi = {"method": "flexmatch", "ratio": 4, "start": 0.0, "warmup": 0.3}
+    values |= {"unlabelled": str(unlabelled), "semi": semi, "batch": 32, "lr": 1.6e-3}
     return TrainConfig.parse(values | {"epochs": config.epochs, "augment": AUGMENT, "evaluate_every": ONLY_AT_THE_END})
 
 

@@ -29,10 +29,6 @@ def compile_task(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric)
     if graphs and (reason := _graphs_blocker(task, config, plan, fabric)):
         console.warning(f"compiled without CUDA graphs: {reason}")
         graphs = False
-    if not task.compiles_by_default:
-        console.warning(
-            "this network fell back to chance when torch 2.11 compiled it; --compile auto leaves it as it is"
-        )
     prepare_compiler()
     task.compile_with(graphs)
 
@@ -46,7 +42,7 @@ def prepare_compiler() -> None:
     if hasattr(inductor, "deterministic"):  # not in every torch release
         inductor.deterministic = True
     # From torch 2.10 on, Inductor fuses sums over rows with sums over columns. Such kernels may return wrong gradients
-    # (pytorch/pytorch#193061). Compiled hybrids fall back to chance even without this fusion (docs/FIRST_RUN.md).
+    # (pytorch/pytorch#193061).
     if hasattr(inductor.triton, "mix_order_reduction"):
         inductor.triton.mix_order_reduction = False
 
