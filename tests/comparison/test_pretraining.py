@@ -1,13 +1,16 @@
 """``pretrain compare``: objectives and backbones over seeds, equal time, all probes, paired differences."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from frugalvit.backbones import create_backbone
+from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.comparison import pretraining
-from frugalvit.comparison.pretraining import SCORES, compare_pretraining, fill_minutes
+from frugalvit.comparison.pretraining import SCORES, compare_pretraining, fill_minutes, probe_scores
 from frugalvit.config.compare import PretrainCompareConfig
 from frugalvit.errors import UserError
 from frugalvit.utils.statistics import paired_difference
@@ -39,6 +42,24 @@ def test_all_scores_with_paired_differences(
     assert "| attention" in page and (tmp_path / "c/comparison.png").exists()
     capsys.readouterr()
     assert compare_pretraining(options).data == result.data and "starting" not in capsys.readouterr().err
+
+
+def test_changed_data_are_scored_again(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def score(config: Any) -> CommandResult:
+        calls.append(config.data)
+        return CommandResult({"top1": float(len(calls))})
+
+    for name in ("knn", "linear", "logistic"):
+        monkeypatch.setattr(pretraining, name, score)
+    data = tmp_path / "photos"
+    shutil.copytree(photos, data)
+    run = save_model_folder(create_backbone("test_vit", img_size=32), tmp_path / "run")
+    first = probe_scores(run, str(data), "cpu")
+    assert probe_scores(run, str(data), "cpu") == first and len(calls) == 3
+    next(path for path in data.rglob("*.*") if path.is_file()).unlink()
+    assert probe_scores(run, str(data), "cpu")["knn"] == 4.0 and len(calls) == 6
 
 
 def test_every_setting_runs_with_every_backbone() -> None:

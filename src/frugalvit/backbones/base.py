@@ -20,10 +20,11 @@ from torch.nn import functional
 
 from frugalvit.backbones import timm_features
 from frugalvit.backbones.timm_features import Size, cell_sides, cells_in_image, is_exporting, to_grid
+from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 
-BACKBONE_ONLY_KWARGS = ("mean", "std", "grid_norm", "drop_path", "keep_patch_size", "knn_head")
+BACKBONE_ONLY_KWARGS = ("mean", "std", "eval_crop", "grid_norm", "drop_path", "keep_patch_size", "knn_head")
 """Keywords of a backbone that are not passed to the network's constructor under these names."""
 
 
@@ -255,6 +256,10 @@ class Backbone(nn.Module):
             "in_chans": self.in_chans,
             "keywords": dict(self.keywords),
         }
+
+    def eval_transform(self) -> EvalTransform:
+        """Return the network's own evaluation: its size, crop, interpolation and pixel statistics."""
+        return EvalTransform(self.img_size, self.mean, self.std, **self.keywords.get("eval_crop", {}))
 
     def architecture_kwargs(self) -> dict[str, Any]:
         """Return keywords for the same network, with the same patches and windows, at any image size.

@@ -91,14 +91,16 @@ def fill_minutes(config: PretrainCompareConfig, settings: dict[str, dict[str, An
 
 
 def probe_scores(run: Path, data: str, device: str, root: str | None = None) -> dict[str, Any]:
-    """Score a run by all probes, on the test images (else val); the scores are cached in the run's folder.
+    """Score a run by all probes, on the test images (else val); its folder caches the scores with the data's hash.
 
     Data without labels gets the last three scores only. The linear probe sees centre crops, which is faster.
     """
-    if cached := read_json(run / layout.PROBE_SCORES, dict):
+    source, scores = open_data(data, root=root), {}
+    fingerprints = {name: images.fingerprint() for name, images in source.splits.items()}
+    cached = read_json(run / layout.PROBE_SCORES, dict) or {}
+    if cached.pop("fingerprints", None) == fingerprints:
         return cached
     options = {"model": str(run), "data": data, "device": device, "root": root, "batch": 256}
-    source, scores = open_data(data, root=root), {}
     if source.classes is not None:
         scores = {
             "knn": knn(KnnConfig.parse(options)).data["top1"],
@@ -120,7 +122,7 @@ def probe_scores(run: Path, data: str, device: str, root: str | None = None) -> 
         "scored_on": split,
         "scored_images": len(images),
     }
-    write_text(run / layout.PROBE_SCORES, json.dumps(scores, indent=1))
+    write_text(run / layout.PROBE_SCORES, json.dumps(scores | {"fingerprints": fingerprints}, indent=1))
     return scores
 
 

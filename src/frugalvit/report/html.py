@@ -161,7 +161,6 @@ def render(title: str, about: str, content: str) -> str:
 def _explore(folder: Path, backbone: Backbone, examples: ImageDataset) -> dict[str, Any] | None:
     """Make the explorer data of a few evenly spaced examples; None if there is nothing to explore."""
     from frugalvit.visualization.explorer_data import Picture, gather
-    from frugalvit.visualization.model_views import crop_share
 
     pictures: list[Picture] = []
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES_SHOWN)):
@@ -171,9 +170,8 @@ def _explore(folder: Path, backbone: Backbone, examples: ImageDataset) -> dict[s
             continue  # unreadable; take the next one
         if len(pictures) == _EXAMPLES_SHOWN:
             break
-    keep = crop_share(backbone.img_size)
     try:
-        return gather([(folder.resolve().name, backbone)], pictures, second_views=True, keep=keep)
+        return gather([(folder.resolve().name, backbone)], pictures, second_views=True)
     except UserError as reason:
         console.info(f"The report has no explorer: {reason}")
         return None

@@ -99,7 +99,7 @@ def gather(
     ratios = {round(shape[0] / shape[1], 3) for shape in shapes}
     if len(ratios) > 1:
         raise UserError("These models have inputs of different aspect ratios: explore them one by one.")
-    keep = crop_share(shapes[0]) if keep is None else keep
+    keep = crop_share(models[0][1]) if keep is None else keep
     flags = (False, True) if second_views else (False,)
     views = [_View(picture, second, keep, seed) for picture in pictures for second in flags]
     return {

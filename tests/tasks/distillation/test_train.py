@@ -126,7 +126,7 @@ def test_cache_runs_the_teacher_once(
     targets = DistillationTask._targets
 
     def record(task: DistillationTask, batch: Any) -> Any:
-        monkeypatch.setattr(task.guide, "forward", None)
+        monkeypatch.setattr(task.frozen_teacher, "forward", None)
         found = targets(task, batch)
         batches: Any = task.batches
         seen.extend((batch.index == batches.local_order(batch.number)).tolist())
