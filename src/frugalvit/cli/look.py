@@ -154,7 +154,7 @@ def attend(config: AttendConfig) -> CommandResult:
                 columns,
                 rows,
                 f"Heads of {block} of {model.name}, most focused first; {regions.grid[0]}x{regions.grid[1]} regions of "
-                f"{cells} px, of which the query reaches {view.reach}; uniform attention has "
+                f"{cells} px; the query reaches {view.reach} of them; uniform attention has "
                 f"{figures.most_bits(view):.3g} bits",
             )
         )

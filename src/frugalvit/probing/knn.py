@@ -140,8 +140,8 @@ def knn_predict(
     """Rank the classes of every test image for each k: {k: (M, min(5, k, classes))}, best first.
 
     Each of the k nearest training images votes for its class with weight exp(cosine / temperature). At most k classes
-    are ranked. Classes without a vote follow in the order of their numbers, as in the released code, so a few top5 hits
-    at a small k are chance. test=None leaves one out. A k larger than the data uses all images.
+    are ranked. Classes without a vote follow in the order of their numbers, as in the released code. So a few top5
+    hits at a small k are chance. test=None leaves one out. A k larger than the data uses all images.
     """
     ks = sorted(set(ks))
     ranked: dict[int, list[Tensor]] = {k: [] for k in ks}

@@ -97,8 +97,8 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
             "pseudo",
             "Pseudo-labels",
             _each(records, sections.pseudo_labels),
-            "Before the exported weights: the share of unlabelled images predicted as each class, how much of it was "
-            "learned from, and how much of that was right (only where the label is known).",
+            "From training. For each class: the share of the unlabelled images that were predicted as it, how many of "
+            "these the network learned from, and how many of those were right (only if their labels are known).",
         ),
         ("augmentations", "What training saw", _each(records, sections.augmentations)),
         ("configuration", "Configuration", sections.configuration(records)),
