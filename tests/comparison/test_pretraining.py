@@ -15,7 +15,7 @@ from frugalvit.config.compare import PretrainCompareConfig
 from frugalvit.errors import UserError
 from frugalvit.utils.statistics import paired_difference
 from frugalvit.utils.tables import CommandResult
-from helpers.tiny_runs import PRETRAIN
+from helpers.tiny_runs import PRETRAIN, write_images
 
 
 def config(data: Path, out: Path, **values: Any) -> PretrainCompareConfig:
@@ -87,3 +87,10 @@ def test_equal_time_gives_a_slow_setting_fewer_steps(photos: Path, tmp_path: Pat
     assert json.loads((tmp_path / "c/pace.json").read_text()) == {"L_V+L_R": 0.5, "L_V": 0.25}
     with pytest.raises(UserError, match="--minutes"):
         fill_minutes(options.model_copy(update={"devices": 2}), {})
+
+
+def test_images_without_labels_need_another_metric(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "photos") / "train" / "cat"
+    with pytest.raises(UserError, match="--metric match_accuracy"):
+        compare_pretraining(config(images, tmp_path / "c"))
+    assert not (tmp_path / "c").exists()

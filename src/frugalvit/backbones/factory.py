@@ -11,13 +11,12 @@ import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
-from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
+from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone, default_crop
 from frugalvit.backbones.knn_head import KnnHead
 from frugalvit.backbones.registry import architecture_keywords, get_architecture, get_family
 from frugalvit.backbones.small_images import adapt, format_keywords, note_small_grid, set_stem_stride
 from frugalvit.backbones.timm_features import Size, build_on_meta, classifier_name
 from frugalvit.backbones.weights.published import crop_settings, read_published
-from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.errors import UserError, to_count
 
 # Tried with every network, and dropped if it lacks the keyword. With them one object takes every image size.
@@ -94,9 +93,9 @@ def create_backbone(
         resolved |= {"mean": list(pixel_mean), "std": list(pixel_std)}
     if pretrained and eval_crop is None:
         eval_crop = crop_settings(getattr(model, "pretrained_cfg", None) or {})
-    if unknown := sorted(set(eval_crop or ()) - set(crop_settings({}))):
-        raise UserError(f"eval_crop has no {unknown[0]!r}; use {', '.join(crop_settings({}))}")
-    if eval_crop and EvalTransform(size, **eval_crop).crop != EvalTransform(size).crop:
+    if unknown := sorted(set(eval_crop or ()) - set(default_crop(size))):
+        raise UserError(f"eval_crop has no {unknown[0]!r}; use {', '.join(default_crop(size))}")
+    if eval_crop and default_crop(size) | eval_crop != default_crop(size):
         resolved["eval_crop"] = eval_crop
     if not grid_norm:
         resolved["grid_norm"] = False

@@ -31,7 +31,6 @@ from frugalvit.visualization.explorer_data import Picture, gather
 from frugalvit.visualization.grid import Regions
 from frugalvit.visualization.model_views import (
     SecondView,
-    crop_share,
     input_batches,
     model_input,
     model_view,
@@ -65,7 +64,7 @@ def _draw_matches(
     rows = []
     for model in models:
         views = (
-            model_view(model.backbone, picture.pixels, config.fit, crop_share(model.backbone))
+            model_view(model.backbone, picture.pixels, config.fit, model.backbone.eval_crop["crop_pct"])
             for picture in (pictures * 2)[:2]
         )
         first, second = (view for view, _ in views)
@@ -126,7 +125,7 @@ def attend(config: AttendConfig) -> CommandResult:
     picture = read_picture(config.image)
     drawn, result = [], CommandResult({})
     for model in _load_models(config, [config.model, *config.against]):
-        image, box = model_view(model.backbone, picture.pixels, config.fit, crop_share(model.backbone))
+        image, box = model_view(model.backbone, picture.pixels, config.fit, model.backbone.eval_crop["crop_pct"])
         attention, regions = attention_lens.block_attention(model.backbone, image, config.block)
         size = (picture.pixels.shape[0], picture.pixels.shape[1])
         query = attention_lens.parse_query(config.query, size, box, regions)
@@ -168,9 +167,9 @@ def explore(config: ExploreConfig) -> CommandResult:
     pictures = [read_picture(path) for path in config.images]
     models = _load_models(config, [config.model, *config.against])
     second = len(pictures) == 1 if config.second_views == "auto" else config.second_views
-    keep = crop_share(models[0].backbone)
+    keep = models[0].backbone.eval_crop["crop_pct"]
     for model in models[1:]:
-        if abs(crop_share(model.backbone) - keep) > 0.01:
+        if abs(model.backbone.eval_crop["crop_pct"] - keep) > 0.01:
             console.warning(f"{model.name} is evaluated on another crop; here it uses that of {models[0].name}")
     data = gather([(m.name, m.backbone) for m in models], pictures, second_views=second, seed=config.seed, keep=keep)
     path = _new_file(config.out, f"explore_{pictures[0].name}", "html")
@@ -196,7 +195,9 @@ def report(config: ReportConfig) -> CommandResult:
     for folder in console.progress(folders if pictures else [], label="exploring"):
         model = load_model(str(folder), pick_device(config.device))
         named = [(console.sanitize(model.name), model.backbone)]
-        explored[folder] = gather(named, pictures, second_views=len(pictures) == 1, keep=crop_share(model.backbone))
+        explored[folder] = gather(
+            named, pictures, second_views=len(pictures) == 1, keep=model.backbone.eval_crop["crop_pct"]
+        )
     try:
         html.write_report([Path(run) for run in config.runs], out, seen=explored)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:

@@ -36,7 +36,8 @@ from frugalvit.visualization.attention import entropy
 from frugalvit.visualization.correspondence import evaluate_correspondence
 from frugalvit.visualization.model_views import input_batches, model_input, spread_evenly
 
-SCORES = ("knn", "linear", "logistic", "match_accuracy", "match_error_px", "attention_bits")
+_WITH_LABELS = ("knn", "linear", "logistic")
+SCORES = (*_WITH_LABELS, "match_accuracy", "match_error_px", "attention_bits")
 _PACE_STEPS = 20
 _VIEWED_IMAGES = 512
 
@@ -44,6 +45,11 @@ _VIEWED_IMAGES = 512
 def compare_pretraining(config: PretrainCompareConfig) -> CommandResult:
     """Compare settings of ``frugalvit pretrain``; with --minutes each trains for the same time."""
     settings = config.named_settings()
+    if config.data and config.metric in _WITH_LABELS and open_data(config.data, root=config.root).classes is None:
+        raise UserError(
+            f"--metric {config.metric} needs labels, and {config.data} has none. Use --metric match_accuracy, or pass "
+            "images in class folders."
+        )
     if config.minutes:
         if not config.data:
             raise UserError("There is no data to compare on. Pass a folder: 'frugalvit pretrain compare DATA'.")

@@ -108,7 +108,8 @@ def load_model(
         _log_notes(backbone.notes)
         name = source
     classes = meta.get("classes")
-    return Model(backbone.to(device).eval(), backbone.eval_transform(), tuple(classes) if classes else None, name, meta)
+    transform = EvalTransform(backbone.img_size, backbone.mean, backbone.std, **backbone.eval_crop)
+    return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta)
 
 
 def _checkpoint_weights(checkpoint: Path) -> Path | Mapping[str, Any]:

@@ -118,7 +118,7 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
     ]
     head = sections.unfinished(records) + sections.comparisons(compared)
     head += _each(records, verdict.verdict) if not compared else ""
-    about = " · ".join(filter(None, [records[0].name if single else "", _about(records)]))
+    about = " · ".join(dict.fromkeys(filter(None, [records[0].name if single else "", *_about(records)])))
     drawn = {part[0]: sections.section(*part) for part in parts}
     pair = drawn.pop("classes") + drawn.pop("calibration")  # beside each other on a wide screen
     content = drawn.pop("runs") + head + f'<div class="pair">{pair}</div>' + "".join(drawn.values())
@@ -210,14 +210,14 @@ def _each(records: list[RunRecord], part: Any) -> str:
     )
 
 
-def _about(records: list[RunRecord]) -> str:
-    """Describe the runs in one line by what all have in common: task, backbone, data and epochs."""
+def _about(records: list[RunRecord]) -> list[str]:
+    """Return what all runs have in common: task, backbone, data and epochs."""
     facts = []
     for record in records:
         task, epochs = record.summary.get("task"), record.setting.get("epochs")
         length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if isinstance(epochs, int | float) else None
         facts.append((task, record.setting.get("backbone"), record.setting.get("data"), length))
-    return " · ".join(str(values[0]) for values in zip(*facts, strict=True) if values[0] and len(set(values)) == 1)
+    return [str(values[0]) for values in zip(*facts, strict=True) if values[0] and len(set(values)) == 1]
 
 
 def _template(name: str) -> str:

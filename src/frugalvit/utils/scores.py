@@ -61,8 +61,9 @@ class Score:
     @property
     def scored_on(self) -> str:
         """Return the split and the number of images in words."""
-        notes = {True: ", which also chose the weights", False: ", which chose nothing", None: ""}
-        return f"{pluralize(self.images, 'image')} of {self.split}{notes[self.chosen]}"
+        note = "" if self.chosen is None or self.split == "test" else ", which did not choose the weights"
+        note = ", which also chose the weights" if self.chosen else note
+        return f"{pluralize(self.images, 'image')} of {self.split}{note}"
 
 
 def as_percent(key: str, value: float) -> float:
@@ -86,7 +87,7 @@ def read_scores(summary: Mapping[str, Any]) -> list[Score]:
         if not isinstance(value, int | float) or not math.isfinite(value):
             continue
         value, chance = as_percent(key, value), (summary.get("chance") or {}).get(key)
-        is_repeated = key == "mean_per_class" and any(abs(score.value - value) < 1e-9 for score in scores)
+        is_repeated = key == "mean_per_class" and any(abs(score.value - value) < 0.05 for score in scores)
         if is_repeated or (key == "top5" and (chance or 0) >= 100):
             continue
         interval = summary.get(f"{key}_interval")

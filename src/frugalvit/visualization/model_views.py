@@ -38,11 +38,6 @@ class Box:
     height: float
 
 
-def crop_share(backbone: Backbone) -> float:
-    """Return the share of the short side that the evaluation's crop covers."""
-    return backbone.eval_transform().crop.crop_pct
-
-
 def centre_box(size: tuple[int, int], shape: tuple[int, int], keep: float = 1.0) -> Box:
     """Return the centred box of an image of ``size`` (height, width) with the aspect ratio of ``shape``.
 
@@ -96,7 +91,7 @@ def spread_evenly(examples: ImageDataset, limit: int) -> ImageDataset:
 
 def input_batches(examples: ImageDataset, backbone: Backbone, size: int, label: str) -> Iterator[Tensor]:
     """Yield batches of examples as the evaluation sees them, without the unreadable ones."""
-    keep = crop_share(backbone)
+    keep = backbone.eval_crop["crop_pct"]
     # Decode a JPEG at no more than twice the size of the crop.
     enough = (round(2 * backbone.img_size[0] / keep), round(2 * backbone.img_size[1] / keep))
     batch: list[Tensor] = []

@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from frugalvit import create_backbone
+from frugalvit.backbones.base import default_crop
 from frugalvit.backbones.weights.load import load_weights
 from frugalvit.backbones.weights.model_config import WEIGHT_FILES, class_names, timm_architecture
 from frugalvit.backbones.weights.model_folder import load_model_folder, save_model_folder
-from frugalvit.data.preprocessing import CenterCrop
+from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.errors import UserError
 
 TINY = {"embed_dim": 24, "depths": (1, 1, 2, 1), "num_heads": (2, 4, 8, 16)}
@@ -88,6 +89,11 @@ def test_config_is_independent_of_autocast(tmp_path: Path):
     assert plain.read_text() == rounded.read_text()
 
 
+@pytest.mark.parametrize("size", [32, 64, 96, 224])
+def test_default_crop_is_that_of_evaluations(size: int):
+    assert EvalTransform(size, **default_crop((size, size))).crop == EvalTransform(size).crop
+
+
 def test_crop_and_interpolation_are_saved_again(tmp_path: Path):
     """A folder is loaded and saved again, as an export does."""
     crop = {"crop_pct": 0.95, "interpolation": "bilinear", "squash": True}
@@ -96,8 +102,7 @@ def test_crop_and_interpolation_are_saved_again(tmp_path: Path):
     again, meta = load_model_folder(tmp_path / "theirs")
     save_model_folder(again, tmp_path / "ours", meta=meta)
     again = load_model_folder(tmp_path / "ours")[0]
-    assert again.eval_transform().crop == CenterCrop((96, 96), 0.95, "bilinear", True)
-    assert again.eval_transform().spec() == backbone.eval_transform().spec()
+    assert again.eval_crop == backbone.eval_crop == crop
     with pytest.raises(UserError, match="eval_crop"):
         create_backbone("test_vit", eval_crop={"share": 0.9})
 

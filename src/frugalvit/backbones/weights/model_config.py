@@ -114,16 +114,16 @@ def model_config(
     meta = dict(meta or {})
     architecture, arguments = timm_architecture(backbone)
     labels = {"label_names": list(classes)} if classes else {}
-    crop = backbone.eval_transform().crop
+    crop = backbone.eval_crop
     first_convolution = (getattr(backbone.model, "pretrained_cfg", None) or {}).get("first_conv")
     pretrained_cfg = {
         "num_classes": backbone.num_classes,
         "input_size": [backbone.in_chans, *backbone.img_size],
         "pool_size": list(backbone.grid_size(backbone.img_size)),
         "fixed_input_size": "img_size" in arguments,
-        "interpolation": crop.interpolation,
-        "crop_pct": crop.crop_pct,
-        "crop_mode": "squash" if crop.squash else "center",
+        "interpolation": crop["interpolation"],
+        "crop_pct": crop["crop_pct"],
+        "crop_mode": "squash" if crop["squash"] else "center",
         "mean": list(backbone.mean),
         "std": list(backbone.std),
         # With a name here, timm would convert the stored weights from three channels again.
