@@ -36,7 +36,7 @@ def knn(config: KnnConfig) -> CommandResult:
         tested = next((features.pop(name) for name in ("test", "val") if name in features), None)
         queries = None if tested is None else to_probe_split(tested)
         gallery = concat(*map(to_probe_split, features.values()))
-        notes = ["there is no test split: every image is scored against all others"] if queries is None else []
+        notes = ["without a test split, all other images vote on each image"] if queries is None else []
         unseen: list[str] = []
         if config.labels != 1:
             labelled = draw_labels(gallery, np.ones(len(gallery), dtype=bool), config.labels, config.seed)
@@ -71,7 +71,8 @@ def knn(config: KnnConfig) -> CommandResult:
         where = {"scored_on": "test", "scored_images": test_images, "chance": data["chance"]}
         tops = {k: read_scores({"top1": values["top1"]} | where)[0] for k, values in scores.items()}
         table = score_table([replace(top, name=f"top-1, k = {k}") for k, top in tops.items()])
-        title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {test_images:,} test images"
+        voted = "each other" if queries is None else f"{test_images:,} test images"
+        title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {voted}"
         settings = (inputs.classes, headline, config.temperature)
         classifier = KnnClassifier(gallery.features, gallery.targets, *settings)
         table = replace(table, title=title)

@@ -17,7 +17,6 @@ _GAP = 10.0  # points between training and unseen images; more is overfitting
 _LEARNED = 90.0  # per cent of the training images; less is underfitting
 
 _FEATURE_TASKS = ("pretrain", "distil")
-_OPTION = re.compile(r"(--[a-z][a-z.-]*[a-z])")
 
 Tile = tuple[str, str, str]
 """Label, value, and a note on what is good."""
@@ -47,7 +46,7 @@ def verdict(record: RunRecord) -> str:
     else:
         sentences = [_describe_score(scores[0]), *_judge_fit(record)] if scores else []
         tiles = _score_tiles(record, scores)
-    text = "".join(_OPTION.sub(r"<code>\1</code>", f"<p>{escape(sentence)}</p>") for sentence in sentences)
+    text = _mark_options("".join(f"<p>{escape(sentence)}</p>" for sentence in sentences))
     cells = "".join(
         f"<div><dt>{escape(label)}{f'<span>{escape(note)}</span>' if note else ''}</dt><dd>{escape(value)}</dd></div>"
         for label, value, note in tiles
@@ -56,10 +55,15 @@ def verdict(record: RunRecord) -> str:
     alarms = "".join(
         f"<li>{escape(alarm[:1].upper() + alarm[1:])}</li>" for alarm in record.summary.get("alarms") or []
     )
-    text += f'<ul class="alarms" id="alarms">{alarms}</ul>' if alarms else ""
+    text += f'<ul class="alarms" id="alarms">{_mark_options(alarms)}</ul>' if alarms else ""
     steps = "".join(f"<li>{escape(why)}: <code>{escape(command)}</code></li>" for why, command in next_steps(record))
     text += f'<h2 id="next">What to do next</h2><ul class="next">{steps}</ul>' if text and steps else ""
     return f'<div class="verdict">{text}</div>' if text else ""
+
+
+def _mark_options(text: str) -> str:
+    """Set the options in a text as code, so that no line breaks inside one."""
+    return re.sub(r"(--[a-z][a-z.-]*[a-z])", r"<code>\1</code>", text)
 
 
 def _describe_score(score: Score) -> str:
