@@ -1,18 +1,21 @@
 """``pretrain compare``: objectives and backbones over seeds, equal time, all probes, paired differences."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from frugalvit.backbones import create_backbone
+from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.comparison import pretraining
-from frugalvit.comparison.pretraining import SCORES, compare_pretraining, fill_minutes
+from frugalvit.comparison.pretraining import SCORES, compare_pretraining, fill_minutes, probe_scores
 from frugalvit.config.compare import PretrainCompareConfig
 from frugalvit.errors import UserError
 from frugalvit.utils.statistics import paired_difference
 from frugalvit.utils.tables import CommandResult
-from helpers.tiny_runs import PRETRAIN
+from helpers.tiny_runs import PRETRAIN, write_images
 
 
 def config(data: Path, out: Path, **values: Any) -> PretrainCompareConfig:
@@ -41,6 +44,24 @@ def test_all_scores_with_paired_differences(
     assert compare_pretraining(options).data == result.data and "starting" not in capsys.readouterr().err
 
 
+def test_changed_data_are_scored_again(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def score(config: Any) -> CommandResult:
+        calls.append(config.data)
+        return CommandResult({"top1": float(len(calls))})
+
+    for name in ("knn", "linear", "logistic"):
+        monkeypatch.setattr(pretraining, name, score)
+    data = tmp_path / "photos"
+    shutil.copytree(photos, data)
+    run = save_model_folder(create_backbone("test_vit", img_size=32), tmp_path / "run")
+    first = probe_scores(run, str(data), "cpu")
+    assert probe_scores(run, str(data), "cpu") == first and len(calls) == 3
+    next(path for path in data.rglob("*.*") if path.is_file()).unlink()
+    assert probe_scores(run, str(data), "cpu")["knn"] == 4.0 and len(calls) == 6
+
+
 def test_every_setting_runs_with_every_backbone() -> None:
     settings = PretrainCompareConfig.parse({"data": "x", "backbones": ["deit_small", "swin_tiny_w7"]}).named_settings()
     assert list(settings) == [
@@ -66,3 +87,10 @@ def test_equal_time_gives_a_slow_setting_fewer_steps(photos: Path, tmp_path: Pat
     assert json.loads((tmp_path / "c/pace.json").read_text()) == {"L_V+L_R": 0.5, "L_V": 0.25}
     with pytest.raises(UserError, match="--minutes"):
         fill_minutes(options.model_copy(update={"devices": 2}), {})
+
+
+def test_images_without_labels_need_another_metric(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "photos") / "train" / "cat"
+    with pytest.raises(UserError, match="--metric match_accuracy"):
+        compare_pretraining(config(images, tmp_path / "c"))
+    assert not (tmp_path / "c").exists()

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from frugalvit.backbones.base import default_crop
 from frugalvit.features import Features
 
 
@@ -16,6 +17,7 @@ class PatchFeatures(nn.Module):
     def __init__(self, img_size: tuple[int, int] = (32, 32), cell: int = 8, dim: int = 6, heads: int = 3) -> None:
         super().__init__()
         self.img_size, self.cell, self.dim, self.heads = img_size, cell, dim, heads
+        self.eval_crop = default_crop(img_size)
         generator = torch.Generator().manual_seed(1)
         self.project = nn.Parameter(torch.randn(dim, 3 * cell * cell, generator=generator) / cell)
         self.query = nn.Parameter(torch.randn(heads, dim, dim, generator=generator))

@@ -142,7 +142,7 @@ def test_a_network_below_the_floor_is_an_alarm(top1: float, stored: dict[str, An
 def test_within_the_interval_a_network_is_as_good(top1: float, about: bool) -> None:
     low, high = wilson_interval(40, 100)
     assert about == (low <= top1 <= high)
-    assert describe_floor(FLOOR, top1).endswith("about as good as this") == about
+    assert describe_floor(FLOOR, top1).endswith("not clearly better or worse") == about
 
 
 def test_one_line_names_all_methods() -> None:

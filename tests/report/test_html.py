@@ -210,7 +210,7 @@ def test_alarms_come_before_curves(tmp_path):
     run = write_run(tmp_path / "run")
     add_to_summary(run, alarms=["the teacher has collapsed"])
     text = page.report([read_run(run)])
-    assert text.index("the teacher has collapsed") < text.index('id="curves"')
+    assert text.index("The teacher has collapsed") < text.index('id="curves"')
 
 
 def write_pretraining(folder, **more):
@@ -226,10 +226,9 @@ def test_pretraining_shows_health_before_loss(tmp_path):
     head, rest = text.split('id="results"')
     assert "healthy" in head and "21.90" in head and "of at most 32" in head
     assert "3.333" not in head and "3.333" in rest
-    run = write_pretraining(tmp_path / "ill", health="stagnation", knn=40.0)
-    (run / "data.json").write_text('{"classes": ["a", "b"]}')
+    run = write_pretraining(tmp_path / "ill", health="stagnation", knn=40.0, scored_images=10, chance={"knn": 50.0})
     head = page.write_report([run], tmp_path / "r2.html").read_text().split('id="results"')[0]
-    assert "see the alarms" in head and "40.0 %" in head and "chance is about 50" in head
+    assert "see the alarms" in head and "40.0 %" in head and "chance 50.0 %" in head and "10 images" in head
 
 
 def test_skipped_files_are_listed(tmp_path):

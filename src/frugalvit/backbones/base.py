@@ -23,8 +23,13 @@ from frugalvit.backbones.timm_features import Size, cell_sides, cells_in_image, 
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 
-BACKBONE_ONLY_KWARGS = ("mean", "std", "grid_norm", "drop_path", "keep_patch_size", "knn_head")
+BACKBONE_ONLY_KWARGS = ("mean", "std", "eval_crop", "grid_norm", "drop_path", "keep_patch_size", "knn_head")
 """Keywords of a backbone that are not passed to the network's constructor under these names."""
+
+
+def default_crop(img_size: Size) -> dict[str, Any]:
+    """Return the crop of a network without its own: 224/256 of the shorter edge, and all of it up to 64 pixels."""
+    return {"crop_pct": 1.0 if max(img_size) <= 64 else 0.875, "interpolation": "bicubic", "squash": False}
 
 
 @runtime_checkable
@@ -255,6 +260,11 @@ class Backbone(nn.Module):
             "in_chans": self.in_chans,
             "keywords": dict(self.keywords),
         }
+
+    @property
+    def eval_crop(self) -> dict[str, Any]:
+        """The crop of evaluations, as keywords of ``EvalTransform``: that of the weights, or the default."""
+        return default_crop(self.img_size) | self.keywords.get("eval_crop", {})
 
     def architecture_kwargs(self) -> dict[str, Any]:
         """Return keywords for the same network, with the same patches and windows, at any image size.

@@ -11,12 +11,12 @@ import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
-from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
+from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone, default_crop
 from frugalvit.backbones.knn_head import KnnHead
 from frugalvit.backbones.registry import architecture_keywords, get_architecture, get_family
 from frugalvit.backbones.small_images import adapt, format_keywords, note_small_grid, set_stem_stride
 from frugalvit.backbones.timm_features import Size, build_on_meta, classifier_name
-from frugalvit.backbones.weights.published import read_published
+from frugalvit.backbones.weights.published import crop_settings, read_published
 from frugalvit.errors import UserError, to_count
 
 # Tried with every network, and dropped if it lacks the keyword. With them one object takes every image size.
@@ -36,6 +36,7 @@ def create_backbone(
     drop_path: float | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    eval_crop: dict[str, Any] | None = None,
     keep_patch_size: bool = False,
     knn_head: dict[str, Any] | None = None,
     **keywords: Any,
@@ -48,6 +49,8 @@ def create_backbone(
     grid_norm   False returns the tokens before the final norm as grid (the released Drloc's Swin)
     drop_path   the rate of stochastic depth; None keeps the network's default
     mean, std   of the pixels; None for ImageNet's, or for those of the pretrained weights
+    eval_crop   the crop of evaluations, ``{"crop_pct": 0.9, "interpolation": "bicubic", "squash": False}``; None for
+                that of the pretrained weights, or the default of this size
     keep_patch_size  True keeps patches, windows and strides at any image size: trained weights need this.
                 False makes patches or strides of a new network smaller if its final grid would be too small.
     knn_head    a k-NN classifier instead of a linear one: ``{"images": 100, "k": 20, "temperature": 0.07}``
@@ -88,6 +91,12 @@ def create_backbone(
     pixel_mean, pixel_std = _resolve_statistics(model, in_chans, pretrained, mean, std)
     if (pixel_mean, pixel_std) != _default_statistics(in_chans):
         resolved |= {"mean": list(pixel_mean), "std": list(pixel_std)}
+    if pretrained and eval_crop is None:
+        eval_crop = crop_settings(getattr(model, "pretrained_cfg", None) or {})
+    if unknown := sorted(set(eval_crop or ()) - set(default_crop(size))):
+        raise UserError(f"eval_crop has no {unknown[0]!r}; use {', '.join(default_crop(size))}")
+    if eval_crop and default_crop(size) | eval_crop != default_crop(size):
+        resolved["eval_crop"] = eval_crop
     if not grid_norm:
         resolved["grid_norm"] = False
     if drop_path is not None:

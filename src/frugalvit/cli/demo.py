@@ -33,10 +33,10 @@ def demo(config: DemoConfig) -> CommandResult:
     folder = make_folder(Path(config.out))
     count = 10 * config.labels
     console.info(
-        f"1/5  Writing scikit-learn's 1,797 handwritten digits (8 × 8 pixels) to {folder}/digits: {count} with a label "
+        f"1/5  Writing scikit-learn's 1,797 handwritten digits (8 × 8 pixels) to {folder}/data: {count} with a label "
         f"to train with, {1797 - count:,} to test on, and all of them without labels."
     )
-    unlabelled, digits = write_digits(folder / "digits", config.labels, config.seed)
+    unlabelled, digits = write_digits(folder / "data", config.labels, config.seed)
     console.info(f"2/5  Pre-training hybrid_nano on all digits without labels, {config.pretrain_epochs} epochs.")
     features = run_once(_pretraining(config, unlabelled, folder / "pretrain"), pretrain)
     console.info(f"3/5  Learning from the {count} labels and all unlabelled digits, {config.epochs} epochs.")
@@ -111,7 +111,7 @@ def write_digits(folder: Path, labels: int, seed: int) -> tuple[Path, Path]:
     """
     from sklearn.datasets import load_digits
 
-    unlabelled, folder = folder / "unlabelled", folder / f"{labels}_of_each_seed_{seed}"
+    unlabelled, folder = folder / "unlabelled/digits", folder / f"{labels}_of_each_seed_{seed}/digits"
     data: Any = load_digits(return_X_y=True)
     images, targets = data
     counts = [0] * 10

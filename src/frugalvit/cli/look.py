@@ -31,7 +31,6 @@ from frugalvit.visualization.explorer_data import Picture, gather
 from frugalvit.visualization.grid import Regions
 from frugalvit.visualization.model_views import (
     SecondView,
-    crop_share,
     input_batches,
     model_input,
     model_view,
@@ -65,7 +64,8 @@ def _draw_matches(
     rows = []
     for model in models:
         views = (
-            model_view(model.backbone, picture.pixels, config.fit, _crop_share(model)) for picture in (pictures * 2)[:2]
+            model_view(model.backbone, picture.pixels, config.fit, model.backbone.eval_crop["crop_pct"])
+            for picture in (pictures * 2)[:2]
         )
         first, second = (view for view, _ in views)
         if len(pictures) == 1:
@@ -101,7 +101,7 @@ def _score_matches(
 ) -> None:
     scores = {}
     for model in models:
-        batches = input_batches(examples, model.backbone, config.batch, model.name, _crop_share(model))
+        batches = input_batches(examples, model.backbone, config.batch, model.name)
         scores[model.name] = lens.evaluate_correspondence(model.backbone, batches, top=config.top, seed=config.seed)
     out = config.out
     if config.out and config.images and not Path(config.out).is_dir():  # the drawing has this name
@@ -125,7 +125,7 @@ def attend(config: AttendConfig) -> CommandResult:
     picture = read_picture(config.image)
     drawn, result = [], CommandResult({})
     for model in _load_models(config, [config.model, *config.against]):
-        image, box = model_view(model.backbone, picture.pixels, config.fit, _crop_share(model))
+        image, box = model_view(model.backbone, picture.pixels, config.fit, model.backbone.eval_crop["crop_pct"])
         attention, regions = attention_lens.block_attention(model.backbone, image, config.block)
         size = (picture.pixels.shape[0], picture.pixels.shape[1])
         query = attention_lens.parse_query(config.query, size, box, regions)
@@ -153,7 +153,7 @@ def attend(config: AttendConfig) -> CommandResult:
                 columns,
                 rows,
                 f"Heads of {block} of {model.name}, most focused first; {regions.grid[0]}x{regions.grid[1]} regions of "
-                f"{cells} px, of which the query reaches {view.reach}; uniform attention has "
+                f"{cells} px; the query reaches {view.reach} of them; uniform attention has "
                 f"{figures.most_bits(view):.3g} bits",
             )
         )
@@ -167,9 +167,9 @@ def explore(config: ExploreConfig) -> CommandResult:
     pictures = [read_picture(path) for path in config.images]
     models = _load_models(config, [config.model, *config.against])
     second = len(pictures) == 1 if config.second_views == "auto" else config.second_views
-    keep = _crop_share(models[0])
+    keep = models[0].backbone.eval_crop["crop_pct"]
     for model in models[1:]:
-        if abs(_crop_share(model) - keep) > 0.01:
+        if abs(model.backbone.eval_crop["crop_pct"] - keep) > 0.01:
             console.warning(f"{model.name} is evaluated on another crop; here it uses that of {models[0].name}")
     data = gather([(m.name, m.backbone) for m in models], pictures, second_views=second, seed=config.seed, keep=keep)
     path = _new_file(config.out, f"explore_{pictures[0].name}", "html")
@@ -195,7 +195,9 @@ def report(config: ReportConfig) -> CommandResult:
     for folder in console.progress(folders if pictures else [], label="exploring"):
         model = load_model(str(folder), pick_device(config.device))
         named = [(console.sanitize(model.name), model.backbone)]
-        explored[folder] = gather(named, pictures, second_views=len(pictures) == 1, keep=_crop_share(model))
+        explored[folder] = gather(
+            named, pictures, second_views=len(pictures) == 1, keep=model.backbone.eval_crop["crop_pct"]
+        )
     try:
         html.write_report([Path(run) for run in config.runs], out, seen=explored)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
@@ -230,10 +232,6 @@ def _load_models(config: Any, paths: list[str]) -> list[Model]:
         name = f"{model.name} ({paths[number]})" if names.count(model.name) > 1 else model.name
         model.name = console.sanitize(name)
     return models
-
-
-def _crop_share(model: Model) -> float:
-    return crop_share(model.backbone.img_size, model.transform)
 
 
 def _open_examples(config: CorrespondConfig) -> ImageDataset:

@@ -31,7 +31,7 @@ from frugalvit.utils.statistics import (
     paired_difference,
     spread,
 )
-from frugalvit.utils.tables import CommandResult, Table, as_csv, as_latex, as_markdown, markdown_text
+from frugalvit.utils.tables import CommandResult, Table, as_csv, as_latex, as_markdown, as_text, markdown_text
 
 Scores = dict[str, list[dict[str, Any]]]
 Plans = dict[str, list[RunConfig]]
@@ -114,7 +114,17 @@ def compare_runs(
                     console.info(f"run {done} of {pending} is done: about {left} left")
     if not is_rank_zero(config.devices, config.nodes):
         return CommandResult({"run": str(folder)})
-    return write_comparison(folder, scores, config.metric, config.report)
+    question = _ask_which(settings, Path(config.data).resolve().name)
+    return write_comparison(folder, scores, config.metric, config.report, question)
+
+
+def _ask_which(settings: dict[str, dict[str, Any]], data: str) -> str:
+    """Return the question of a comparison; "with" and "without" stand for their options."""
+    options = {
+        name: " ".join(f"{key}={as_text(value)}" for key, value in flatten(s).items()) for name, s in settings.items()
+    }
+    shown = [options[name] if name in ("with", "without") else name for name in settings]
+    return f"Which is better on {data}: {', '.join(shown[:-1])} or {shown[-1]}?"
 
 
 def _plan_runs(folder: Path, config: Compared, kind: type[RunConfig], settings: dict[str, dict[str, Any]]) -> Plans:
@@ -210,7 +220,9 @@ def _request(config: RunConfig) -> dict[str, Any]:
 # -- the tables
 
 
-def write_comparison(folder: Path, scores: Scores, metric: str, report: bool = True) -> CommandResult:
+def write_comparison(
+    folder: Path, scores: Scores, metric: str, report: bool = True, question: str = ""
+) -> CommandResult:
     """Write the verdict, tables of means, runs and differences to the last setting in four formats, and a chart."""
     summaries = [summary for group in scores.values() for summary in group]
     values = {name: [as_percent(metric, summary[metric]) for summary in group] for name, group in scores.items()}
@@ -236,6 +248,7 @@ def write_comparison(folder: Path, scores: Scores, metric: str, report: bool = T
     _draw_chart(folder, scores, values, metric)
     data = {
         "run": str(folder),
+        "question": question,
         "metric": metric,
         "verdict": "; ".join(verdicts.values()),
         "verdicts": verdicts,

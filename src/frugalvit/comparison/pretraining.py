@@ -36,7 +36,8 @@ from frugalvit.visualization.attention import entropy
 from frugalvit.visualization.correspondence import evaluate_correspondence
 from frugalvit.visualization.model_views import input_batches, model_input, spread_evenly
 
-SCORES = ("knn", "linear", "logistic", "match_accuracy", "match_error_px", "attention_bits")
+_WITH_LABELS = ("knn", "linear", "logistic")
+SCORES = (*_WITH_LABELS, "match_accuracy", "match_error_px", "attention_bits")
 _PACE_STEPS = 20
 _VIEWED_IMAGES = 512
 
@@ -44,6 +45,11 @@ _VIEWED_IMAGES = 512
 def compare_pretraining(config: PretrainCompareConfig) -> CommandResult:
     """Compare settings of ``frugalvit pretrain``; with --minutes each trains for the same time."""
     settings = config.named_settings()
+    if config.data and config.metric in _WITH_LABELS and open_data(config.data, root=config.root).classes is None:
+        raise UserError(
+            f"--metric {config.metric} needs labels, and {config.data} has none. Use --metric match_accuracy, or pass "
+            "images in class folders."
+        )
     if config.minutes:
         if not config.data:
             raise UserError("There is no data to compare on. Pass a folder: 'frugalvit pretrain compare DATA'.")
@@ -91,14 +97,16 @@ def fill_minutes(config: PretrainCompareConfig, settings: dict[str, dict[str, An
 
 
 def probe_scores(run: Path, data: str, device: str, root: str | None = None) -> dict[str, Any]:
-    """Score a run by all probes, on the test images (else val); the scores are cached in the run's folder.
+    """Score a run by all probes, on the test images (else val); its folder caches the scores with the data's hash.
 
     Data without labels gets the last three scores only. The linear probe sees centre crops, which is faster.
     """
-    if cached := read_json(run / layout.PROBE_SCORES, dict):
+    source, scores = open_data(data, root=root), {}
+    fingerprints = {name: images.fingerprint() for name, images in source.splits.items()}
+    cached = read_json(run / layout.PROBE_SCORES, dict) or {}
+    if cached.pop("fingerprints", None) == fingerprints:
         return cached
     options = {"model": str(run), "data": data, "device": device, "root": root, "batch": 256}
-    source, scores = open_data(data, root=root), {}
     if source.classes is not None:
         scores = {
             "knn": knn(KnnConfig.parse(options)).data["top1"],
@@ -120,7 +128,7 @@ def probe_scores(run: Path, data: str, device: str, root: str | None = None) -> 
         "scored_on": split,
         "scored_images": len(images),
     }
-    write_text(run / layout.PROBE_SCORES, json.dumps(scores, indent=1))
+    write_text(run / layout.PROBE_SCORES, json.dumps(scores | {"fingerprints": fingerprints}, indent=1))
     return scores
 
 

@@ -210,7 +210,7 @@ class BenchConfig(Config):
     models: list[str] = option(help="run folders, exported folders or model names", positional=True)
     img_size: Side | tuple[Side, Side] | None = option(None, _SIZE)
     batch: Count | Auto = option("auto", "images per batch; auto: 64 on a GPU, 8 elsewhere")
-    steps: int = option(20, "timed forward passes, of which the median is reported", ge=1)
+    steps: int = option(20, "timed forward passes; the result is their median", ge=1)
     device: Device = option("auto", "device to compute on")
     precision: Precision = option("auto", PRECISION)
     compile: bool = option(False, "torch.compile the models")

@@ -80,7 +80,7 @@ def find_label_errors(config: DataConfig) -> CommandResult:
     verdict = f"{wrong:,} of {pluralize(len(ranking), 'label')} are likely wrong"
     about = f"{verdict} · judged by {config.suspicious} · all are in {out.name}"
     write_text(page, _make_page(ranking, examples, f"Labels of {source.name}", about))
-    notes = [*source.notes, f"{verdict}: check the images at the top of the page."]
+    notes = [*source.notes, f"{verdict}. Check the first images of the page: the least probable labels come first."]
     if len(ranking) < len(features):
         notes.append(f"{pluralize(len(features) - len(ranking), 'image')} alone in a class cannot be judged.")
     if model.classes == source.classes:
@@ -216,6 +216,6 @@ def _make_page(ranking: list[RankedImage], examples: ImageDataset, title: str, a
         entries[likely_wrong].append({"image": data_uri(pixels), **entry})
     lead = "The number is the probability of the label, by a classifier that was trained without the image."
     content = sections.section("wrong", "Likely wrong", sections.gallery(entries[True], "looks like"), lead)
-    lead = "The lowest probabilities among the other labels."
+    lead = "Of the other labels, the least probable ones, with the same probability as a number."
     content += sections.section("others", "Less likely wrong", sections.gallery(entries[False], "looks like"), lead)
     return html.render(title, about, content)

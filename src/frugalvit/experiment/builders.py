@@ -300,7 +300,7 @@ def check_resumed_batch_size(config: ResolvedRunConfig, plan: TrainPlan, run: Ru
 
 def eval_set(examples: ImageDataset, backbone: Backbone, config: ResolvedRunConfig, fabric: Fabric) -> EvalSet:
     """Prepare images for evaluation: resize and center crop."""
-    transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std)
+    transform = EvalTransform(backbone.img_size, backbone.mean, backbone.std, **backbone.eval_crop)
     store = get_image_store(examples, backbone.img_size, config, fabric.device, fabric, transform.crop)
     return EvalSet(store, transform, max(64, config.batch) if fabric.device.type == "cuda" else min(config.batch, 64))
 

@@ -108,9 +108,7 @@ def load_model(
         _log_notes(backbone.notes)
         name = source
     classes = meta.get("classes")
-    preprocessing: dict[str, Any] = {key: meta[key] for key in ("crop_pct", "interpolation") if meta.get(key)}
-    preprocessing["squash"] = meta.get("crop_mode") == "squash"
-    transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std, **preprocessing)
+    transform = EvalTransform(backbone.img_size, backbone.mean, backbone.std, **backbone.eval_crop)
     return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta)
 
 
@@ -149,7 +147,7 @@ def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = Tr
             raise
         return config  # not our folder, and the user names the network: loading shows whether the weights fit
     backbone = auto.choose("backbone", config.backbone, network.name, f"the network of {config.init}")
-    keywords = {key: network.keywords[key] for key in ("mean", "std") if key in network.keywords}
+    keywords = {key: network.keywords[key] for key in ("mean", "std", "eval_crop") if key in network.keywords}
     wanted, stored = (get_architecture(name).partition(".")[0] for name in (backbone, network.name))
     if wanted == stored:
         keywords = network.architecture_kwargs() | ({} if network.in_chans == 3 else {"in_chans": network.in_chans})
@@ -175,10 +173,10 @@ def _adopt_published(config: C, path: Path, auto: AutoValues, with_size: bool) -
     if with_size:
         size = published.keywords["img_size"]
         auto.choose("img_size", config.img_size, size, f"the input size of {published.tag}")
-    statistics = {key: published.keywords[key] for key in ("mean", "std")} | {"keep_patch_size": True}
+    stored = {key: published.keywords[key] for key in ("mean", "std", "eval_crop")} | {"keep_patch_size": True}
     if config.backbone_args.get("in_chans", 3) != 3:  # mean and std are per channel
-        statistics = {}
-    config = config.with_options({"backbone_args": statistics | config.backbone_args}, type(config))
+        stored = {}
+    config = config.with_options({"backbone_args": stored | config.backbone_args}, type(config))
     return auto.apply(config, type(config))
 
 

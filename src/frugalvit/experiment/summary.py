@@ -200,7 +200,7 @@ def describe_weights(outcome: Mapping[str, Any], eval_split: str, weights: str) 
         broken = "; outputs of the last weights are non-finite" if outcome["broken"] else ""
         return facts | {"chosen_on": eval_split, "weights": f"the best on {eval_split}, step {step:,}{broken}"}
     if step >= 0:
-        return facts | {"weights": f"the last step (not the step with the best score on {eval_split})"}
+        return facts | {"weights": "the last step (no images chose it)"}
     reason = "no score on val" if eval_split == "val" else "no validation images"
     return facts | {"weights": f"the last step ({reason})"}
 

@@ -89,7 +89,7 @@ def describe_floor(floor: dict[str, Any], top1: float | None = None) -> str:
     interval = f" (95 %: {low:.1f} to {high:.1f})" if low < high else ""
     by = METHODS[floor["method"]]
     text = f"{floor['best']:.1f} %{interval} on the same images without a network, by {by} ({others}){part}"
-    return f"{text}; the network is about as good as this" if low < high and low <= (top1 or 0) <= high else text
+    return f"{text}; the network is not clearly better or worse" if low < high and low <= (top1 or 0) <= high else text
 
 
 def _interval(floor: dict[str, Any]) -> tuple[float, float]:

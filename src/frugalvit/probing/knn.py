@@ -36,7 +36,7 @@ def knn(config: KnnConfig) -> CommandResult:
         tested = next((features.pop(name) for name in ("test", "val") if name in features), None)
         queries = None if tested is None else to_probe_split(tested)
         gallery = concat(*map(to_probe_split, features.values()))
-        notes = ["there is no test split: every image is scored against all others"] if queries is None else []
+        notes = ["without a test split, all other images vote on each image"] if queries is None else []
         unseen: list[str] = []
         if config.labels != 1:
             labelled = draw_labels(gallery, np.ones(len(gallery), dtype=bool), config.labels, config.seed)
@@ -71,7 +71,8 @@ def knn(config: KnnConfig) -> CommandResult:
         where = {"scored_on": "test", "scored_images": test_images, "chance": data["chance"]}
         tops = {k: read_scores({"top1": values["top1"]} | where)[0] for k, values in scores.items()}
         table = score_table([replace(top, name=f"top-1, k = {k}") for k, top in tops.items()])
-        title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {test_images:,} test images"
+        voted = "each other" if queries is None else f"{test_images:,} test images"
+        title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {voted}"
         settings = (inputs.classes, headline, config.temperature)
         classifier = KnnClassifier(gallery.features, gallery.targets, *settings)
         table = replace(table, title=title)
@@ -140,8 +141,8 @@ def knn_predict(
     """Rank the classes of every test image for each k: {k: (M, min(5, k, classes))}, best first.
 
     Each of the k nearest training images votes for its class with weight exp(cosine / temperature). At most k classes
-    are ranked. Classes without a vote follow in the order of their numbers, as in the released code, so a few top5 hits
-    at a small k are chance. test=None leaves one out. A k larger than the data uses all images.
+    are ranked. Classes without a vote follow in the order of their numbers, as in the released code. So a few top5
+    hits at a small k are chance. test=None leaves one out. A k larger than the data uses all images.
     """
     ks = sorted(set(ks))
     ranked: dict[int, list[Tensor]] = {k: [] for k in ks}

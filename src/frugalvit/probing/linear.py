@@ -1,10 +1,10 @@
 """The linear probe of EsViT §4.1: linear classifiers by SGD, several learning rates at once.
 
 Every pair of learning rate and weight decay is a column block of one weight matrix (D, R, C). A step of all R
-classifiers takes the same two matrix products as a step of one. The protocol is the paper's (SGD with momentum 0.9,
-cosine to 0 by the epoch, lr scaled by batch / 256, weights from N(0, 0.01)), but the rate is chosen on validation
-images and the test images are scored once. If the validation images come from the training images, the chosen
-classifier is trained again with them.
+classifiers takes the same two matrix products as a step of one. The protocol is the paper's: SGD with momentum 0.9,
+cosine to 0 by the epoch, lr scaled by batch / 256, weights from N(0, 0.01). One thing differs: validation images choose
+the rate, and the test images are scored once. If the validation images come from the training images, the chosen
+classifier trains again with them.
 """
 
 import functools

@@ -90,7 +90,7 @@ def run_probe(
     where |= {"scored_on": next((split for split in ("test", "val") if split in features), left_out)}
     title = f"{name} probe on {source.name}, {where['scored_on']}: {pluralize(data['test_images'], 'image')}"
     settings = [f"{key.replace('_', ' ')} {as_text(data[key])}" for key in scores.settings]
-    notes = [*source.notes, *scores.notes, ", ".join([*settings, console.clock(data["seconds"])])]
+    notes = [*source.notes, *scores.notes, ", ".join([*settings, f"in {console.clock(data['seconds'])}"])]
     if config.save is not None:
         if scores.classifier is None:
             raise UserError(f"{source.name} has several labels per image: --save needs one.")

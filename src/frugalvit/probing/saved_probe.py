@@ -86,11 +86,9 @@ def save_probe_run(
 
     unseen: the keys of the scored images, if they were held out of train; ``eval`` scores them too
     """
-    network, crop = classifier.attach_to(model.backbone), model.transform.crop
+    network = classifier.attach_to(model.backbone)
     folder, classes = new_run_folder(config.save), list(source.classes or ())
-    meta = {"crop_pct": crop.crop_pct, "interpolation": crop.interpolation}
-    meta |= {"crop_mode": "squash" if crop.squash else "center"}
-    meta |= {"classes": classes, "data": source.name, "recipe": f"probe {scores['probe']}", "top1": scores["top1"]}
+    meta = {"classes": classes, "data": source.name, "recipe": f"probe {scores['probe']}", "top1": scores["top1"]}
     save_model_folder(network, folder / layout.MODEL, classes=classes, meta=meta)
     summary = {"run": config.save, "task": "probe", **scores, "classes": classes}
     scored = features.get(scores["scored_on"])

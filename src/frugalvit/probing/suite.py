@@ -1,8 +1,8 @@
 """``frugalvit probe suite``: logistic regression on EsViT's 18 datasets (Table 9), if present.
 
-Protocol of B.3: last-layer features, λ searched on the validation split (made from train if missing), a fit on
-train + val, the dataset's own metric on the test split. Every dataset and model has a JSON file: an interrupted suite
-resumes, and a changed model or dataset is computed again.
+Protocol of B.3: take last-layer features, search λ on the validation split (made from train if missing), fit on
+train + val. The score on the test split is the dataset's own metric. Every dataset and model has a JSON file. So an
+interrupted suite resumes, and a changed model or dataset is scored again.
 """
 
 import hashlib

@@ -97,8 +97,8 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
             "pseudo",
             "Pseudo-labels",
             _each(records, sections.pseudo_labels),
-            "Before the exported weights: the share of unlabelled images predicted as each class, how much of it was "
-            "learned from, and how much of that was right (only where the label is known).",
+            "From training. For each class: the share of the unlabelled images that were predicted as it, how many of "
+            "these the network learned from, and how many of those were right (only if their labels are known).",
         ),
         ("augmentations", "What training saw", _each(records, sections.augmentations)),
         ("configuration", "Configuration", sections.configuration(records)),
@@ -118,7 +118,7 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
     ]
     head = sections.unfinished(records) + sections.comparisons(compared)
     head += _each(records, verdict.verdict) if not compared else ""
-    about = " · ".join(filter(None, [records[0].name if single else "", _about(records)]))
+    about = " · ".join(dict.fromkeys(filter(None, [records[0].name if single else "", *_about(records)])))
     drawn = {part[0]: sections.section(*part) for part in parts}
     pair = drawn.pop("classes") + drawn.pop("calibration")  # beside each other on a wide screen
     content = drawn.pop("runs") + head + f'<div class="pair">{pair}</div>' + "".join(drawn.values())
@@ -161,7 +161,6 @@ def render(title: str, about: str, content: str) -> str:
 def _explore(folder: Path, backbone: Backbone, examples: ImageDataset) -> dict[str, Any] | None:
     """Make the explorer data of a few evenly spaced examples; None if there is nothing to explore."""
     from frugalvit.visualization.explorer_data import Picture, gather
-    from frugalvit.visualization.model_views import crop_share
 
     pictures: list[Picture] = []
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES_SHOWN)):
@@ -171,9 +170,8 @@ def _explore(folder: Path, backbone: Backbone, examples: ImageDataset) -> dict[s
             continue  # unreadable; take the next one
         if len(pictures) == _EXAMPLES_SHOWN:
             break
-    keep = crop_share(backbone.img_size)
     try:
-        return gather([(folder.resolve().name, backbone)], pictures, second_views=True, keep=keep)
+        return gather([(folder.resolve().name, backbone)], pictures, second_views=True)
     except UserError as reason:
         console.info(f"The report has no explorer: {reason}")
         return None
@@ -212,14 +210,14 @@ def _each(records: list[RunRecord], part: Any) -> str:
     )
 
 
-def _about(records: list[RunRecord]) -> str:
-    """Describe the runs in one line by what all have in common: task, backbone, data and epochs."""
+def _about(records: list[RunRecord]) -> list[str]:
+    """Return what all runs have in common: task, backbone, data and epochs."""
     facts = []
     for record in records:
         task, epochs = record.summary.get("task"), record.setting.get("epochs")
         length = f"{epochs:g} epoch{'s' * (epochs != 1)}" if isinstance(epochs, int | float) else None
         facts.append((task, record.setting.get("backbone"), record.setting.get("data"), length))
-    return " · ".join(str(values[0]) for values in zip(*facts, strict=True) if values[0] and len(set(values)) == 1)
+    return [str(values[0]) for values in zip(*facts, strict=True) if values[0] and len(set(values)) == 1]
 
 
 def _template(name: str) -> str:

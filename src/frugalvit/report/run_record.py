@@ -56,7 +56,7 @@ class RunRecord:
 
     @property
     def best_epoch(self) -> float | None:
-        """The epoch of the exported weights; None if they are the last ones."""
+        """The epoch of the best score of the evaluations; None without one."""
         step, steps = (as_finite(self.summary.get(name)) for name in ("best_step", "steps"))
         last = max((curve[-1][0] for curve in self.curves.values()), default=0.0)
         return step / steps * last if step is not None and steps and "chosen_on" in self.summary else None

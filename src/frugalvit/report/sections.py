@@ -258,13 +258,17 @@ def mistakes(record: RunRecord) -> str:
 
 
 def gallery(entries: Iterable[Mapping[str, Any]], relation: str) -> str:
-    """Show pictures, each with "label RELATION predicted score" and its file; the image is a data URI."""
+    """Show pictures, each with "label RELATION predicted score" and its file; the image is a data URI.
+
+    If label and prediction are the same, only the label is shown.
+    """
+    pairs = [(entry, escape(entry["label"]), escape(entry["predicted"])) for entry in entries]
     items = "".join(
         f'<figure><img src="{escape(entry["image"])}" alt=""><figcaption>'
-        f"<b>{escape(entry['label'])}</b> {relation} <b>{escape(entry['predicted'])}</b>"
+        f"<b>{label}</b>{f' {relation} <b>{predicted}</b>' if predicted != label else ''}"
         f' <span class="quiet">{entry["score"]}</span>'
         f'<br><span class="quiet">{escape(entry.get("file", ""))}</span></figcaption></figure>'
-        for entry in entries
+        for entry, label, predicted in pairs
     )
     return f'<div class="gallery">{items}</div>' if items else ""
 

@@ -93,7 +93,9 @@ def panels(records: list[RunRecord]) -> list[Panel]:
                 prefix = f"{key[0]} " if len(kinds) == 1 and len(members) > 1 else ""
                 labels = [key[0] if len(records) == 1 else f"{prefix}{record.name}" for record in same]
                 style, weight = number if len(kinds) == 1 else index, "faint" if len(same) > 1 else "run"
-                curves = [[(x, as_percent(key[1], y)) for x, y in record.curves[key]] for record in same]
+                curves = [
+                    [(x, float(f"{as_percent(key[1], y):.6g}")) for x, y in record.curves[key]] for record in same
+                ]
                 series += [Series(label, style, curve, weight) for label, curve in zip(labels, curves, strict=True)]
                 if len(same) > 1 and (mean := mean_curve(curves)):
                     series.append(Series(f"{prefix}mean of {len(same)}", style, mean, "mean"))

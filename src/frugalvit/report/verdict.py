@@ -1,10 +1,12 @@
 """What a page says first: what the model is, how good it is, and what to do next."""
 
+import re
 from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from frugalvit.config.defaults import published_backbone
 from frugalvit.report.run_record import RunRecord, as_finite
 from frugalvit.utils import console
 from frugalvit.utils.scores import Score, read_scores, share_interval
@@ -44,17 +46,24 @@ def verdict(record: RunRecord) -> str:
     else:
         sentences = [_describe_score(scores[0]), *_judge_fit(record)] if scores else []
         tiles = _score_tiles(record, scores)
-    text = "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
+    text = _mark_options("".join(f"<p>{escape(sentence)}</p>" for sentence in sentences))
     cells = "".join(
         f"<div><dt>{escape(label)}{f'<span>{escape(note)}</span>' if note else ''}</dt><dd>{escape(value)}</dd></div>"
         for label, value, note in tiles
     )
     text += f'<dl class="tiles">{cells}</dl>' if cells else ""
-    alarms = "".join(f"<li>{escape(str(alarm))}</li>" for alarm in record.summary.get("alarms") or [])
-    text += f'<ul class="alarms" id="alarms">{alarms}</ul>' if alarms else ""
+    alarms = "".join(
+        f"<li>{escape(alarm[:1].upper() + alarm[1:])}</li>" for alarm in record.summary.get("alarms") or []
+    )
+    text += f'<ul class="alarms" id="alarms">{_mark_options(alarms)}</ul>' if alarms else ""
     steps = "".join(f"<li>{escape(why)}: <code>{escape(command)}</code></li>" for why, command in next_steps(record))
     text += f'<h2 id="next">What to do next</h2><ul class="next">{steps}</ul>' if text and steps else ""
     return f'<div class="verdict">{text}</div>' if text else ""
+
+
+def _mark_options(text: str) -> str:
+    """Set the options in a text as code, so that no line breaks inside one."""
+    return re.sub(r"(--[a-z][a-z.-]*[a-z])", r"<code>\1</code>", text)
 
 
 def _describe_score(score: Score) -> str:
@@ -118,17 +127,16 @@ def _score_tiles(record: RunRecord, scores: list[Score]) -> list[Tile]:
 def _judge_features(record: RunRecord) -> tuple[list[str], list[Tile]]:
     """Judge pre-training by its health metrics; not by the loss, which also falls in a collapse."""
     summary, tiles = record.summary, []
-    health, rank, knn = (summary.get(name) for name in ("health", "effective_rank", "knn"))
+    health, rank = summary.get("health"), summary.get("effective_rank")
     sentences = []
     if isinstance(health, str):
         fine = "It is healthy: no sign of collapse or stagnation."
         sentences = [fine if health == "healthy" else f"It is not healthy ({health}): see the alarms."]
-        tiles.append(("health", health, ""))
-    if isinstance(knn, int | float):
-        classes = len(record.data.get("classes", ()))
-        guess = f"; chance is about {100 / classes:.0f} %" if classes else ""
+    for score in read_scores(summary):
         optimistic = "; optimistic, on training images" if summary.get("knn_on") == "sample" else ""
-        tiles.append(("k-NN", f"{knn:.1f} %", f"right by the labels of the nearest images{guess}{optimistic}"))
+        note = f"{score.interval_text}; {score.scored_on}, by the labels of the most similar images"
+        note += "" if score.chance is None else f"; chance {score.chance:.1f} %"
+        tiles.append((score.name, f"{score.value:.1f} %", note + optimistic))
     if isinstance(rank, int | float):
         most = f" of at most {summary['largest_rank']:,}" if isinstance(summary.get("largest_rank"), int) else ""
         note = f"dimensions{most} that the features use; 1 means that all images look the same"
@@ -145,14 +153,18 @@ def next_steps(record: RunRecord) -> list[tuple[str, str]]:
             ("Train a classifier from them", f"frugalvit train LABELLED/ --init {run}"),
         ]
     if task in ("detect", "segment"):
-        return [("Use it on new images", f"frugalvit {task} predict {run} IMAGE")]
+        return [
+            ("Use it on new images", f"frugalvit {task} predict {run} IMAGE"),
+            ("Score it on labelled images that it has not seen", f"frugalvit {task} eval {run} OTHERS/"),
+        ]
     steps = [
         ("Use it on new images", f"frugalvit predict {run} IMAGE"),
         ("Score it on labelled images that it has not seen", f"frugalvit eval {run} OTHERS/"),
     ]
     data = console.shell_quote(_data_of(record) or "DATA")
     if record.mistakes:
-        steps.append(("Find wrong labels", f"frugalvit data {data} --suspicious {run}"))
+        # Not the run itself: it has learned these labels, the wrong ones too.
+        steps.append(("Find wrong labels", f"frugalvit data {data} --suspicious {published_backbone('cpu')[0]}"))
     if record.summary.get("alarms") or _is_near_floor(record):
         steps.insert(0, ("See what these images and this machine allow", f"frugalvit advise {data}"))
     return steps if task in ("train", "probe") else []

@@ -38,7 +38,7 @@ class Score:
 
     interval: 95 %, from low to high; None if unknown
     chance:   the score of a model that does not look at the images; None if unknown
-    chosen:   the same images chose the weights, so the score is too high
+    chosen:   True if the same images chose the weights, so that the score is too high; None if unknown
     """
 
     name: str
@@ -47,7 +47,7 @@ class Score:
     images: int
     interval: tuple[float, float] | None = None
     chance: float | None = None
-    chosen: bool = False
+    chosen: bool | None = None
 
     def __str__(self) -> str:
         """Return the score in one line, with everything that a reader needs to judge it."""
@@ -61,7 +61,8 @@ class Score:
     @property
     def scored_on(self) -> str:
         """Return the split and the number of images in words."""
-        note = ", which also chose the weights" if self.chosen else ""
+        note = "" if self.chosen is None or self.split == "test" else ", which did not choose the weights"
+        note = ", which also chose the weights" if self.chosen else note
         return f"{pluralize(self.images, 'image')} of {self.split}{note}"
 
 
@@ -79,14 +80,14 @@ def share_interval(percent: float, images: int) -> tuple[float, float]:
 def read_scores(summary: Mapping[str, Any]) -> list[Score]:
     """Return the scores of a summary, the main one first; no top-5 for five classes or fewer, and no value twice."""
     images, split = int(summary.get("scored_images") or 0), str(summary.get("scored_on", "val"))
-    chosen = summary.get("chosen_on", "val" if summary.get("best_step") is not None else None) == split
+    chosen = summary["chosen_on"] == split if "chosen_on" in summary else None
     scores: list[Score] = []
     for key, name in SCORE_NAMES.items():
         value = summary.get(key)
         if not isinstance(value, int | float) or not math.isfinite(value):
             continue
         value, chance = as_percent(key, value), (summary.get("chance") or {}).get(key)
-        is_repeated = key == "mean_per_class" and any(abs(score.value - value) < 1e-9 for score in scores)
+        is_repeated = key == "mean_per_class" and any(abs(score.value - value) < 0.05 for score in scores)
         if is_repeated or (key == "top5" and (chance or 0) >= 100):
             continue
         interval = summary.get(f"{key}_interval")

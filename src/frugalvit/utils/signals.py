@@ -78,8 +78,8 @@ class GracefulStop:
     def deferred(self) -> Iterator[None]:
         """Finish writing before a second signal takes effect.
 
-        An exception inside ``torch.save`` could be swallowed or look like a disk error, and one inside TensorBoard's
-        queue makes its thread sleep for half a minute.
+        An exception inside ``torch.save`` could disappear or look like a disk error. One inside TensorBoard's queue
+        makes its thread sleep for half a minute.
         """
         self._is_writing = True
         try:

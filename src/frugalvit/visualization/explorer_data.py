@@ -32,7 +32,7 @@ from frugalvit.visualization.correspondence import (
     require_regions,
 )
 from frugalvit.visualization.grid import Regions
-from frugalvit.visualization.model_views import Box, SecondView, centre_box, crop_share, crop_to, model_input
+from frugalvit.visualization.model_views import Box, SecondView, centre_box, crop_to, model_input
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
@@ -99,7 +99,7 @@ def gather(
     ratios = {round(shape[0] / shape[1], 3) for shape in shapes}
     if len(ratios) > 1:
         raise UserError("These models have inputs of different aspect ratios: explore them one by one.")
-    keep = crop_share(shapes[0]) if keep is None else keep
+    keep = models[0][1].eval_crop["crop_pct"] if keep is None else keep
     flags = (False, True) if second_views else (False,)
     views = [_View(picture, second, keep, seed) for picture in pictures for second in flags]
     return {

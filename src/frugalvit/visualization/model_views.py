@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
-from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.errors import UserError
 from frugalvit.utils import console
@@ -37,14 +36,6 @@ class Box:
     top: float
     width: float
     height: float
-
-
-def crop_share(img_size: tuple[int, int], transform: EvalTransform | None = None) -> float:
-    """Return the share of the short side that the evaluation's crop covers.
-
-    It is that of the model's transform; without one 224/256 as in the paper, and 1 for tiny images.
-    """
-    return (transform or EvalTransform(img_size)).crop.crop_pct
 
 
 def centre_box(size: tuple[int, int], shape: tuple[int, int], keep: float = 1.0) -> Box:
@@ -98,14 +89,9 @@ def spread_evenly(examples: ImageDataset, limit: int) -> ImageDataset:
     return examples.subset([round(i * (len(examples) - 1) / max(count - 1, 1)) for i in range(count)])
 
 
-def input_batches(
-    examples: ImageDataset, backbone: Backbone, size: int, label: str, keep: float | None = None
-) -> Iterator[Tensor]:
-    """Yield batches of examples as the model sees them, without the unreadable ones.
-
-    ``keep`` is the share of the short side that the crop covers (default: the evaluation's).
-    """
-    keep = crop_share(backbone.img_size) if keep is None else keep
+def input_batches(examples: ImageDataset, backbone: Backbone, size: int, label: str) -> Iterator[Tensor]:
+    """Yield batches of examples as the evaluation sees them, without the unreadable ones."""
+    keep = backbone.eval_crop["crop_pct"]
     # Decode a JPEG at no more than twice the size of the crop.
     enough = (round(2 * backbone.img_size[0] / keep), round(2 * backbone.img_size[1] / keep))
     batch: list[Tensor] = []

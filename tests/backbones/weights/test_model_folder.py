@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 from frugalvit import create_backbone
+from frugalvit.backbones.base import default_crop
 from frugalvit.backbones.weights.load import load_weights
-from frugalvit.backbones.weights.model_config import WEIGHT_FILES, class_names, crop_share, timm_architecture
+from frugalvit.backbones.weights.model_config import WEIGHT_FILES, class_names, timm_architecture
 from frugalvit.backbones.weights.model_folder import load_model_folder, save_model_folder
 from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.errors import UserError
@@ -88,14 +89,22 @@ def test_config_is_independent_of_autocast(tmp_path: Path):
     assert plain.read_text() == rounded.read_text()
 
 
+@pytest.mark.parametrize("size", [32, 64, 96, 224])
+def test_default_crop_is_that_of_evaluations(size: int):
+    assert EvalTransform(size, **default_crop((size, size))).crop == EvalTransform(size).crop
+
+
 def test_crop_and_interpolation_are_saved_again(tmp_path: Path):
     """A folder is loaded and saved again, as an export does."""
-    backbone, _ = made("vit", 3)
-    save_model_folder(backbone, tmp_path / "theirs", meta={"crop_pct": 0.95, "interpolation": "bilinear"})
+    crop = {"crop_pct": 0.95, "interpolation": "bilinear", "squash": True}
+    backbone = create_backbone("test_vit", img_size=96, eval_crop=crop)
+    save_model_folder(backbone, tmp_path / "theirs")
     again, meta = load_model_folder(tmp_path / "theirs")
     save_model_folder(again, tmp_path / "ours", meta=meta)
-    again = load_model_folder(tmp_path / "ours")[1]
-    assert (again["crop_pct"], again["interpolation"]) == (0.95, "bilinear")
+    again = load_model_folder(tmp_path / "ours")[0]
+    assert again.eval_crop == backbone.eval_crop == crop
+    with pytest.raises(UserError, match="eval_crop"):
+        create_backbone("test_vit", eval_crop={"share": 0.9})
 
 
 def test_folders_timm_wrote(tmp_path: Path):
@@ -120,11 +129,6 @@ def test_wrong_number_of_class_names_is_an_error(tmp_path: Path):
         load_model_folder(tmp_path)
     with pytest.raises(UserError, match="2 class names"):
         save_model_folder(backbone, tmp_path, classes=["a", "b"])
-
-
-@pytest.mark.parametrize("size", [32, 64, 96, 224])
-def test_crop_is_what_evaluation_uses(size: int):
-    assert crop_share((size, size)) == EvalTransform(size).crop.crop_pct
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from frugalvit.config.defaults import Facts, finetuning_epochs, frozen_blocks, l
 from frugalvit.config.train import TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.loader import eval_batches
+from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.experiment import builders
 from frugalvit.probing import logistic
 from frugalvit.probing.logistic import fit_on_features
@@ -41,6 +42,12 @@ def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def config_crop(run: Path) -> tuple[float, str]:
+    """Return what ONNX, timm and ``preprocess`` read."""
+    settings = json.loads((run / "model/config.json").read_text())["pretrained_cfg"]
+    return settings["crop_pct"], settings["interpolation"]
+
+
 def settings_of(run: Path) -> TrainConfig:
     return TrainConfig.from_run(run / "config.yaml")
 
@@ -58,6 +65,11 @@ def test_run_takes_the_settings_of_the_weights(
     fv.train(data, out=str(tmp_path / "run"), **SHORT, **options)
     config, model = settings_of(tmp_path / "run"), fv.load(tmp_path / "run").backbone
     assert (model.name, model.mean, model.img_size) == ("test_vit", (0.5, 0.5, 0.5), (160, 160))
+    tag = timm.get_pretrained_cfg("test_vit.r160_in1k")
+    crop = fv.load(tmp_path / "run").transform.crop
+    assert tag is not None and crop == CenterCrop((160, 160), tag.crop_pct, tag.interpolation)
+    assert crop != CenterCrop((160, 160))  # the tag's is not the default
+    assert config_crop(tmp_path / "run") == (tag.crop_pct, tag.interpolation)
     assert (config.classifier, config.freeze, config.optimizer.layer_decay) == ("logistic", 3, 0.75)
     assert config.mixing.smoothing == 0
     first = json.loads((tmp_path / "run/metrics.jsonl").read_text().splitlines()[0])

@@ -67,7 +67,7 @@ def test_a_guided_run(teacher: str, photos: Path, tmp_path: Path) -> None:
     train(TrainConfig.parse({"resume": str(resumed)}))
     assert differences(guided, resumed) == []
     saved = {name for name in load_state(guided)["task"] if name.startswith("guide.")}
-    assert saved == {"guide.source._extra_state", "guide.head.grid_map.weight", "guide.head.grid_map.bias"}
+    assert saved == {"guide.frozen_teacher._extra_state", "guide.head.grid_map.weight", "guide.head.grid_map.bias"}
     assert main(["eval", str(guided), str(photos), "--device", "cpu"]) == 0
 
 

@@ -50,7 +50,7 @@ def test_a_run_is_as_usable_as_a_pretraining(teacher: str, photos: Path, tmp_pat
     state = load_state(out)["task"]
     student = load_model(str(out)).backbone.state_dict()
     assert all(torch.equal(value, state[f"student.{name}"]) for name, value in student.items())
-    assert sum(value.numel() for name, value in state.items() if name.startswith("guide")) == 32, "only a hash"
+    assert sum(value.numel() for name, value in state.items() if name.startswith("frozen_teacher")) == 32, "only a hash"
     assert command_of(out) == "distil" and "learned without labels" in (out / "report.html").read_text()
     assert main(["probe", "knn", str(out), str(photos), "--device", "cpu"]) == 0
     init = str(out / "checkpoints/last.pt")
@@ -126,7 +126,7 @@ def test_cache_runs_the_teacher_once(
     targets = DistillationTask._targets
 
     def record(task: DistillationTask, batch: Any) -> Any:
-        monkeypatch.setattr(task.guide, "forward", None)
+        monkeypatch.setattr(task.frozen_teacher, "forward", None)
         found = targets(task, batch)
         batches: Any = task.batches
         seen.extend((batch.index == batches.local_order(batch.number)).tolist())

@@ -114,15 +114,16 @@ def model_config(
     meta = dict(meta or {})
     architecture, arguments = timm_architecture(backbone)
     labels = {"label_names": list(classes)} if classes else {}
+    crop = backbone.eval_crop
     first_convolution = (getattr(backbone.model, "pretrained_cfg", None) or {}).get("first_conv")
     pretrained_cfg = {
         "num_classes": backbone.num_classes,
         "input_size": [backbone.in_chans, *backbone.img_size],
         "pool_size": list(backbone.grid_size(backbone.img_size)),
         "fixed_input_size": "img_size" in arguments,
-        "interpolation": meta.get("interpolation") or "bicubic",
-        "crop_pct": meta.get("crop_pct") or crop_share(backbone.img_size),
-        "crop_mode": meta.get("crop_mode") or "center",
+        "interpolation": crop["interpolation"],
+        "crop_pct": crop["crop_pct"],
+        "crop_mode": "squash" if crop["squash"] else "center",
         "mean": list(backbone.mean),
         "std": list(backbone.std),
         # With a name here, timm would convert the stored weights from three channels again.
@@ -139,11 +140,6 @@ def model_config(
         **labels,
         "frugalvit": {"version": __version__, **backbone.spec(), "meta": meta},
     }
-
-
-def crop_share(img_size: tuple[int, int]) -> float:
-    """Return the share of the shorter edge in the evaluation crop: 224/256, and 1 up to 64 pixels."""
-    return 1.0 if max(img_size) <= 64 else 0.875
 
 
 def find_model_folder(path: str | Path) -> Path | None:

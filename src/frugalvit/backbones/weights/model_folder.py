@@ -24,6 +24,7 @@ from frugalvit.backbones.weights.model_config import (
     timm_state_dict,
     weights_file,
 )
+from frugalvit.backbones.weights.published import crop_settings
 from frugalvit.errors import UserError
 from frugalvit.utils.files import make_folder, write_atomically, write_text
 
@@ -71,7 +72,7 @@ def load_model_folder(
     """Load the backbone, in eval mode, and the metadata of a folder of ours, of timm or of the hub.
 
     At another ``img_size`` the network keeps its patches, windows and strides; its ``notes`` warn about a small grid.
-    The metadata are "classes" (names or None), "interpolation", "crop_pct" and the values saved as ``meta``.
+    The metadata are "classes" (names or None) and the values saved as ``meta``.
     """
     folder = Path(folder)
     config = read_config(folder)
@@ -91,7 +92,7 @@ def load_model_folder(
     statistics = {key: pretrained[key] for key in ("mean", "std") if pretrained.get(key)}
     if {len(values) for values in statistics.values()} == {keywords["in_chans"]}:
         keywords |= statistics
-    keywords["keep_patch_size"] = True
+    keywords |= {"keep_patch_size": True, "eval_crop": crop_settings(pretrained)}
     backbone = create_backbone(name, **keywords)
     classes = read_labels(config)
     if classes is not None and backbone.num_classes and len(classes) != backbone.num_classes:
@@ -106,11 +107,5 @@ def load_model_folder(
             f"{weights} does not fit '{name}' at {backbone.img_size[0]}x{backbone.img_size[1]} pixels: "
             f"{len(report.missing)} tensors are missing, such as {report.missing[0]}{notes}."
         )
-    meta = {
-        **(config.get("frugalvit") or {}).get("meta", {}),
-        "classes": classes,
-        "interpolation": pretrained.get("interpolation", "bicubic"),
-        "crop_pct": pretrained.get("crop_pct", 0.875),
-        "crop_mode": pretrained.get("crop_mode", "center"),
-    }
+    meta = {**(config.get("frugalvit") or {}).get("meta", {}), "classes": classes}
     return backbone.eval(), meta

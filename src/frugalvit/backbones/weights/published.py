@@ -37,8 +37,8 @@ class Published:
 
     tag:      the tag of timm that fits, or None
     others:   further tags that fit, with other settings
-    keywords: of ``create_backbone``: img_size, num_classes, mean, std
-    meta:     crop_pct, interpolation, crop_mode and classes, as in a model folder
+    keywords: of ``create_backbone``: img_size, num_classes, mean, std, eval_crop
+    meta:     classes, as in a model folder
     """
 
     architecture: str
@@ -53,7 +53,7 @@ class Published:
             return f"the published {self.architecture}, with ImageNet's pixel statistics"
         mean, std = ("/".join(f"{value:g}" for value in dict.fromkeys(self.keywords[key])) for key in ("mean", "std"))
         size = "x".join(str(side) for side in dict.fromkeys(self.keywords["img_size"]))
-        crop = f"{self.meta['interpolation']}, crop {self.meta['crop_pct']:g}"
+        crop = "{interpolation}, crop {crop_pct:g}".format(**self.keywords["eval_crop"])
         line = f"taken for timm's {self.tag}: {size} px, mean {mean}, std {std}, {crop}"
         if self.others:
             line += f". Other settings: --backbone {truncate_list(self.others, 3)}"
@@ -170,8 +170,17 @@ def describe_contents(contents: Contents, name: str) -> Published:
     settings = ("mean", "std", "input_size", "interpolation", "crop_pct", "crop_mode")
     others = tuple(other for other, its in tags.items() if any(its[key] != cfg[key] for key in settings))
     keywords |= {"img_size": tuple(cfg["input_size"][1:])} | {key: list(cfg[key]) for key in ("mean", "std")}
-    meta = {key: cfg[key] for key in ("interpolation", "crop_pct", "crop_mode")} | {"classes": _class_names(cfg)}
-    return Published(tag.partition(".")[0], tag, others, keywords, meta)
+    keywords["eval_crop"] = crop_settings(cfg)
+    return Published(tag.partition(".")[0], tag, others, keywords, {"classes": _class_names(cfg)})
+
+
+def crop_settings(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Return ``eval_crop`` of ``create_backbone`` from timm's ``pretrained_cfg``."""
+    return {
+        "crop_pct": cfg.get("crop_pct") or 0.875,
+        "interpolation": cfg.get("interpolation") or "bicubic",
+        "squash": cfg.get("crop_mode") == "squash",
+    }
 
 
 def _class_names(cfg: dict[str, Any]) -> list[str] | None:

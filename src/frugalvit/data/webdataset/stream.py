@@ -44,10 +44,10 @@ class ShardStream:
         self.damaged: list[tuple[str, str]] = []
 
     def epoch(self, number: int = 0, *, reader: int = 0, readers: int = 1, skip: int = 0) -> Iterator[StreamSample]:
-        """Yield a reader's examples of one epoch after the first ``skip``, most of which are never read.
+        """Yield a reader's examples of one epoch, without the first ``skip``.
 
-        To skip, the shuffle runs with the numbers 0, 1, 2 … instead of examples. Then the examples whose numbers are
-        still in the buffer are read from the last few shards, and streaming continues.
+        It reads few of those. To skip them, the shuffle runs with the numbers 0, 1, 2 … instead of examples. Then it
+        reads the examples whose numbers are still in the buffer from the last few shards, and streaming continues.
         """
         shards = self._reader_shards(number, reader, readers)
         draws = _uniform(np.random.default_rng([self.seed, number, reader]))

@@ -144,7 +144,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         )
 
     def _can_fit_classifier(self) -> bool:
-        """Whether the weights are published ones without a classifier for these classes, and images are at hand."""
+        """Whether published weights need a classifier for these classes, and few enough images are there to fit it."""
         options = self.options
         if options.recipe != "finetune" or len(self.images) > MOST_FITTED or self.images.streaming is not None:
             return False
@@ -270,7 +270,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         }
 
     def _floor(self) -> dict[str, Any]:
-        """Score simple methods on the images of the final score; say why if the images are not at hand."""
+        """Score simple methods on the images of the final score, or say why this is not possible."""
         if self.images.streaming is not None:
             return {"skipped": "the training images are a stream"}
         # The run has this store: without fabric, because only rank 0 is here.

@@ -1,6 +1,7 @@
 """Draw boxes, masks and classes over images."""
 
 import colorsys
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,17 +79,20 @@ def draw_classes(
 
 
 def with_legend(picture: Image.Image, present: Iterable[int], classes: Sequence[str]) -> Image.Image:
-    """Add a legend below the picture with the colours of the classes in it."""
+    """Add a legend below the picture with the colours of the classes in it, in columns of equal width."""
     height = max(12, round(picture.width / 70))
     font, line = ImageFont.load_default(size=height), round(1.6 * height)
     named = [("ignored", _GREY) if n == IGNORED else (str(classes[n]), colour(n)) for n in sorted(set(present))]
-    canvas = Image.new("RGB", (picture.width, picture.height + line * len(named)), "white")
+    width = math.ceil(max((font.getlength(name) for name, _ in named), default=0)) + 2 * line
+    columns = max(1, picture.width // width)
+    rows = math.ceil(len(named) / columns)
+    canvas = Image.new("RGB", (picture.width, picture.height + line * rows), "white")
     canvas.paste(picture, (0, 0))
     draw = ImageDraw.Draw(canvas)
-    for row, (name, shade) in enumerate(named):
-        top, margin = picture.height + row * line, line // 4
-        draw.rectangle((margin, top + margin, line - margin, top + line - margin), fill=shade)
-        draw.text((line, top + line / 2), name, fill="black", font=font, anchor="lm")
+    for number, (name, shade) in enumerate(named):
+        top, left, margin = picture.height + number // columns * line, number % columns * width, line // 4
+        draw.rectangle((left + margin, top + margin, left + line - margin, top + line - margin), fill=shade)
+        draw.text((left + line, top + line / 2), name, fill="black", font=font, anchor="lm")
     return canvas
 
 

@@ -1,8 +1,8 @@
 """Masks of boxes: crop training masks to small grids, and paste predicted grids into images.
 
-A box is a rectangle in the plane: pixel i covers i to i + 1, and its centre is i + 1/2. torchvision uses i as the
-centre of a target, which shifts it by half a pixel, and rounds box corners when it pastes, which makes masks up to two
-pixels wider than their boxes.
+A box is a rectangle in the plane: pixel i covers i to i + 1, and its centre is i + 1/2. torchvision differs twice. It
+uses i as the centre of a target, which shifts the target by half a pixel. It rounds box corners when it pastes, which
+makes masks up to two pixels wider than their boxes.
 """
 
 import math

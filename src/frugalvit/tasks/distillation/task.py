@@ -21,7 +21,7 @@ class DistillationTask(FeatureTask):
     def __init__(self, student: Backbone, teacher: Teacher, objective: FeatureDistillation, decay: float) -> None:
         super().__init__(student, decay)
         # Not named "teacher": weights of that name in a checkpoint are the network to export.
-        self.guide, self.objective = teacher, objective
+        self.frozen_teacher, self.objective = teacher, objective
 
     def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
         return self.compute_losses(batch.images, *self._targets(batch))
@@ -32,7 +32,7 @@ class DistillationTask(FeatureTask):
 
     def _targets(self, batch: Batch) -> Features:
         if self.cached is None:
-            return self.guide(batch.images)
+            return self.frozen_teacher(batch.images)
         batches: Any = self.batches  # Batches of a store: a stream has no numbered images
         flips = batches.augment.flips(batches.augment_draws(batch.number))
         return self.cached.at(batch.index, flips, batch.images.device)
@@ -40,7 +40,7 @@ class DistillationTask(FeatureTask):
     def compile_with(self, graphs: bool) -> None:
         """Compile the student's step and the teacher. Evaluations run the plain student."""
         self.compute_losses = torch.compile(self.compute_losses, dynamic=False)
-        self.guide.network.compile(dynamic=False)
+        self.frozen_teacher.network.compile(dynamic=False)
 
     @property
     def cuda_graphs_blocker(self) -> str:

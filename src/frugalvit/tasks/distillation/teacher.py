@@ -97,14 +97,14 @@ class Guide(nn.Module):
 
     def __init__(self, teacher: Teacher, dim: int, weight: Schedule) -> None:
         super().__init__()
-        self.source, self.weight = teacher, weight
+        self.frozen_teacher, self.weight = teacher, weight
         self.head = FeatureDistillation(dim, teacher.network.dim, pooled_weight=0.0)
 
     def targets(self, images: Tensor, step: int) -> tuple[Tensor | None, Tensor | None]:
         """Return the grid to learn and the weight of the loss; None after the weight has reached 0."""
         if not self.weight.at(step):
             return None, None
-        return self.source(images).grid, images.new_full((), self.weight.at(step), dtype=torch.float32)
+        return self.frozen_teacher(images).grid, images.new_full((), self.weight.at(step), dtype=torch.float32)
 
     def loss(self, features: Features, grid: Tensor | None, weight: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the weighted loss, and the loss to log."""

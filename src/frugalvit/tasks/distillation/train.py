@@ -52,6 +52,5 @@ class DistilExperiment(LabelFreeExperiment[DistilConfig, ResolvedDistilConfig]):
         self.set_data(augment, health)
         if config.cache_teacher:
             batches: Any = self.task.batches
-            self.task.cached = cache_targets(
-                self.task.guide, batches.store, augment, min(64, config.batch), self.fabric, self.images.fingerprint()
-            )
+            teacher, batch, fingerprint = self.task.frozen_teacher, min(64, config.batch), self.images.fingerprint()
+            self.task.cached = cache_targets(teacher, batches.store, augment, batch, self.fabric, fingerprint)
