@@ -4,20 +4,19 @@ Two images at 14x14 with 12 heads are 1.1 million numbers. Each is stored as one
 range of their pair of images, attention relative to the peak of its row.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from frugalvit.backbones import Backbone
 from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.errors import UserError
 from frugalvit.features import Features
@@ -34,9 +33,6 @@ from frugalvit.visualization.correspondence import (
 from frugalvit.visualization.grid import Regions
 from frugalvit.visualization.model_views import Box, SecondView, centre_box, crop_share, crop_to, model_input
 
-if TYPE_CHECKING:
-    from frugalvit.backbones import Backbone
-
 MOST_REGIONS = 256  # finer grids are averaged: the page holds the square of this number per head
 _MAX_PIXELS = 384  # of the longer side of a picture in the page
 
@@ -49,7 +45,7 @@ class Picture:
     pixels: np.ndarray
 
     @classmethod
-    def of(cls, path: str, pixels: np.ndarray) -> Picture:
+    def of(cls, path: str, pixels: np.ndarray) -> Self:
         """Name a picture by its file, without control characters."""
         return cls(console.sanitize(Path(path).stem), pixels)
 

@@ -4,8 +4,6 @@ Dense tasks keep the shape of each image, so they cannot use the classifier's st
 are drawn for the global batch, and each rank takes its part; the next step loads while the device works.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import math
@@ -13,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -103,7 +101,7 @@ class ImageReader:
         self.bad, self.max_bad = [(fault.name, fault.reason) for fault in self.faults.values()], max_bad
         return list(self.faults)
 
-    def without_bad(self) -> ImageReader:
+    def without_bad(self) -> Self:
         """Return a reader of the readable images, with their cached pixels."""
         readable = [index for index in range(len(self)) if index not in self.faults]
         reader = copy.copy(self)
