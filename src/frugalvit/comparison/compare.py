@@ -11,6 +11,7 @@ from typing import Any
 
 from frugalvit.config.base import flatten, set_dotted
 from frugalvit.config.compare import CompareConfig, Compared
+from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
 from frugalvit.config.train import FREE_ON_RESUME, RunConfig, TrainConfig, same_value
 from frugalvit.engine.distributed import is_rank_zero
 from frugalvit.errors import Interrupted, UserError, did_you_mean
@@ -64,6 +65,20 @@ def compare(config: CompareConfig) -> CommandResult:
     from frugalvit.tasks.classification.train import train
 
     return compare_runs(config, TrainConfig, train, "compare")
+
+
+def compare_detectors(config: DetectCompareConfig) -> CommandResult:
+    """Compare settings of ``frugalvit detect train``."""
+    from frugalvit.tasks.detection.commands import train
+
+    return compare_runs(config, DetectConfig, train, "detect compare")
+
+
+def compare_segmenters(config: SegmentCompareConfig) -> CommandResult:
+    """Compare settings of ``frugalvit segment train``."""
+    from frugalvit.tasks.segmentation.commands import train
+
+    return compare_runs(config, SegmentConfig, train, "segment compare")
 
 
 def compare_runs(

@@ -23,6 +23,7 @@ from frugalvit.backbones.architectures.common import (
     build,
     check_heads,
     drop_path_rates,
+    initialize,
     join_heads,
     stage_widths,
     stochastic_depth,
@@ -247,7 +248,7 @@ class SwinTransformer(StagedModel):
         )
         self.embed_dim = embed_dim
         self.window_size = pair(window_size)
-        self._shape = {
+        self.shape = {  # the keywords that define the network, as plain values
             "patch_size": patch_size,
             "embed_dim": embed_dim,
             "depths": list(depths),
@@ -279,10 +280,6 @@ class SwinTransformer(StagedModel):
             self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate, input_fmt="NHWC"
         )
         self.apply(_initialize)
-
-    def shape(self) -> dict[str, Any]:
-        """Return the constructor's keywords that define the network, as plain values."""
-        return dict(self._shape)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         return [(r"^layers\.(\d+).downsample", (0,)), (r"^layers\.(\d+)\.\w+\.(\d+)", None)]
@@ -340,32 +337,10 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 
 def _initialize(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
-    elif isinstance(module, WindowAttention):
+    initialize(module)
+    if isinstance(module, WindowAttention):
         nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02)
 
-
-def _cfg(**overrides: Any) -> dict[str, Any]:
-    swin = {"crop_pct": 0.9, "fixed_input_size": True, "classifier": "head.fc"}
-    return timm_cfg("patch_embed.proj") | swin | overrides
-
-
-# timm publishes weights of the same shape (Microsoft's, ImageNet-1k), but none for W=14, nano and mini.
-default_cfgs = generate_default_cfgs(
-    {
-        "swin_tiny_w7": _cfg(hf_hub_id="timm/swin_tiny_patch4_window7_224.ms_in1k"),
-        "swin_small_w7": _cfg(hf_hub_id="timm/swin_small_patch4_window7_224.ms_in1k"),
-        "swin_base_w7": _cfg(hf_hub_id="timm/swin_base_patch4_window7_224.ms_in1k"),
-        "swin_tiny_w14": _cfg(),
-        "swin_small_w14": _cfg(),
-        "swin_base_w14": _cfg(),
-        "swin_nano": _cfg(),
-        "swin_mini": _cfg(),
-    }
-)
 
 # EsViT, Table 6, with the drop path of its released configurations.
 TINY = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24), "drop_path_rate": 0.1}
@@ -387,15 +362,22 @@ MINI = NANO | {"embed_dim": 96, "depths": (2, 6, 4), "num_heads": (3, 6, 12), "d
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], int]] = {  # shape, window size
+    "swin_nano": (NANO, 7),
+    "swin_mini": (MINI, 4),
     "swin_tiny_w7": (TINY, 7),
     "swin_small_w7": (SMALL, 7),
     "swin_base_w7": (BASE, 7),
     "swin_tiny_w14": (TINY, 14),
     "swin_small_w14": (SMALL, 14),
     "swin_base_w14": (BASE, 14),
-    "swin_nano": (NANO, 7),
-    "swin_mini": (MINI, 4),
 }
+_CFG = timm_cfg("patch_embed.proj") | {"crop_pct": 0.9, "fixed_input_size": True, "classifier": "head.fc"}
+# timm publishes weights of the same shape (Microsoft's, ImageNet-1k), but none for W=14, nano and mini.
+_PUBLISHED = {
+    f"swin_{size}_w7": {"hf_hub_id": f"timm/swin_{size}_patch4_window7_224.ms_in1k"}
+    for size in ("tiny", "small", "base")
+}
+default_cfgs = generate_default_cfgs({name: _CFG | _PUBLISHED.get(name, {}) for name in VARIANTS})
 
 
 def _register(variant: str) -> None:
