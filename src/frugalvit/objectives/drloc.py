@@ -398,7 +398,7 @@ class DenseLocalization(nn.Module):
 
     dims:       channels of each grid, in the order of ``forward``
     grid_sizes: ``grid_size`` of :class:`RelativeLocalization` per grid; ``None``, as in the paper, never pools. Other
-                options are those of :class:`RelativeLocalization`
+    options:    the other options of :class:`RelativeLocalization`
     """
 
     def __init__(
@@ -409,16 +409,12 @@ class DenseLocalization(nn.Module):
         hidden: int = 512,
         grid_sizes: Sequence[int | tuple[int, int] | None] | None = None,
         form: Form = "paper",
-        *,
-        absolute: bool | None = None,
-        normalize: bool = False,
-        precision: Precision = "fp32",
+        **options: Any,
     ) -> None:
         super().__init__()
         sizes = [None] * len(dims) if grid_sizes is None else list(grid_sizes)
         if not dims or len(sizes) != len(dims):
             raise UserError(f"{len(dims)} dims and {len(sizes)} grid_sizes: use one of each per grid, at least one.")
-        options: dict[str, Any] = {"absolute": absolute, "normalize": normalize, "precision": precision}
         self.levels = nn.ModuleList(
             RelativeLocalization(dim, variant, pairs, hidden, size, form, **options)
             for dim, size in zip(dims, sizes, strict=True)

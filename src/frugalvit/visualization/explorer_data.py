@@ -147,6 +147,7 @@ def _encode_model(name: str, backbone: Backbone, views: Sequence[_View]) -> dict
     notes += reasons[:1]
     pairs = [(i, j) for i in range(len(views)) for j in range(len(views))]
     similarity = {(i, j): cosines(features[i].grid, features[j].grid)[0] for i, j in pairs}
+    best = {(i, j): best_pairs(features[i].grid, features[j].grid, TOP)[:2] for i, j in pairs if i < j}
     return {
         "name": name,
         "grid": list(grid),
@@ -155,16 +156,11 @@ def _encode_model(name: str, backbone: Backbone, views: Sequence[_View]) -> dict
         # The opposite direction is the transpose.
         "similarity": {f"{i}-{j}": _bytes(similarity[i, j]) for i, j in pairs if i <= j},
         "best": {f"{i}-{j}": similarity[i, j].argmax(dim=1).tolist() for i, j in pairs if i != j},
-        "top": {f"{i}-{j}": _top(features[i].grid, features[j].grid) for i, j in pairs if i < j},
+        "top": {f"{i}-{j}": torch.cat(regions).T.tolist() for (i, j), regions in best.items()},
         "global": [int(nearest_region(view.grid, global_feature(view))) for view in features],
         "heads": [] if reasons else heads,
         "notes": notes,
     }
-
-
-def _top(first: Tensor, second: Tensor) -> list[list[int]]:
-    chosen, matched, _ = best_pairs(first, second, TOP)
-    return torch.stack([chosen[0], matched[0]], dim=1).tolist()
 
 
 def _heads(backbone: Backbone, inputs: Tensor, full: tuple[int, int], grid: tuple[int, int]) -> dict[str, Any]:

@@ -65,10 +65,6 @@ class Layout:
         return name
 
 
-def _next_stage(match: re.Match[str]) -> str:
-    return f"layers.{int(match[1]) + 1}.downsample."
-
-
 def _patches_to_convolution(name: str, tensor: Tensor) -> Tensor:
     """Reshape the patch embedding of VTs-Drloc's ViT: (D, p p 3) -> (D, 3, p, p)."""
     if name != "to_patch_embedding.1.weight" or tensor.ndim != 2:
@@ -117,7 +113,7 @@ _LAYOUTS = (
         "Swin (Microsoft's names)",
         "swin",
         r"^layers\.0\.downsample\.",
-        rules=((r"^layers\.(\d+)\.downsample\.", _next_stage),),
+        rules=((r"^layers\.(\d+)\.downsample\.", lambda match: f"layers.{int(match[1]) + 1}.downsample."),),
     ),
     Layout("Swin", "timm", r"^layers\.0\.blocks\.0\.attn\.relative_position_bias_table$"),
     Layout("ViT", "timm", r"^blocks\.0\.attn\.qkv\.weight$"),

@@ -176,11 +176,8 @@ class CachedFetcher(Fetcher):
         ready = self.pending.pop(step, None)
         host = ready.result() if ready is not None else store.gather(rows)
         if self.pool is not None:
-            self.pending = {step + 1: self.pool.submit(self._gather_step, step + 1)}
+            self.pending = {step + 1: self.pool.submit(lambda: store.gather(store.rows[self.order(step + 1)]))}
         return host.to(store.device, non_blocking=True)
-
-    def _gather_step(self, step: int) -> Tensor:
-        return self.store.gather(self.store.rows[self.order(step)])
 
 
 class SharedStores:
