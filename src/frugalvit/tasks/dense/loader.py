@@ -20,7 +20,7 @@ from frugalvit.data.bad_images import UnreadableImage, substitutes
 from frugalvit.data.cache.build import memory_share
 from frugalvit.data.decode import decode, read_header
 from frugalvit.data.formats.annotated_images import check_bad, warn_unreadable
-from frugalvit.data.rng import generator_for, uniform
+from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
@@ -176,15 +176,9 @@ class StepLoader(Generic[T]):
 
 
 def to_device_flat(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Concatenate the elements of all parts on the device, with one copy from pinned memory.
-
-    A copy from other memory would wait for all work that is queued on the device.
-    """
-    flat = [part.reshape(-1) for part in parts]
-    if device.type != "cuda" or parts[0].device == device:
-        return torch.cat(flat).to(device)
-    pinned = torch.empty(sum(len(part) for part in flat), dtype=parts[0].dtype, pin_memory=True)
-    return torch.cat(flat, out=pinned).to(device, non_blocking=True)
+    """Concatenate the elements of all parts on the device, with one copy that does not wait for its queued work."""
+    moved = parts if parts[0].device == device else to_device_packed(parts, device)
+    return torch.cat([part.reshape(-1) for part in moved])
 
 
 def share(count: int, fabric: Any) -> range:
