@@ -17,18 +17,7 @@ from timm.models.swin_transformer import checkpoint_filter_fn as timm_filter
 from torch import Tensor, nn
 from torch.nn import functional
 
-from frugalvit.backbones.architectures.common import (
-    Parts,
-    StagedModel,
-    build,
-    check_heads,
-    drop_path_rates,
-    initialize,
-    join_heads,
-    stage_widths,
-    stochastic_depth,
-    timm_cfg,
-)
+from frugalvit.backbones.architectures import common
 from frugalvit.backbones.architectures.windows import (
     Size,
     WindowPlan,
@@ -108,7 +97,7 @@ class WindowAttention(nn.Module):
         query, key, value = self._heads(window_partition(tokens, plan))
         bias = self._bias(plan, query)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        return window_reverse(self.proj(join_heads(attended)), plan)
+        return window_reverse(self.proj(common.join_heads(attended)), plan)
 
     def _can_use_kernel(self, tokens: Tensor, plan: WindowPlan) -> bool:
         # Models are exported from the CPU, so an export never contains a kernel.
@@ -166,10 +155,10 @@ class Block(nn.Module):
         self.mask_padding = mask_padding
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
         self.attn = WindowAttention(dim, num_heads, window_size)
-        self.drop_path1 = stochastic_depth(drop_path)
+        self.drop_path1 = common.stochastic_depth(drop_path)
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
-        self.drop_path2 = stochastic_depth(drop_path)
+        self.drop_path2 = common.stochastic_depth(drop_path)
 
     def plan(self, tokens: Tensor) -> WindowPlan:
         size = (tokens.shape[1], tokens.shape[2])
@@ -208,7 +197,7 @@ class Stage(nn.Module):
         self.blocks = nn.Sequential(*blocks)
 
 
-class SwinTransformer(StagedModel):
+class SwinTransformer(common.StagedModel):
     """Images of any size to a grid of tokens at ``patch_size * 2 ** (stages - 1)`` pixels.
 
     ``img_size`` sets window and shift of every stage. If the map of a stage fits into the window, the window gets the
@@ -242,7 +231,7 @@ class SwinTransformer(StagedModel):
     ) -> None:
         if padding not in ("masked", "zeros"):
             raise UserError(f"padding={padding!r} is unknown; use 'masked' or 'zeros' (as released EsViT)")
-        dims = stage_widths(embed_dim, [2**stage for stage in range(len(depths))], depths, num_heads)
+        dims = common.stage_widths(embed_dim, [2**stage for stage in range(len(depths))], depths, num_heads)
         super().__init__(
             dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=None
         )
@@ -260,11 +249,11 @@ class SwinTransformer(StagedModel):
         }
         self.padding = padding
         self.patch_embed = PatchEmbed(patch_size, in_chans, embed_dim, norm_eps)
-        rates = drop_path_rates(drop_path_rate, depths)
+        rates = common.drop_path_rates(drop_path_rate, depths)
         size = pair(img_size)
         stages: list[Stage] = []
         for index, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
-            check_heads(dim, heads)
+            common.check_heads(dim, heads)
             reduction = patch_size * 2**index
             window, shift = _window_and_shift((-(-size[0] // reduction), -(-size[1] // reduction)), pair(window_size))
             blocks = [
@@ -284,7 +273,7 @@ class SwinTransformer(StagedModel):
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         return [(r"^layers\.(\d+).downsample", (0,)), (r"^layers\.(\d+)\.\w+\.(\d+)", None)]
 
-    def stage_parts(self) -> Parts:
+    def stage_parts(self) -> common.Parts:
         stages: list[Any] = list(self.layers)
         embeds = [self.patch_embed, *(stage.downsample for stage in stages[1:])]
         return [(embed, [[block] for block in stage.blocks]) for embed, stage in zip(embeds, stages, strict=True)]
@@ -337,7 +326,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 
 def _initialize(module: nn.Module) -> None:
-    initialize(module)
+    common.initialize(module)
     if isinstance(module, WindowAttention):
         nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02)
 
@@ -371,7 +360,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], int]] = {  # shape, window size
     "swin_small_w14": (SMALL, 14),
     "swin_base_w14": (BASE, 14),
 }
-_CFG = timm_cfg("patch_embed.proj") | {"crop_pct": 0.9, "fixed_input_size": True, "classifier": "head.fc"}
+_CFG = common.timm_cfg("patch_embed.proj") | {"crop_pct": 0.9, "fixed_input_size": True, "classifier": "head.fc"}
 # timm publishes weights of the same shape (Microsoft's, ImageNet-1k), but none for W=14, nano and mini.
 _PUBLISHED = {
     f"swin_{size}_w7": {"hf_hub_id": f"timm/swin_{size}_patch4_window7_224.ms_in1k"}
@@ -386,7 +375,9 @@ def _register(variant: str) -> None:
     def create(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
         shape, window_size = VARIANTS[variant]
         keywords = {**shape, "window_size": window_size, **keywords}
-        return build(SwinTransformer, variant, 4, pretrained, keywords, pretrained_filter_fn=checkpoint_filter_fn)
+        return common.build(
+            SwinTransformer, variant, 4, pretrained, keywords, pretrained_filter_fn=checkpoint_filter_fn
+        )
 
     create.__name__ = create.__qualname__ = variant
     register_model(create)
