@@ -5,8 +5,6 @@ by the names, rename the tensors by the layout's rules. Our networks keep the re
 timm's. So most layouts need few rules.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -34,22 +32,6 @@ _SECOND_CLASSIFIER = re.compile(r"^head_(dist\.(?:weight|bias))$")
 
 
 @dataclass(frozen=True)
-class Contents:
-    """An opened checkpoint. Names have no wrapper prefixes and are not renamed yet."""
-
-    kind: str
-    """The format: "frugalvit", "esvit", "dino", "vts-drloc", "swin" (Microsoft), "t2t-vit", "torchvision", "timm"."""
-
-    layout: Layout
-    network: State
-    heads: State
-    """Projection heads: ``head.*`` of the view level, ``head_dense.*`` of the region level."""
-
-    localization: State
-    """Drloc's MLP, ``drloc.*``."""
-
-
-@dataclass(frozen=True)
 class Layout:
     """A naming scheme of tensors: a pattern that recognizes it, and rules that rename to our names."""
 
@@ -63,6 +45,22 @@ class Layout:
         for pattern, replacement in self.rules:
             name = re.sub(pattern, replacement, name)
         return name
+
+
+@dataclass(frozen=True)
+class Contents:
+    """An opened checkpoint. Names have no wrapper prefixes and are not renamed yet."""
+
+    kind: str
+    """The format: "frugalvit", "esvit", "dino", "vts-drloc", "swin" (Microsoft), "t2t-vit", "torchvision", "timm"."""
+
+    layout: Layout
+    network: State
+    heads: State
+    """Projection heads: ``head.*`` of the view level, ``head_dense.*`` of the region level."""
+
+    localization: State
+    """Drloc's MLP, ``drloc.*``."""
 
 
 def _patches_to_convolution(name: str, tensor: Tensor) -> Tensor:
