@@ -9,7 +9,7 @@ Two kinds of padding (released EsViT pads before it shifts, timm shifts before i
             window holds exactly its tokens, and masking the regions gives the same attention with less work.
 """
 
-from collections import OrderedDict
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -143,23 +143,17 @@ def _axis_regions(plan: WindowPlan, axis: int, device: torch.device) -> tuple[Te
 # Masks and offsets depend only on shapes. They are cached per device outside the modules, so that copies of a model
 # share them and checkpoints do not contain them. Tracing (compile, export, jit) computes them in the graph and fuses
 # them into later operations; a cached tensor would be a constant there.
-_cache: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
-_CACHE_ENTRIES = 256
+@functools.lru_cache(maxsize=256)
+def _build_once(build: Callable[..., Tensor], arguments: tuple, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # a tensor made in inference mode cannot be used in training
+        return build(*arguments, device)
 
 
 def _cached(build: Callable[..., Tensor], arguments: tuple, tokens: Tensor) -> Tensor:
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore
     if traced or type(tokens) not in (Tensor, nn.Parameter) or tokens.is_meta:
         return build(*arguments, tokens.device)
-    key = (build, arguments, tokens.device)
-    result = _cache.get(key)
-    if result is None:
-        with torch.inference_mode(False):  # a tensor made in inference mode cannot be used in training
-            result = build(*arguments, tokens.device)
-        _cache[key] = result
-        while len(_cache) > _CACHE_ENTRIES:
-            _cache.popitem(last=False)
-    return result
+    return _build_once(build, arguments, tokens.device)
 
 
 def relative_bias(table: Tensor, plan: WindowPlan) -> Tensor:
