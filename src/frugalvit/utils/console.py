@@ -275,7 +275,7 @@ def print_table(table: Table) -> None:
     rich_table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, name in enumerate(table.columns):
         cells = [row[i] for row in table.rows]
-        is_numeric = bool(cells) and all(type(cell) in (int, float) for cell in cells)  # True is an int, too
+        is_numeric = bool(cells) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells)
         rich_table.add_column(Text(_cell(name)), justify="right" if is_numeric else "left", overflow="fold")
     for row in table.rows:
         rich_table.add_row(*(Text(_cell(as_text(value))) for value in row))
