@@ -326,8 +326,12 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 
 def _initialize(module: nn.Module) -> None:
-    common.initialize(module)
-    if isinstance(module, WindowAttention):
+    # torch's truncated normal, not timm's as in the other networks: they draw other numbers from one seed.
+    if isinstance(module, nn.Linear):
+        nn.init.trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    elif isinstance(module, WindowAttention):
         nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02)
 
 
