@@ -14,28 +14,14 @@ import timm
 from timm.models import build_model_with_cfg, get_deprecated_models, is_model, model_entrypoint, register_model
 from torch import nn
 
-from frugalvit.backbones.architectures import cvt, cvt_windowed, hybrid, swin, t2t, vil  # noqa: F401  registers them with timm
+from frugalvit.backbones.architectures import cvt, cvt_windowed, hybrid, swin, t2t, vil  # noqa: F401  registers them
 from frugalvit.backbones.base import GridModel
 from frugalvit.backbones.small_images import final_grid, set_stem_stride
 from frugalvit.backbones.timm_features import Size, build_on_meta, reduction
 from frugalvit.errors import UserError, did_you_mean
 
-MODEL_NAMES = {
-    "swin_nano": "swin_nano",
-    "swin_mini": "swin_mini",
-    "swin_tiny_w7": "swin_tiny_w7",
-    "swin_small_w7": "swin_small_w7",
-    "swin_base_w7": "swin_base_w7",
-    "swin_tiny_w14": "swin_tiny_w14",
-    "swin_small_w14": "swin_small_w14",
-    "swin_base_w14": "swin_base_w14",
-    "cvt_tiny_w7": "cvt_tiny_w7",
-    "vil_tiny_w7": "vil_tiny_w7",
-    "hybrid_nano": "hybrid_nano",
-    "hybrid_tiny": "hybrid_tiny",
-    "hybrid_small": "hybrid_small",
-    "cvt_13": "cvt_13",
-    "t2t_vit_14": "t2t_vit_14",
+_OURS = ("cvt_tiny_w7", "vil_tiny_w7", "hybrid_nano", "hybrid_tiny", "hybrid_small", "cvt_13", "t2t_vit_14")
+MODEL_NAMES = {name: name for name in (*swin.VARIANTS, *_OURS)} | {
     "deit_small": "deit_small_patch16_224",
     "vit_base": "vit_base_patch16_224",
     "resnet50": "resnet50",

@@ -28,14 +28,7 @@ from frugalvit.data.loader import Batches
 from frugalvit.engine.hardware import pick_device
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.errors import UserError
-from frugalvit.experiment import builders
-from frugalvit.experiment.resolve import (
-    AutoValues,
-    add_backbone_facts,
-    resolve_input,
-    resolve_pretraining,
-    resolve_training,
-)
+from frugalvit.experiment import builders, resolve
 from frugalvit.probing.floor import PIXELS, compute_floor, describe_floor
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.dense.annotation_kind import AnnotationInfo, find_annotation_kind
@@ -91,7 +84,7 @@ class Proposal:
     seconds: float | None = None
     steps: int | None = None
     seconds_per_step: float | None = None
-    decisions: AutoValues = field(default_factory=AutoValues)
+    decisions: resolve.AutoValues = field(default_factory=resolve.AutoValues)
     notes: list[str] = field(default_factory=list)
 
 
@@ -217,13 +210,13 @@ def _plan_training(
     assert source.classes is not None
     flags = "".join(f" --{k}" if v is True else f" --{k} {v}" for k, v in options.items())
     settings = TrainConfig.parse({"data": config.data, "device": config.device, **options})
-    decisions = AutoValues()
+    decisions = resolve.AutoValues()
     validation_images = len(source.splits.get("val") or source.splits.get("test") or ())
     facts = replace(facts, eval_images=validation_images, fits_classifier=settings.pretrained)
-    settings = resolve_input(settings, facts, decisions)
+    settings = resolve.resolve_input(settings, facts, decisions)
     with console.quiet():
         backbone = train.make_network(settings, source.classes)
-    settings = resolve_training(settings, add_backbone_facts(facts, backbone), decisions)
+    settings = resolve.resolve_training(settings, resolve.add_backbone_facts(facts, backbone), decisions)
     plan = train.make_plan(settings, facts.images, 1)
     command = f"frugalvit train {shlex.quote(config.data)}{flags}"
     proposal = Proposal(command, REASONS[reason], steps=plan.steps, decisions=decisions, notes=backbone.notes)
@@ -244,11 +237,11 @@ def _plan_training(
 def _plan_pretraining(config: AdviseConfig, source: DatasetSplits, facts: Facts, reason: str) -> Proposal:
     settings = PretrainConfig.parse({"data": config.data, "device": config.device})
     facts = replace(facts, images=facts.images + _count_unlabelled(source))
-    decisions = AutoValues()
-    settings = resolve_input(settings, facts, decisions)
+    decisions = resolve.AutoValues()
+    settings = resolve.resolve_input(settings, facts, decisions)
     with console.quiet():
         student = pretrain.make_network(settings)
-    settings = resolve_pretraining(settings, add_backbone_facts(facts, student), decisions)
+    settings = resolve.resolve_pretraining(settings, resolve.add_backbone_facts(facts, student), decisions)
     plan = pretrain.make_plan(settings, facts.images, 1)
     command = f"frugalvit pretrain {shlex.quote(config.data)}"
     proposal = Proposal(command, REASONS[reason], steps=plan.steps, decisions=decisions)

@@ -2,15 +2,8 @@
 
 _RUN = ("backbone", "img_size", "epochs", "batch", "lr", "seed", "out", "init", "resume", "device", "devices", "track")
 _TRAIN = (
-    *_RUN,
-    "pretrained",
-    "labels",
-    "unlabelled",
-    "balance",
-    "split",
-    "val_fraction",
-    "localization.weight",
-    "guide.model",
+    *(*_RUN, "pretrained", "labels", "unlabelled", "balance", "split", "val_fraction"),
+    *("localization.weight", "guide.model"),
 )
 _DENSE = (*_RUN, "steps", "pretrained", "evaluate_every")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from frugalvit.config.base import flatten, set_dotted
 from frugalvit.config.compare import CompareConfig, Compared
+from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
 from frugalvit.config.train import FREE_ON_RESUME, RunConfig, TrainConfig, same_value
 from frugalvit.engine.distributed import is_rank_zero
 from frugalvit.errors import Interrupted, UserError, did_you_mean
@@ -19,18 +20,9 @@ from frugalvit.experiment.summary import finite
 from frugalvit.runs import layout
 from frugalvit.runs.layout import check_free_for_comparison, contains_run, missing_parents, remove_empty_run
 from frugalvit.runs.run_folder import RunFolder, read_summary
-from frugalvit.utils import console
+from frugalvit.utils import console, statistics
 from frugalvit.utils.files import make_folder, read_json, write_text
 from frugalvit.utils.scores import SCORE_NAMES, as_percent, read_scores, share_interval
-from frugalvit.utils.statistics import (
-    Difference,
-    Spread,
-    crossed_difference,
-    holm_levels,
-    mean_interval,
-    paired_difference,
-    spread,
-)
 from frugalvit.utils.tables import CommandResult, Table, as_csv, as_latex, as_markdown, as_text, markdown_text
 
 Scores = dict[str, list[dict[str, Any]]]
@@ -64,6 +56,20 @@ def compare(config: CompareConfig) -> CommandResult:
     from frugalvit.tasks.classification.train import train
 
     return compare_runs(config, TrainConfig, train, "compare")
+
+
+def compare_detectors(config: DetectCompareConfig) -> CommandResult:
+    """Compare settings of ``frugalvit detect train``."""
+    from frugalvit.tasks.detection.commands import train
+
+    return compare_runs(config, DetectConfig, train, "detect compare")
+
+
+def compare_segmenters(config: SegmentCompareConfig) -> CommandResult:
+    """Compare settings of ``frugalvit segment train``."""
+    from frugalvit.tasks.segmentation.commands import train
+
+    return compare_runs(config, SegmentConfig, train, "segment compare")
 
 
 def compare_runs(
@@ -226,7 +232,7 @@ def write_comparison(
     """Write the verdict, tables of means, runs and differences to the last setting in four formats, and a chart."""
     summaries = [summary for group in scores.values() for summary in group]
     values = {name: [as_percent(metric, summary[metric]) for summary in group] for name, group in scores.items()}
-    spreads = {name: spread(numbers) for name, numbers in values.items()}
+    spreads = {name: statistics.spread(numbers) for name, numbers in values.items()}
     *others, baseline = scores
     differences = _differences(scores, values, metric)
     is_score = metric.removeprefix("val_") in SCORE_NAMES
@@ -263,7 +269,7 @@ def write_comparison(
             for name, difference in differences.items()
         },
         "seconds_per_step": {
-            name: finite(spread([s["seconds_per_step"] or math.nan for s in group]).mean)
+            name: finite(statistics.spread([s["seconds_per_step"] or math.nan for s in group]).mean)
             for name, group in scores.items()
         },
     }
@@ -281,18 +287,18 @@ def write_comparison(
     return CommandResult(data, [Table(columns, rows, where)], notes)
 
 
-def _differences(scores: Scores, values: dict[str, list[float]], metric: str) -> dict[str, Difference]:
+def _differences(scores: Scores, values: dict[str, list[float]], metric: str) -> dict[str, statistics.Difference]:
     """Return each setting's difference from the last, at Holm's levels; by seeds alone if the images differ."""
     *others, baseline = scores
     summaries = [summary for group in scores.values() for summary in group]
     step, parts = _resolution(metric, summaries), _pseudo_values(scores, metric)
-    differences: dict[str, Difference] = {}
+    differences: dict[str, statistics.Difference] = {}
     for name in others:
-        difference = paired_difference(values[name], values[baseline], step)
+        difference = statistics.paired_difference(values[name], values[baseline], step)
         if parts and difference.count > 1:
-            difference = crossed_difference(parts[name], parts[baseline], difference.mean, step)
+            difference = statistics.crossed_difference(parts[name], parts[baseline], difference.mean, step)
         differences[name] = difference
-    levels = holm_levels([difference.p_value for difference in differences.values()])
+    levels = statistics.holm_levels([difference.p_value for difference in differences.values()])
     return {
         name: difference if math.isnan(difference.p_value) else difference.at_level(level)
         for (name, difference), level in zip(differences.items(), levels, strict=True)
@@ -326,7 +332,7 @@ def _mean_floors(scores: Scores) -> dict[str, float]:
     floors = {name: [summary.get("floor", {}).get("best") for summary in group] for name, group in scores.items()}
     if any(best is None for group in floors.values() for best in group):
         return {}
-    return {name: spread(group).mean for name, group in floors.items()}
+    return {name: statistics.spread(group).mean for name, group in floors.items()}
 
 
 def _draw_chart(folder: Path, scores: Scores, values: dict[str, list[float]], metric: str) -> None:
@@ -369,7 +375,7 @@ def _check_metric(summary: dict[str, Any], metric: str) -> None:
 
 
 def _rows(
-    scores: Scores, spreads: dict[str, Spread], differences: dict[str, Difference], metric: str
+    scores: Scores, spreads: dict[str, statistics.Spread], differences: dict[str, statistics.Difference], metric: str
 ) -> list[list[object]]:
     """Return one table row per setting: mean and deviation over seeds, and the interval over seeds and images."""
     parts, rows = _pseudo_values(scores, metric), []
@@ -378,7 +384,7 @@ def _rows(
         mean = spreads[name].mean
         interval = "-"
         if parts and len(group) > 1:
-            low, high = mean_interval(mean, parts[name])
+            low, high = statistics.mean_interval(mean, parts[name])
             interval = f"{max(0.0, low):.1f} to {min(100.0, high):.1f}{sign}"
         elif len(group) == 1 and (score := next((s for s in read_scores(group[0]) if s.value == mean), None)):
             interval = score.interval_text.removeprefix("95 %: ") + sign

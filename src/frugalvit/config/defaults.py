@@ -3,8 +3,6 @@
 One pure function per value returns the value and its reason. ``experiment/resolve.py`` replaces "auto" with them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,9 +1,7 @@
 """Unreadable images: their error, their limit (``--cache.max-bad``) and their substitutes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -56,8 +54,8 @@ class UnreadableImage(UserError):
         super().__init__(f"{name}: {reason}")
         self.name, self.reason = name, reason
 
-    def __reduce__(self) -> tuple[type[UnreadableImage], tuple[str, str]]:
-        return UnreadableImage, (self.name, self.reason)  # pickles, so that a worker can raise it
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
+        return type(self), (self.name, self.reason)  # pickles, so that a worker can raise it
 
 
 class SkippedFile(NamedTuple):

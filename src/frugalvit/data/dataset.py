@@ -282,30 +282,26 @@ class JoinedExamples(ImageDataset):
         targets = [part.targets for part in parts if part.targets is not None]
         self.targets = np.concatenate(targets) if targets and len(targets) == len(parts) else None
         self.parts = list(parts)
-        self.rows = [(number, i) for number, part in enumerate(parts) for i in range(len(part))]
-
-    def _part(self, index: int) -> tuple[ImageDataset, int]:
-        number, inner = self.rows[index]
-        return self.parts[number], inner
+        self.rows = [(part, i) for part in parts for i in range(len(part))]
 
     def raw(self, index: int) -> bytes:
-        part, inner = self._part(index)
+        part, inner = self.rows[index]
         return part.raw(inner)
 
     def stored_size(self, index: int) -> int:
-        part, inner = self._part(index)
+        part, inner = self.rows[index]
         return part.stored_size(inner)
 
     def sample_bytes(self, index: int) -> bytes:
-        part, inner = self._part(index)
+        part, inner = self.rows[index]
         return part.sample_bytes(inner)
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        part, inner = self._part(index)
+        part, inner = self.rows[index]
         return part.read(inner, at_least=at_least)
 
     def header(self, index: int) -> Header:
-        part, inner = self._part(index)
+        part, inner = self.rows[index]
         return part.header(inner)
 
     def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
@@ -313,8 +309,8 @@ class JoinedExamples(ImageDataset):
         self.rows = [full.rows[i] for i in chosen]
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
-        items = [list(part._fingerprint_items(times)) for part in self.parts]
-        return (items[number][inner] for number, inner in self.rows)
+        items = {part: list(part._fingerprint_items(times)) for part in self.parts}
+        return (items[part][inner] for part, inner in self.rows)
 
 
 def join(*parts: ImageDataset) -> ImageDataset:

@@ -167,8 +167,10 @@ class Batches(BatchSource):
         self.fetcher.end = steps
         self._epoch_order = functools.lru_cache(maxsize=2)(self._draw_order)
         on_gpu = store.on_device and store.device.type == "cuda"
-        default = steps_per_augment_call(share * augment.pixels, _gpu_memory(store.device)) if on_gpu else 1
-        self.grouped_steps = default if grouped_steps is None else grouped_steps
+        if grouped_steps is None and on_gpu:
+            memory = torch.cuda.get_device_properties(store.device).total_memory
+            grouped_steps = steps_per_augment_call(share * augment.pixels, memory)
+        self.grouped_steps = grouped_steps or 1
         self._group: tuple[int, list[Batch]] = (-1, [])  # the number of the group, and the batches of its steps
 
     @property
@@ -223,12 +225,16 @@ class Batches(BatchSource):
         images, sizes, index = fetched[0] if len(fetched) == 1 else map(torch.cat, zip(*fetched, strict=True))
         views = self.augment.apply(images, sizes, torch.cat([self.augment_draws(step) for step in steps]))
         counts = [len(part.index) for part in fetched]
-        parts = views.split(counts) if isinstance(views, Tensor) else _split_views(views, counts)
+        single = isinstance(views, Tensor)
+        parts = views.split(counts) if single else zip(*(view.split(counts) for view in views), strict=True)
         labels: list[Tensor] | list[None] = [None] * len(counts)
         if self.store.labels is not None:
             labels = list(to_device_packed([self.store.labels[index]], images.device)[0].split(counts))
         batches = zip(parts, labels, index.split(counts), steps, strict=True)
-        return [Batch(part, label, label, rows, number=step) for part, label, rows, step in batches]
+        return [
+            Batch(part if single else list(part), label, label, rows, number=step)
+            for part, label, rows, step in batches
+        ]
 
     def augment_draws(self, step: int) -> Tensor:
         """Draw the uniform numbers that augment this process's part of a step."""
@@ -287,15 +293,6 @@ def steps_per_augment_call(pixels: int, memory: int) -> int:
     """Return how many steps of ``pixels`` each a GPU with ``memory`` bytes augments in one call: a power of two."""
     fit = (MAX_GROUPED_PIXELS if memory >= SMALL_GPU else MAX_GROUPED_PIXELS // 4) // max(1, pixels)
     return 1 << max(1, min(MAX_GROUPED_STEPS, fit)).bit_length() - 1
-
-
-def _gpu_memory(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).total_memory
-
-
-def _split_views(views: list[Tensor], counts: list[int]) -> list[list[Tensor]]:
-    """Split every view by step. Returns the views of each step."""
-    return [list(step) for step in zip(*(view.split(counts) for view in views), strict=True)]
 
 
 def balanced_order(labels: Tensor, count: int, generator: torch.Generator) -> Tensor:

@@ -3,14 +3,8 @@
 import math
 from typing import TypeVar
 
-from frugalvit.config.defaults import (
-    Facts,
-    dense_epochs,
-    dense_lr,
-    exported_weights,
-    papers_backbone,
-    published_backbone,
-)
+from frugalvit.config import defaults
+from frugalvit.config.defaults import Facts
 from frugalvit.config.dense import DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.config.resolved import ResolvedDetectConfig, ResolvedSegmentConfig
 from frugalvit.engine.step import steps_per_epoch, total_steps
@@ -24,7 +18,7 @@ _FEWEST_FOR_BATCH_NORM = 8
 
 def resolve_dense_input(config: D, facts: Facts, auto: AutoValues) -> D:
     """Resolve backbone and input size: the short side (detection), or the side of a crop (segmentation)."""
-    rule = published_backbone if config.pretrained else papers_backbone
+    rule = defaults.published_backbone if config.pretrained else defaults.papers_backbone
     auto.choose("backbone", config.backbone, *rule(facts.device))
     on_cpu = facts.device == "cpu"
     if isinstance(config, DetectConfig):
@@ -77,8 +71,8 @@ def _resolve_length(config: TransferConfig, facts: Facts, auto: AutoValues, *, d
     reason = "the papers' 16" if batch == 16 else f"{facts.images:,} images, {facts.device}"
     batch, epochs = resolve_batch_size(config, facts.images, (batch, reason), auto), 0.0
     if config.steps is None:
-        epochs = auto.choose("epochs", config.epochs, *dense_epochs(facts, batch, detecting))
-    auto.choose("lr", config.lr, *dense_lr(batch, facts.parameters, detecting=detecting))
+        epochs = auto.choose("epochs", config.epochs, *defaults.dense_epochs(facts, batch, detecting))
+    auto.choose("lr", config.lr, *defaults.dense_lr(batch, facts.parameters, detecting=detecting))
     return batch, epochs
 
 
@@ -87,7 +81,7 @@ def _resolve_interval(config: TransferConfig, facts: Facts, batch: int, epochs: 
     steps, per_epoch = total_steps(config.steps, epochs, facts.images, batch), steps_per_epoch(facts.images, batch)
     every = max(per_epoch, -(-steps // 10))
     auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
-    auto.choose("weights", config.weights, *exported_weights(facts))
+    auto.choose("weights", config.weights, *defaults.exported_weights(facts))
 
 
 def _resolve_anchors(config: DetectConfig, side: int, strides: list[float], auto: AutoValues) -> None:

@@ -128,17 +128,12 @@ def save_pictures(run: RunFolder, mistakes: list[dict[str, Any]] | None, sheet: 
         run.save_json(layout.MISTAKES, mistakes)
         if mistakes:
             picture = run.path(layout.MISTAKES_PICTURE)
-            picture.write_bytes(mistake_sheet(mistakes))
+            encoded = (base64.b64decode(mistake["image"].partition("base64,")[2]) for mistake in mistakes)
+            picture.write_bytes(_sheet([Image.open(io.BytesIO(data)) for data in encoded], columns=6, edge=96))
             run.picture("mistakes", picture)
         columns = ["label", "predicted", "probability", "file"]
         shown: list[list[object]] = [[mistake.get(column) for column in columns] for mistake in mistakes]
         run.table("mistakes", Table(columns, shown, "Worst mistakes, most confident first"))
-
-
-def mistake_sheet(mistakes: list[dict[str, Any]]) -> bytes:
-    """Return the worst mistakes as one JPEG, in the order of their table."""
-    encoded = (base64.b64decode(mistake["image"].partition("base64,")[2]) for mistake in mistakes)
-    return _sheet([Image.open(io.BytesIO(data)) for data in encoded], columns=6, edge=96)
 
 
 # -- tables

@@ -28,18 +28,15 @@ Form = Literal["paper", "released"]
 Precision = Literal["fp32", "autocast"]
 Size = tuple[int, int]
 Device = torch.device | str | None
+Prediction = tuple[tuple[Tensor, Tensor], Tensor, Size]
+"""The MLP's output per axis, the offsets (B, m, 2) of the pairs, and the grid's size."""
 
 ALPHA = 0.001  # weight of the variance term, Eq. 6
 VARIANCE_FLOOR = 1e-8  # avoids division by zero for a posterior with all mass on one class
 
 
 def draw_pairs(
-    batch: int,
-    size: Size,
-    pairs: int,
-    *,
-    generator: Generator | None = None,
-    device: Device = None,
+    batch: int, size: Size, pairs: int, *, generator: Generator | None = None, device: Device = None
 ) -> tuple[Tensor, Tensor]:
     """Draw ``pairs`` pairs of grid positions per image, with replacement: two (B, m, 2) of (row, col).
 
@@ -144,11 +141,11 @@ class RelativeLocalization(nn.Module):
         if self.classifies:
             self.unshared = nn.ModuleList(nn.Linear(hidden, self._classes(axis)) for axis in (0, 1))
 
-    def forward(self, grid: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    def forward(self, grid: Tensor, generator: Generator | None = None) -> Tensor:
         """Return the loss of a grid (B, D, h, w) over newly drawn pairs."""
         return self._loss(*self._predict(grid, generator))
 
-    def measure(self, grid: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    def measure(self, grid: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         """Return the loss, and for the log the mean absolute error of the offsets in grid cells (no gradient)."""
         prediction = self._predict(grid, generator)
         return self._loss(*prediction), self._error(*prediction)
@@ -172,7 +169,7 @@ class RelativeLocalization(nn.Module):
         """Leave out the compiled functions, like ``nn.Module``: a copy is not compiled."""
         return {name: value for name, value in super().__getstate__().items() if name not in ("measure", "measure_at")}
 
-    def pooled_size(self, height: int, width: int) -> tuple[int, int]:
+    def pooled_size(self, height: int, width: int) -> Size:
         """Return the size of the grid after pooling."""
         if self.grid_size is None:
             return height, width
@@ -211,7 +208,7 @@ class RelativeLocalization(nn.Module):
             return 2 * k + 1
         return k if self.absolute else 2 * k - 1
 
-    def _shift_and_scale(self, axis: int, size: tuple[int, int]) -> tuple[int, int]:
+    def _shift_and_scale(self, axis: int, size: Size) -> Size:
         """Return shift and scale of an axis' target (offset + shift) / scale, with |offset| if ``absolute``."""
         k = size[axis]
         if self.classifies:
@@ -226,9 +223,7 @@ class RelativeLocalization(nn.Module):
 
     # The MLP over pairs
 
-    def _predict(
-        self, grid: Tensor, generator: torch.Generator | None
-    ) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[int, int]]:
+    def _predict(self, grid: Tensor, generator: Generator | None) -> Prediction:
         self._check(grid)
         if self.pairs != "all":
             size = self.pooled_size(*grid.shape[-2:])
@@ -244,10 +239,7 @@ class RelativeLocalization(nn.Module):
             offset = (position[:, None] - position[None]).flatten(0, 1).expand(len(grid), -1, -1)
             return self._heads(hidden), offset, size
 
-    def _predict_at(
-        self, grid: Tensor, first: Tensor, second: Tensor, trusted: bool = False
-    ) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[int, int]]:
-        """Return the MLP's output per axis, the offsets (B, m, 2) and the grid's size."""
+    def _predict_at(self, grid: Tensor, first: Tensor, second: Tensor, trusted: bool = False) -> Prediction:
         self._check(grid)
         with self._autocast(grid.device):
             tokens, size = self._tokens(grid)
@@ -285,7 +277,7 @@ class RelativeLocalization(nn.Module):
             expected = f"(B, {self._first.in_features // 2}, h, w) with at least one image"
             raise UserError(f"a grid of shape {tuple(grid.shape)} does not fit: use {expected}.")
 
-    def _tokens(self, grid: Tensor) -> tuple[Tensor, tuple[int, int]]:
+    def _tokens(self, grid: Tensor) -> tuple[Tensor, Size]:
         """Return the pooled grid as tokens (B, T, D) in the MLP's precision, and its size."""
         native = (grid.shape[2], grid.shape[3])
         size = self.pooled_size(*native)
@@ -320,17 +312,17 @@ class RelativeLocalization(nn.Module):
 
     # Loss and error
 
-    def _loss(self, outputs: tuple[Tensor, Tensor], offset: Tensor, size: tuple[int, int]) -> Tensor:
+    def _loss(self, outputs: tuple[Tensor, Tensor], offset: Tensor, size: Size) -> Tensor:
         with torch.autocast(offset.device.type, enabled=False):
             terms = [self._axis_loss(outputs[axis], self._target(offset, axis, size), axis, size) for axis in (0, 1)]
             return terms[0] + terms[1] if self.classifies else (terms[0] + terms[1]) / 2
 
-    def _target(self, offset: Tensor, axis: int, size: tuple[int, int]) -> Tensor:
+    def _target(self, offset: Tensor, axis: int, size: Size) -> Tensor:
         """Return the target before scaling; for the classifying variants this is the class."""
         distance = offset[..., axis].abs() if self.absolute else offset[..., axis]
         return distance + self._shift_and_scale(axis, size)[0]
 
-    def _axis_loss(self, output: Tensor, target: Tensor, axis: int, size: tuple[int, int]) -> Tensor:
+    def _axis_loss(self, output: Tensor, target: Tensor, axis: int, size: Size) -> Tensor:
         if self.variant == "ce":
             return F.cross_entropy(output.flatten(0, 1), target.flatten())
         if self.variant == "reg":
@@ -342,7 +334,7 @@ class RelativeLocalization(nn.Module):
         return (output - target / scale).abs().mean()
 
     @torch.no_grad()
-    def _error(self, outputs: tuple[Tensor, Tensor], offset: Tensor, size: tuple[int, int]) -> Tensor:
+    def _error(self, outputs: tuple[Tensor, Tensor], offset: Tensor, size: Size) -> Tensor:
         errors = []
         for axis in (0, 1):
             output = outputs[axis].detach()
@@ -365,7 +357,7 @@ def _moments(logits: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
-def _to_sides(grid_size: Any) -> tuple[int, int]:
+def _to_sides(grid_size: Any) -> Size:
     try:
         height, width = grid_size if isinstance(grid_size, tuple | list) else (grid_size, grid_size)
     except ValueError:
@@ -378,7 +370,7 @@ def _check_choice(name: str, value: str, options: Sequence[str]) -> None:
         raise UserError(f"{name}={value!r} is not one of {', '.join(options)}.{did_you_mean(str(value), options)}")
 
 
-def _check_positions(first: Tensor, second: Tensor, batch: int, size: tuple[int, int]) -> None:
+def _check_positions(first: Tensor, second: Tensor, batch: int, size: Size) -> None:
     """Check shapes. Check values only where reading them does not wait: on the CPU, if not compiled."""
     if first.shape != second.shape or first.ndim != 3 or first.shape[0] != batch or first.shape[2] != 2:
         raise UserError(
@@ -398,7 +390,7 @@ class DenseLocalization(nn.Module):
 
     dims:       channels of each grid, in the order of ``forward``
     grid_sizes: ``grid_size`` of :class:`RelativeLocalization` per grid; ``None``, as in the paper, never pools. Other
-                options are those of :class:`RelativeLocalization`
+    options:    the other options of :class:`RelativeLocalization`
     """
 
     def __init__(
@@ -409,26 +401,22 @@ class DenseLocalization(nn.Module):
         hidden: int = 512,
         grid_sizes: Sequence[int | tuple[int, int] | None] | None = None,
         form: Form = "paper",
-        *,
-        absolute: bool | None = None,
-        normalize: bool = False,
-        precision: Precision = "fp32",
+        **options: Any,
     ) -> None:
         super().__init__()
         sizes = [None] * len(dims) if grid_sizes is None else list(grid_sizes)
         if not dims or len(sizes) != len(dims):
             raise UserError(f"{len(dims)} dims and {len(sizes)} grid_sizes: use one of each per grid, at least one.")
-        options: dict[str, Any] = {"absolute": absolute, "normalize": normalize, "precision": precision}
         self.levels = nn.ModuleList(
             RelativeLocalization(dim, variant, pairs, hidden, size, form, **options)
             for dim, size in zip(dims, sizes, strict=True)
         )
 
-    def forward(self, grids: Sequence[Tensor], generator: torch.Generator | None = None) -> Tensor:
+    def forward(self, grids: Sequence[Tensor], generator: Generator | None = None) -> Tensor:
         """Return the summed loss of the grids (B, C_l, h_l, w_l)."""
         return self.measure(grids, generator)[0]
 
-    def measure(self, grids: Sequence[Tensor], generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+    def measure(self, grids: Sequence[Tensor], generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         """Return the summed loss, and the mean absolute error in cells of the last grid."""
         return self.apply_per_level(grids, lambda level, grid: level.measure(grid, generator))
 
@@ -475,9 +463,9 @@ Pairs = Tensor | None
 
 def draw_batch_pairs(
     head: RelativeLocalization,
-    grid_size: tuple[int, int],
+    grid_size: Size,
     images: int,
-    generator: torch.Generator,
+    generator: Generator,
     *,
     rank: int = 0,
     world: int = 1,

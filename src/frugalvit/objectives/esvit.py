@@ -237,8 +237,8 @@ class Matching(nn.Module, ABC):
 
     def forward(
         self,
-        student_features: Sequence[Features],
-        teacher_features: Sequence[Features],
+        student_features: Crops,
+        teacher_features: Crops,
         teacher_temp: float | Tensor = 0.04,
         *,
         hold_center: bool = False,
@@ -309,15 +309,12 @@ class Matching(nn.Module, ABC):
             parameter.grad = None
 
     @abstractmethod
-    def assignment(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> Tensor:
+    def assignment(self, student_features: Crops, teacher_features: Crops) -> Tensor:
         """C (B, S, J): the weight of every pair of a student and a teacher row of an image; sums to 1."""
 
     @torch.no_grad()
     def health(
-        self,
-        student_features: Sequence[Features],
-        teacher_features: Sequence[Features],
-        teacher_temp: float | Tensor = 0.04,
+        self, student_features: Crops, teacher_features: Crops, teacher_temp: float | Tensor = 0.04
     ) -> dict[str, Tensor]:
         """Return the health metrics of a sample of the batch, as scalars on the device.
 
@@ -356,12 +353,10 @@ class Matching(nn.Module, ABC):
             }
         return numbers | self._extra_health(assignment, student_features, teacher_features)
 
-    def _extra_health(
-        self, assignment: Tensor, student_features: Sequence[Features], teacher_features: Sequence[Features]
-    ) -> dict[str, Tensor]:
+    def _extra_health(self, assignment: Tensor, student_features: Crops, teacher_features: Crops) -> dict[str, Tensor]:
         return {}
 
-    def _check(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> None:
+    def _check(self, student_features: Crops, teacher_features: Crops) -> None:
         """Check that the crops fit each other and the heads."""
         sides = {"student_features": student_features, "teacher_features": teacher_features}
         for name, crops in sides.items():
@@ -379,16 +374,11 @@ class Matching(nn.Module, ABC):
 
     @abstractmethod
     def _plain_loss(
-        self,
-        student_logits: Logits,
-        teacher_logits: Logits,
-        student_crops: Crops,
-        teacher_crops: Crops,
-        **settings: Any,
+        self, student_logits: Logits, teacher_logits: Logits, student: Crops, teacher: Crops, **settings: Any
     ) -> Tensor:
         """Return the loss of the logits of every crop, (B, T, K); settings: center, student_temp, teacher_temp."""
 
-    def _bottlenecks(self, head: ProjectionHead, crops: Sequence[Features]) -> tuple[Tensor, list[int]]:
+    def _bottlenecks(self, head: ProjectionHead, crops: Crops) -> tuple[Tensor, list[int]]:
         """Project all crops at once: (B, ΣT, P), and T of every crop."""
         parts = [self._rows(crop) for crop in crops]
         return head.project(torch.cat(parts, dim=1)), [part.shape[1] for part in parts]
@@ -417,6 +407,10 @@ def koleo_loss(features: Tensor, *, all_processes: bool = True) -> Tensor:
         distance = (unit - F.embedding(nearest, unit)).norm(dim=1)
         loss = -(distance + 1e-8).log().mean()
         return loss.detach() + world * (loss - loss.detach())
+
+
+def _at_least_fp32(like: Tensor) -> dict[str, Any]:
+    return {"dtype": torch.promote_types(like.dtype, torch.float32), "device": like.device}
 
 
 def _entropy(probabilities: Tensor) -> Tensor:
@@ -473,21 +467,16 @@ class ViewMatching(Matching):
         return features.pooled[:, None]
 
     def _plain_loss(
-        self,
-        student_logits: Logits,
-        teacher_logits: Logits,
-        student_crops: Crops,
-        teacher_crops: Crops,
-        **settings: Any,
+        self, student_logits: Logits, teacher_logits: Logits, student: Crops, teacher: Crops, **settings: Any
     ) -> Tensor:
-        student, teacher = ([logits[:, 0] for logits in crops] for crops in (student_logits, teacher_logits))
-        return view_loss(student, teacher, **settings)
+        views, targets = ([logits[:, 0] for logits in crops] for crops in (student_logits, teacher_logits))
+        return view_loss(views, targets, **settings)
 
     @torch.no_grad()
-    def assignment(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> Tensor:
+    def assignment(self, student_features: Crops, teacher_features: Crops) -> Tensor:
         pooled = student_features[0].pooled
         students, teachers = len(student_features), len(teacher_features)
-        precise = {"dtype": torch.promote_types(pooled.dtype, torch.float32), "device": pooled.device}
+        precise = _at_least_fp32(pooled)
         different = torch.ones(students, teachers, **precise) - torch.eye(students, teachers, **precise)
         different /= len(pooled) * count_pairs(students, teachers)
         return different.expand(len(pooled), -1, -1)
@@ -545,25 +534,17 @@ class RegionMatching(Matching):
         return features.grid.flatten(2).transpose(1, 2)
 
     def _plain_loss(
-        self,
-        student_logits: Logits,
-        teacher_logits: Logits,
-        student_crops: Crops,
-        teacher_crops: Crops,
-        **settings: Any,
+        self, student_logits: Logits, teacher_logits: Logits, student: Crops, teacher: Crops, **settings: Any
     ) -> Tensor:
-        student_grids, teacher_grids = ([crop.grid for crop in crops] for crops in (student_crops, teacher_crops))
+        student_grids, teacher_grids = ([crop.grid for crop in crops] for crops in (student, teacher))
         return region_loss(student_logits, teacher_logits, student_grids, teacher_grids, **settings)
 
     @torch.no_grad()
-    def assignment(self, student_features: Sequence[Features], teacher_features: Sequence[Features]) -> Tensor:
+    def assignment(self, student_features: Crops, teacher_features: Crops) -> Tensor:
         student_grids = [crop.grid for crop in student_features]
         teacher_grids = [crop.grid for crop in teacher_features]
         batch, pairs = len(student_grids[0]), count_pairs(len(student_grids), len(teacher_grids))
-        precise = {
-            "dtype": torch.promote_types(student_grids[0].dtype, torch.float32),
-            "device": student_grids[0].device,
-        }
+        precise = _at_least_fp32(student_grids[0])
         blocks = []
         for t, match in enumerate(_match_all(student_grids, teacher_grids)):
             weights = []
@@ -575,9 +556,7 @@ class RegionMatching(Matching):
             blocks.append(block.scatter_(2, match[..., None], weight))
         return torch.cat(blocks, dim=2)
 
-    def _extra_health(
-        self, assignment: Tensor, student_features: Sequence[Features], teacher_features: Sequence[Features]
-    ) -> dict[str, Tensor]:
+    def _extra_health(self, assignment: Tensor, student_features: Crops, teacher_features: Crops) -> dict[str, Tensor]:
         """Return match_entropy: how evenly matches spread over the teacher's regions, 0 (one region) to 1."""
         student_sizes = [crop.grid.shape[2:].numel() for crop in student_features]
         teacher_sizes = [crop.grid.shape[2:].numel() for crop in teacher_features]

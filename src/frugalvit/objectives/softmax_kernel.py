@@ -5,8 +5,6 @@ Plain torch needs a kernel and a pass over memory for every subtraction, maximum
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # Triton's type stubs describe only scalars, not tiles.
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -5,6 +5,7 @@ Every metric takes tensors on any device and returns a float in [0, 100].
 
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,17 +101,22 @@ class PartCounts:
         for kind, counted in enumerate((torch.ones_like(hits[:, 0]), hits[:, 0], hits.any(1))):
             self.counts.index_add_(0, cells + kind * PARTS * self.classes, counted.long())
 
+    def by_part(self) -> Tensor:
+        """Return images, top-1 hits and top-5 hits (3, PARTS, classes)."""
+        return self.counts.cpu().double().view(3, PARTS, self.classes)  # first to the CPU: MPS has no float64
+
+    def scores(self) -> dict[str, float]:
+        """Return top1, top5 and mean_per_class of all parts; {} without images."""
+        return _scores_of(self.by_part().sum(1))
+
     def facts(self) -> dict[str, Any]:
         """Return chance levels, the interval of the mean per class, and the pseudo-values of each score.
 
         Chance is what answering the most frequent classes of these images has, and 1/K for the mean per class.
         """
-        counts = self.counts.cpu().double().view(3, PARTS, self.classes)
+        counts = self.by_part()
         counts, images = counts[:, counts[0].sum(1) > 0], counts[0].sum(0)
-        total, without = (
-            _scores_of(counts.sum(1)),
-            [_scores_of(part) for part in (counts.sum(1, True) - counts).unbind(1)],
-        )
+        total, without = self.scores(), [_scores_of(part) for part in (counts.sum(1, True) - counts).unbind(1)]
         values = {name: pseudo_values(total[name], [part[name] for part in without if part]) for name in total}
         frequent = images.sort(descending=True).values / images.sum().clamp(min=1)
         chance = {
@@ -153,21 +159,16 @@ def eleven_point_average_precision(scores: Tensor, targets: Tensor) -> float:
     scores: (N,); targets: (N,) with 1 = present, 0 = absent, -1 = difficult (ignored, as in the devkit).
     Images of equal score count together, so the result does not depend on their order.
     """
+    from sklearn.metrics import precision_recall_curve
+
     rated = targets >= 0
-    scores, targets = scores[rated].double(), targets[rated].double()
-    positives = targets.sum()
-    if positives == 0:
+    present = targets[rated].numpy(force=True)
+    if not present.any():
         raise UserError("Average precision needs at least one positive test image of the class.")
-    order = scores.argsort(descending=True, stable=True)
-    scores, targets = scores[order], targets[order]
-    last_of_tie = torch.ones_like(scores, dtype=torch.bool)
-    last_of_tie[:-1] = scores[1:] != scores[:-1]
-    hits = targets.cumsum(0)
-    ranks = torch.arange(1, len(targets) + 1, device=targets.device, dtype=torch.float64)
-    precision, recall = (hits / ranks)[last_of_tie], (hits / positives)[last_of_tie]
-    levels = torch.arange(11, device=targets.device, dtype=torch.float64) / 10
-    reached = recall[None] >= levels[:, None]
-    return 100.0 * (reached * precision).amax(dim=1).mean().item()
+    precision, recall, _ = precision_recall_curve(present, scores[rated].numpy(force=True))
+    # The curve ends with an artificial point (precision 1, recall 0) that no threshold reaches.
+    best = [precision[:-1][recall[:-1] >= level].max() for level in np.arange(11) / 10]
+    return 100.0 * float(np.mean(best))
 
 
 def eleven_point_map(scores: Tensor, targets: Tensor) -> float:
@@ -179,16 +180,9 @@ def eleven_point_map(scores: Tensor, targets: Tensor) -> float:
 
 
 def roc_auc(scores: Tensor, labels: Tensor) -> float:
-    """Area under the ROC curve: the chance that a positive outranks a negative, ties counting half.
+    """Area under the ROC curve; scores: (N,) of the positive class; labels: (N,) in {0, 1}."""
+    from sklearn.metrics import roc_auc_score
 
-    scores: (N,) of the positive class; labels: (N,) in {0, 1}. AUC = (rank sum of positives - P(P+1)/2) / (P * Q).
-    """
-    positive = labels.bool().to(scores.device)
-    positives, negatives = int(positive.sum()), int((~positive).sum())
-    if positives == 0 or negatives == 0:
+    if len(labels.unique()) < 2:
         raise UserError("ROC-AUC needs test images of both classes; this test split has one class.")
-    _, tie, count = scores.double().unique(return_inverse=True, return_counts=True)
-    count = count.double()
-    mean_rank = count.cumsum(0) - (count - 1) / 2
-    area = mean_rank[tie][positive].sum() - positives * (positives + 1) / 2
-    return 100.0 * (area / (positives * negatives)).item()
+    return 100.0 * float(roc_auc_score(labels.numpy(force=True), scores.numpy(force=True)))

@@ -1,9 +1,8 @@
 """Open a model and a dataset for probing, and make the splits that a probe needs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -32,9 +31,9 @@ class ProbeSplit:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def subset(self, rows: np.ndarray) -> ProbeSplit:
+    def subset(self, rows: np.ndarray) -> Self:
         index = torch.from_numpy(np.flatnonzero(rows))
-        return ProbeSplit(self.features.index_select(-2, index), self.targets[index])
+        return replace(self, features=self.features.index_select(-2, index), targets=self.targets[index])
 
 
 @dataclass

@@ -55,8 +55,7 @@ _HEADINGS: tuple[tuple[str, str], ...] = (
     ("Schedules", "lr decay momentum temp weight lambda ema"),
 )
 _ORDER = ("Loss", "Accuracy", "k-NN", "Pseudo-labels", "Localization error", "Schedules", "Health", "Other")
-
-
+_PER_CENT = ("Accuracy", "k-NN", "Pseudo-labels")
 MAIN = ("Loss", "Accuracy", "k-NN")
 """Headings that a page shows first; the others are among its details."""
 
@@ -65,11 +64,6 @@ def heading_of(metric: str) -> str:
     """Return the heading of a metric."""
     name = metric.lower()
     return next((title for title, parts in _HEADINGS if any(part in name for part in parts.split())), "Other")
-
-
-def is_percentage(heading: str) -> bool:
-    """True if the values under a heading end at 100."""
-    return heading in ("Accuracy", "k-NN", "Pseudo-labels")
 
 
 def panels(records: list[RunRecord]) -> list[Panel]:
@@ -118,13 +112,14 @@ def chart(panel: Panel) -> str:
     curves = [(series, thin_curve(series.curve)) for series in panel.series]
     xs = [x for _, curve in curves for x, _ in curve]
     ys = [y for _, curve in curves for _, y in curve]
-    logarithmic = _wants_log(ys)
+    # On a linear axis a few large values would flatten all others.
+    logarithmic = min(ys) > 0 and max(ys) > 50 * statistics.median_high(ys)
     scale = math.log10 if logarithmic else float
     x0, x1 = _widen(min(xs), max(xs))
     y0, y1 = _widen(*(scale(bound) for bound in (min(ys), max(ys))))
     margin = 0.05 * (y1 - y0)
     y0, y1 = (y0 if min(ys) == 0 else y0 - margin), y1 + margin
-    if is_percentage(panel.heading) and max(ys) <= 100 and not logarithmic:
+    if panel.heading in _PER_CENT and max(ys) <= 100 and not logarithmic:
         y1 = min(y1, 100.0)
 
     levels = log_ticks(y0, y1) if logarithmic else ticks(y0, y1)
@@ -235,11 +230,6 @@ def json_block(data: Any) -> str:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return f'<script type="application/json">{text}</script>'
-
-
-def _wants_log(values: list[float]) -> bool:
-    """True if a few large values would flatten all others on a linear axis."""
-    return min(values) > 0 and max(values) > 50 * statistics.median_high(values)
 
 
 def _widen(low: float, high: float) -> tuple[float, float]:

@@ -20,18 +20,8 @@ from frugalvit.errors import UserError
 from frugalvit.runs import layout
 from frugalvit.runs.layout import find_run
 from frugalvit.runs.trackers import TensorBoard, Trackers
-from frugalvit.utils import console
+from frugalvit.utils import console, files
 from frugalvit.utils.console import shell_quote
-from frugalvit.utils.files import (
-    FolderLock,
-    Read,
-    make_folder,
-    read_json,
-    read_user_text,
-    remove_parts,
-    utf8_safe,
-    write_text,
-)
 from frugalvit.utils.tables import Table, to_json
 from frugalvit.utils.text import short_message
 
@@ -42,7 +32,7 @@ def new_run_folder(out: str | None, *words: str, names: Iterable[str] = layout.R
     names: files that the run will write
     """
     if out:
-        if utf8_safe(out) != out:  # TensorBoard and the trackers cannot write such a name
+        if files.utf8_safe(out) != out:  # TensorBoard and the trackers cannot write such a name
             raise UserError(f"--out {out} is not UTF-8. Choose another name.")
         folder = Path(out)
         if layout.contains_run(folder):
@@ -51,10 +41,10 @@ def new_run_folder(out: str | None, *words: str, names: Iterable[str] = layout.R
                 "or starts the run in --out), or choose another --out."
             )
         layout.check_free_for_run(folder, names)
-        return make_folder(folder)
+        return files.make_folder(folder)
     plain = (re.sub(r"[^\w.-]+", "-", word)[:60].strip("-.") or "data" for word in words)  # valid on every system
     stem = "_".join([datetime.date.today().isoformat(), *plain])
-    folder, number = make_folder(Path("runs")) / stem, 1
+    folder, number = files.make_folder(Path("runs")) / stem, 1
     while True:
         try:
             folder.mkdir()
@@ -70,7 +60,7 @@ class RunFolder:
     def __init__(self, folder: Path, *, writer: bool = True) -> None:
         self.folder, self.writer = folder, writer
         self.checkpoints = folder / layout.CHECKPOINTS
-        self._lock = FolderLock(folder, layout.write_error_hint(folder))
+        self._lock = files.FolderLock(folder, layout.write_error_hint(folder))
         self._metrics: IO[str] | None = None
         self._board: TensorBoard | None = None
         self._step = 0
@@ -78,10 +68,10 @@ class RunFolder:
         self.stop_requested = False  # by a signal in the last step: the run itself is finished
         self.trackers = Trackers({})
         if writer:
-            make_folder(folder, layout.write_error_hint(folder))
-            make_folder(self.checkpoints, layout.write_error_hint(folder))
+            files.make_folder(folder, layout.write_error_hint(folder))
+            files.make_folder(self.checkpoints, layout.write_error_hint(folder))
             self._lock.__enter__()
-            remove_parts(folder)
+            files.remove_parts(folder)
 
     def path(self, name: str) -> Path:
         """Return the path of one of the files of ``runs/layout.py``."""
@@ -107,11 +97,11 @@ class RunFolder:
     def _write(self, name: str, text: str) -> None:
         if self.writer:
             with self._explain_errors(name):
-                write_text(self.path(name), text)
+                files.write_text(self.path(name), text)
 
-    def read_json(self, name: str, kind: type[Read] = dict) -> Read:
+    def read_json(self, name: str, kind: type[files.Read] = dict) -> files.Read:
         """Read a file that must exist."""
-        value = read_json(self.path(name), kind)
+        value = files.read_json(self.path(name), kind)
         if value is None:
             raise UserError(f"{self.path(name)} is missing. Restore it, or start a new run in another --out.")
         return value
@@ -238,7 +228,7 @@ def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     A killed writer leaves half a line; a power failure may leave any bytes.
     """
     lines: list[tuple[str, dict[str, Any]]] = []
-    *complete, _ = read_user_text(path, errors="replace").split("\n")
+    *complete, _ = files.read_user_text(path, errors="replace").split("\n")
     for line in complete:
         try:
             values = json.loads(line)
@@ -277,7 +267,7 @@ class _DataFacts(pydantic.BaseModel, strict=True):
 def read_data_facts(folder: str | Path) -> dict[str, Any]:
     """Return data.json of a run; empty if the run was killed before it wrote the file."""
     path = Path(folder) / layout.DATA
-    facts = read_json(path, dict)
+    facts = files.read_json(path, dict)
     if facts is None:
         return {}
     check_stored(_DataFacts, facts, path)
@@ -309,7 +299,7 @@ def finished_summary(path: str | Path) -> dict[str, Any] | None:
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """Return summary.json of a run; None if the run is not finished."""
-    return read_json(folder / layout.SUMMARY, dict)
+    return files.read_json(folder / layout.SUMMARY, dict)
 
 
 class Stopwatch:

@@ -162,10 +162,7 @@ class _Trackio(_LogRun):
 # Each tracker, and what to try if its service does not start.
 TRACKERS: dict[str, tuple[type, str]] = {
     "wandb": (_WandB, "Log in with 'wandb login', or set WANDB_MODE=offline."),
-    "mlflow": (
-        _MLflow,
-        "Set MLFLOW_TRACKING_URI to your server, or run a local one: pip install mlflow",
-    ),
+    "mlflow": (_MLflow, "Set MLFLOW_TRACKING_URI to your server, or run a local one: pip install mlflow"),
     "trackio": (_Trackio, "Check that 'trackio show' works."),
 }
 

@@ -274,7 +274,8 @@ def print_table(table: Table) -> None:
 
     rich_table = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, name in enumerate(table.columns):
-        is_numeric = bool(table.rows) and all(_is_number(row[i]) for row in table.rows)
+        cells = [row[i] for row in table.rows]
+        is_numeric = bool(cells) and all(isinstance(cell, int | float) and not isinstance(cell, bool) for cell in cells)
         rich_table.add_column(Text(_cell(name)), justify="right" if is_numeric else "left", overflow="fold")
     for row in table.rows:
         rich_table.add_row(*(Text(_cell(as_text(value))) for value in row))
@@ -297,7 +298,3 @@ def _encodable(text: str) -> str:
     """Replace the characters that standard output cannot encode."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # a stream of the caller may have none
     return text.encode(encoding, "replace").decode(encoding)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

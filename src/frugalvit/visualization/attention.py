@@ -4,21 +4,16 @@ EsViT §4.3, Figures 7 and 10 to 12: heads ranked by the entropy of their attent
 60 % of the attention.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from frugalvit.backbones import Backbone
 from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.errors import UserError
 from frugalvit.visualization.grid import Regions
 from frugalvit.visualization.model_views import Box, model_input
-
-if TYPE_CHECKING:
-    from frugalvit.backbones import Backbone
 
 MASS = 0.6  # the share of a head's attention in the paper's masks
 

@@ -4,25 +4,20 @@ EsViT §4.3, Eq. 2: with final tokens z and z' of two views, region i matches j*
 draws the ten most similar pairs. Figure 8 scores them against the known transform (supplement B.5).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from frugalvit.backbones import Backbone
 from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.data.rng import generator_for
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.visualization.grid import Regions
 from frugalvit.visualization.model_views import SecondView, model_input
-
-if TYPE_CHECKING:
-    from frugalvit.backbones import Backbone
 
 TOP = 10  # pairs that the paper draws and scores
 _SAME = 1e-6  # similarities closer than this are ties

@@ -4,20 +4,19 @@ Two images at 14x14 with 12 heads are 1.1 million numbers. Each is stored as one
 range of their pair of images, attention relative to the peak of its row.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from frugalvit.backbones import Backbone
 from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.errors import UserError
 from frugalvit.features import Features
@@ -34,9 +33,6 @@ from frugalvit.visualization.correspondence import (
 from frugalvit.visualization.grid import Regions
 from frugalvit.visualization.model_views import Box, SecondView, centre_box, crop_to, model_input
 
-if TYPE_CHECKING:
-    from frugalvit.backbones import Backbone
-
 MOST_REGIONS = 256  # finer grids are averaged: the page holds the square of this number per head
 _MAX_PIXELS = 384  # of the longer side of a picture in the page
 
@@ -49,7 +45,7 @@ class Picture:
     pixels: np.ndarray
 
     @classmethod
-    def of(cls, path: str, pixels: np.ndarray) -> Picture:
+    def of(cls, path: str, pixels: np.ndarray) -> Self:
         """Name a picture by its file, without control characters."""
         return cls(console.sanitize(Path(path).stem), pixels)
 
@@ -99,9 +95,9 @@ def gather(
     ratios = {round(shape[0] / shape[1], 3) for shape in shapes}
     if len(ratios) > 1:
         raise UserError("These models have inputs of different aspect ratios: explore them one by one.")
-    keep = models[0][1].eval_crop["crop_pct"] if keep is None else keep
+    share: float = models[0][1].eval_crop["crop_pct"] if keep is None else keep
     flags = (False, True) if second_views else (False,)
-    views = [_View(picture, second, keep, seed) for picture in pictures for second in flags]
+    views = [_View(picture, second, share, seed) for picture in pictures for second in flags]
     return {
         "images": [_encode_view(view, shapes[0]) for view in views],
         "models": [_encode_model(name, backbone, views) for name, backbone in models],
@@ -151,6 +147,7 @@ def _encode_model(name: str, backbone: Backbone, views: Sequence[_View]) -> dict
     notes += reasons[:1]
     pairs = [(i, j) for i in range(len(views)) for j in range(len(views))]
     similarity = {(i, j): cosines(features[i].grid, features[j].grid)[0] for i, j in pairs}
+    best = {(i, j): best_pairs(features[i].grid, features[j].grid, TOP)[:2] for i, j in pairs if i < j}
     return {
         "name": name,
         "grid": list(grid),
@@ -159,16 +156,11 @@ def _encode_model(name: str, backbone: Backbone, views: Sequence[_View]) -> dict
         # The opposite direction is the transpose.
         "similarity": {f"{i}-{j}": _bytes(similarity[i, j]) for i, j in pairs if i <= j},
         "best": {f"{i}-{j}": similarity[i, j].argmax(dim=1).tolist() for i, j in pairs if i != j},
-        "top": {f"{i}-{j}": _top(features[i].grid, features[j].grid) for i, j in pairs if i < j},
+        "top": {f"{i}-{j}": torch.cat(regions).T.tolist() for (i, j), regions in best.items()},
         "global": [int(nearest_region(view.grid, global_feature(view))) for view in features],
         "heads": [] if reasons else heads,
         "notes": notes,
     }
-
-
-def _top(first: Tensor, second: Tensor) -> list[list[int]]:
-    chosen, matched, _ = best_pairs(first, second, TOP)
-    return torch.stack([chosen[0], matched[0]], dim=1).tolist()
 
 
 def _heads(backbone: Backbone, inputs: Tensor, full: tuple[int, int], grid: tuple[int, int]) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 """Figures for papers: correspondences (Fig. 6), their scores (Fig. 8), attention (Fig. 7, 10 to 12)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.cm import ScalarMappable
@@ -14,16 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import ConnectionPatch, Rectangle
 from matplotlib.patheffects import Normal, Stroke
+from torch import Tensor
 
 from frugalvit.utils import palette
 from frugalvit.utils.plotting import drawing
 from frugalvit.visualization.attention import AttentionView
 from frugalvit.visualization.correspondence import Correspondence, CorrespondenceScore
 from frugalvit.visualization.grid import Regions
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 _BAR = 0.5  # inches of the colour bar below the maps
 

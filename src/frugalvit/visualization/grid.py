@@ -4,16 +4,13 @@ If the stride does not divide the image, a network pads it at the bottom and the
 is one stride wide; the last row and column may be cut at the border. Regions are never stretched.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Self
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from frugalvit.backbones import Backbone
+from frugalvit.backbones import Backbone
 
 
 @dataclass(frozen=True)
@@ -25,16 +22,16 @@ class Regions:
     cell: tuple[float, float]
 
     @classmethod
-    def of(cls, backbone: Backbone, picture: tuple[int, int]) -> Regions:
+    def of(cls, backbone: Backbone, picture: tuple[int, int]) -> Self:
         """Return the regions of a network for a picture of this size."""
         return cls(backbone.grid_size(picture), picture, backbone.cell_size(picture))
 
-    def of_block(self, grid: tuple[int, int]) -> Regions:
+    def of_block(self, grid: tuple[int, int]) -> Self:
         """Return the regions of an earlier block, whose grid is finer by whole factors: merging halves each side."""
         down, across = (step / round(fine / own) for step, fine, own in zip(self.cell, grid, self.grid, strict=True))
         return replace(self, grid=grid, cell=(down, across))
 
-    def averaged(self, grid: tuple[int, int]) -> Regions:
+    def averaged(self, grid: tuple[int, int]) -> Self:
         """Return the regions of a coarser grid that is averaged from this one."""
         down, across = (step * fine / coarse for step, fine, coarse in zip(self.cell, self.grid, grid, strict=True))
         return replace(self, grid=grid, cell=(down, across))

@@ -4,26 +4,20 @@ EsViT (Li et al., ICLR 2022), supplement B.5: the second view of a centre crop i
 that the true match of every region is known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
+from frugalvit.backbones import Backbone
 from frugalvit.data.bad_images import UnreadableImage
+from frugalvit.data.dataset import ImageDataset
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.visualization.grid import Regions
-
-if TYPE_CHECKING:
-    from frugalvit.backbones import Backbone
-    from frugalvit.data.dataset import ImageDataset
-
 
 _JITTER = (0.4, 0.4, 0.2, 0.1)  # of brightness, contrast, saturation and hue
 

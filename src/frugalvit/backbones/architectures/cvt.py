@@ -18,16 +18,7 @@ import torch.nn.functional as F
 from timm.models import register_model
 from torch import Tensor, nn
 
-from frugalvit.backbones.architectures.common import (
-    Blocks,
-    Parts,
-    Residual,
-    StagedModel,
-    build,
-    drop_path_rates,
-    stage_widths,
-    timm_cfg,
-)
+from frugalvit.backbones.architectures import common
 
 
 class ChannelNorm(nn.Module):
@@ -110,7 +101,7 @@ class Mlp(nn.Module):
         return self.net(x)
 
 
-class CvT(StagedModel):
+class CvT(common.StagedModel):
     """Images (B, C, H, W) -> map (B, 384, H/16, W/16). ``patch_size`` is the stride of the first embedding."""
 
     family = "cvt"
@@ -132,45 +123,45 @@ class CvT(StagedModel):
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        dims = stage_widths(embed_dim, (1, 3, 6), depths, num_heads)
+        dims = common.stage_widths(embed_dim, (1, 3, 6), depths, num_heads)
         strides = (patch_size, *[2] * (len(dims) - 1))
         super().__init__(
             dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
         )
         layers: list[nn.Module] = []
-        rates = drop_path_rates(drop_path_rate, depths)
+        rates = common.drop_path_rates(drop_path_rate, depths)
         for stage, (dim, stride) in enumerate(zip(dims, strides, strict=True)):
             kernel = 7 if stage == 0 else 3
             blocks = [
                 nn.Sequential(
-                    Residual(
+                    common.Residual(
                         ChannelNorm(dim),
                         ConvAttention(dim, num_heads[stage], head_dim, key_stride, proj_drop_rate),
                         rate,
                     ),
-                    Residual(ChannelNorm(dim), Mlp(dim, int(dim * mlp_ratio), proj_drop_rate), rate),
+                    common.Residual(ChannelNorm(dim), Mlp(dim, int(dim * mlp_ratio), proj_drop_rate), rate),
                 )
                 for rate in rates[stage]
             ]
             embed = nn.Conv2d(in_chans if stage == 0 else dims[stage - 1], dim, kernel, stride, kernel // 2)
-            layers.append(nn.Sequential(embed, ChannelNorm(dim), Blocks(blocks)))
+            layers.append(nn.Sequential(embed, ChannelNorm(dim), common.Blocks(blocks)))
         self.layers = nn.Sequential(*layers)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         # A later stage's embedding belongs to the stage's first block.
         return [(r"^layers\.(\d+)\.2\.layers\.(\d+)\.", None), (r"^layers\.(\d+)\.[01]\.", (0,))]
 
-    def stage_parts(self) -> Parts:
+    def stage_parts(self) -> common.Parts:
         return [(stage[:2], list(stage[2].layers)) for stage in self.layers]  # type: ignore[index, misc]
 
     def final_norm(self, grid: Tensor) -> Tensor:
         return grid
 
 
-default_cfgs = {"cvt_13": timm_cfg(first_conv="layers.0.0")}
+default_cfgs = {"cvt_13": common.timm_cfg(first_conv="layers.0.0")}
 
 
 @register_model
 def cvt_13(pretrained: bool = False, **keywords) -> CvT:
     """CvT-13 of the Drloc paper."""
-    return build(CvT, "cvt_13", 3, pretrained, keywords)
+    return common.build(CvT, "cvt_13", 3, pretrained, keywords)

@@ -26,20 +26,7 @@ from timm.layers.weight_init import trunc_normal_
 from timm.models import register_model
 from torch import Tensor, nn
 
-from frugalvit.backbones.architectures.common import (
-    Blocks,
-    MapNorm,
-    Parts,
-    Residual,
-    StagedModel,
-    build,
-    check_heads,
-    check_pixels,
-    drop_path_rates,
-    small_normal,
-    stage_widths,
-    timm_cfg,
-)
+from frugalvit.backbones.architectures import common
 from frugalvit.errors import UserError
 
 Padding = Literal["masked", "zeros"]
@@ -51,10 +38,10 @@ class Embedding(nn.Module):
     def __init__(self, in_dim: int, dim: int, kernel: int, stride: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(in_dim, dim, kernel, stride, (kernel - stride + 1) // 2)
-        self.norm = MapNorm(dim)
+        self.norm = common.MapNorm(dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        check_pixels(x, int(self.proj.kernel_size[0]), int(self.proj.padding[0]))
+        common.check_pixels(x, int(self.proj.kernel_size[0]), int(self.proj.padding[0]))
         return self.norm(self.proj(x))
 
 
@@ -164,7 +151,7 @@ class WindowAttention(nn.Module):
         return full / full.sum(-1, keepdim=True)
 
 
-class WindowedCvT(StagedModel):
+class WindowedCvT(common.StagedModel):
     """Images (B, C, H, W) -> map (B, 768, H/32, W/32). ``patch_size`` is the stride of the first embedding."""
 
     family = "cvt"
@@ -188,27 +175,27 @@ class WindowedCvT(StagedModel):
     ) -> None:
         if padding not in ("masked", "zeros"):
             raise UserError(f"padding={padding!r} is unknown; choose 'masked' or 'zeros' (as released EsViT).")
-        dims = stage_widths(embed_dim, (1, 3, 6, 12), depths, num_heads)
+        dims = common.stage_widths(embed_dim, (1, 3, 6, 12), depths, num_heads)
         super().__init__(
             dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
         )
-        rates = drop_path_rates(drop_path_rate, depths)
+        rates = common.drop_path_rates(drop_path_rate, depths)
         for stage, dim in enumerate(dims):
-            check_heads(dim, num_heads[stage])
+            common.check_heads(dim, num_heads[stage])
             embed = Embedding(dims[stage - 1], dim, 3, 2) if stage else Embedding(in_chans, dim, 7, patch_size)
             blocks = [
                 nn.Sequential(
-                    Residual(
-                        MapNorm(dim),
+                    common.Residual(
+                        common.MapNorm(dim),
                         WindowAttention(dim, num_heads[stage], window_size, relative_bias, padding),
                         rate,
                     ),
-                    Residual(MapNorm(dim), Mlp(dim, int(dim * mlp_ratio)), rate),
+                    common.Residual(common.MapNorm(dim), Mlp(dim, int(dim * mlp_ratio)), rate),
                 )
                 for rate in rates[stage]
             ]
             self.feature_info[stage]["module"] = f"stage{stage}"
-            self.add_module(f"stage{stage}", nn.Sequential(embed, Blocks(blocks)))
+            self.add_module(f"stage{stage}", nn.Sequential(embed, common.Blocks(blocks)))
         self.norm = nn.LayerNorm(dims[-1])
         self.apply(initialize)
 
@@ -216,7 +203,7 @@ class WindowedCvT(StagedModel):
         # A later stage's embedding belongs to the stage's first block.
         return [(r"^stage(\d+)\.1\.layers\.(\d+)\.", None), (r"^stage(\d+)\.0\.", (0,))]
 
-    def stage_parts(self) -> Parts:
+    def stage_parts(self) -> common.Parts:
         stages = [getattr(self, f"stage{stage}") for stage in range(len(self.stage_ends))]
         return [(embed, list(blocks.layers)) for embed, blocks in stages]
 
@@ -227,13 +214,13 @@ def initialize(module: nn.Module) -> None:
     Spatial convolutions keep torch's initialization: a norm follows each, so their scale does not matter.
     """
     if isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1)):
-        small_normal(module)
+        common.small_normal(module)
 
 
-default_cfgs = {"cvt_tiny_w7": timm_cfg(first_conv="stage0.0.proj")}
+default_cfgs = {"cvt_tiny_w7": common.timm_cfg(first_conv="stage0.0.proj")}
 
 
 @register_model
 def cvt_tiny_w7(pretrained: bool = False, **keywords) -> WindowedCvT:
     """CvT-T, W=7, of EsViT."""
-    return build(WindowedCvT, "cvt_tiny_w7", 4, pretrained, {"drop_path_rate": 0.1, **keywords})
+    return common.build(WindowedCvT, "cvt_tiny_w7", 4, pretrained, {"drop_path_rate": 0.1, **keywords})

@@ -18,17 +18,7 @@ import torch.nn.functional as F
 from timm.models import register_model
 from torch import Tensor, nn
 
-from frugalvit.backbones.architectures.common import (
-    Parts,
-    StagedModel,
-    build,
-    check_heads,
-    drop_path_rates,
-    initialize,
-    join_heads,
-    stochastic_depth,
-    timm_cfg,
-)
+from frugalvit.backbones.architectures import common
 from frugalvit.errors import UserError
 
 STEM_STRIDES = {1: (1, 1), 2: (2, 1), 4: (2, 2)}
@@ -46,7 +36,7 @@ class ConvBlock(nn.Module):
     def __init__(self, dim: int, drop_path: float) -> None:
         super().__init__()
         self.first, self.second = conv_norm(dim, dim), conv_norm(dim, dim)
-        self.drop_path = stochastic_depth(drop_path)
+        self.drop_path = common.stochastic_depth(drop_path)
         nn.init.zeros_(self.second[1].weight)  # type: ignore[arg-type]  # the block starts as the identity
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,13 +48,13 @@ class Attention(nn.Module):
 
     def __init__(self, dim: int, heads: int, drop_path: float) -> None:
         super().__init__()
-        check_heads(dim, heads)
+        common.check_heads(dim, heads)
         self.heads = heads
         self.position = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
         self.norm = nn.LayerNorm(dim)
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
-        self.drop_path = stochastic_depth(drop_path)
+        self.drop_path = common.stochastic_depth(drop_path)
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, C, H, W) -> three of (B, heads, H * W, C / heads)."""
@@ -74,7 +64,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.position(x)
-        attended = join_heads(F.scaled_dot_product_attention(*self.queries_keys_values(x)))
+        attended = common.join_heads(F.scaled_dot_product_attention(*self.queries_keys_values(x)))
         return x + self.drop_path(self.proj(attended)).transpose(1, 2).unflatten(2, x.shape[2:])
 
     def attention(self, x: Tensor) -> Tensor:
@@ -89,14 +79,14 @@ class Mlp(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(dim)
         self.fc1, self.fc2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
-        self.drop_path = stochastic_depth(drop_path)
+        self.drop_path = common.stochastic_depth(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.norm(x.flatten(2).transpose(1, 2))
         return x + self.drop_path(self.fc2(F.gelu(self.fc1(tokens)))).transpose(1, 2).unflatten(2, x.shape[2:])
 
 
-class Hybrid(StagedModel):
+class Hybrid(common.StagedModel):
     """Images (B, C, H, W) -> map (B, 512, H/32, W/32). ``patch_size`` is the stride of the stem: 1, 2 or 4."""
 
     family = "hybrid"
@@ -131,7 +121,7 @@ class Hybrid(StagedModel):
         )
         self.downsamples = nn.ModuleList(conv_norm(dim, after, 2) for dim, after in pairwise(dims))
         self.layers = nn.ModuleList()
-        for stage, rates in enumerate(drop_path_rates(drop_path_rate, depths)):
+        for stage, rates in enumerate(common.drop_path_rates(drop_path_rate, depths)):
             dim = dims[stage]
             blocks = [
                 [ConvBlock(dim, rate)]
@@ -141,13 +131,13 @@ class Hybrid(StagedModel):
             ]
             self.layers.append(nn.ModuleList(nn.ModuleList(block) for block in blocks))
         self.norm = nn.LayerNorm(dims[-1])
-        self.apply(initialize)
+        self.apply(common.initialize)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         # A stage's downsampling belongs to the stage before it.
         return [(r"^layers\.(\d+)\.(\d+)\.", None), (r"^downsamples\.(\d+)\.", (99999,))]
 
-    def stage_parts(self) -> Parts:
+    def stage_parts(self) -> common.Parts:
         embeds = [self.embed_images, *self.downsamples]
         return list(zip(embeds, self.layers, strict=True))  # type: ignore[arg-type]
 
@@ -156,23 +146,23 @@ class Hybrid(StagedModel):
         return self.stem(images.contiguous(memory_format=torch.channels_last))
 
 
-default_cfgs = {name: timm_cfg(first_conv="stem.0") for name in ("hybrid_nano", "hybrid_tiny", "hybrid_small")}
+default_cfgs = {name: common.timm_cfg(first_conv="stem.0") for name in ("hybrid_nano", "hybrid_tiny", "hybrid_small")}
 
 
 @register_model
 def hybrid_small(pretrained: bool = False, **keywords) -> Hybrid:
     """12 M parameters, for a GPU."""
-    return build(Hybrid, "hybrid_small", 4, pretrained, keywords)
+    return common.build(Hybrid, "hybrid_small", 4, pretrained, keywords)
 
 
 @register_model
 def hybrid_tiny(pretrained: bool = False, **keywords) -> Hybrid:
     """7 M parameters, for a GPU."""
-    return build(Hybrid, "hybrid_tiny", 4, pretrained, {"embed_dim": (64, 128, 192, 384), **keywords})
+    return common.build(Hybrid, "hybrid_tiny", 4, pretrained, {"embed_dim": (64, 128, 192, 384), **keywords})
 
 
 @register_model
 def hybrid_nano(pretrained: bool = False, **keywords) -> Hybrid:
     """0.6 M parameters, for a CPU."""
     small = {"embed_dim": (32, 64, 128), "depths": (1, 1, 2)}
-    return build(Hybrid, "hybrid_nano", 3, pretrained, {**small, **keywords})
+    return common.build(Hybrid, "hybrid_nano", 3, pretrained, {**small, **keywords})

@@ -17,17 +17,7 @@ from timm.models.swin_transformer import checkpoint_filter_fn as timm_filter
 from torch import Tensor, nn
 from torch.nn import functional
 
-from frugalvit.backbones.architectures.common import (
-    Parts,
-    StagedModel,
-    build,
-    check_heads,
-    drop_path_rates,
-    join_heads,
-    stage_widths,
-    stochastic_depth,
-    timm_cfg,
-)
+from frugalvit.backbones.architectures import common
 from frugalvit.backbones.architectures.windows import (
     Size,
     WindowPlan,
@@ -107,7 +97,7 @@ class WindowAttention(nn.Module):
         query, key, value = self._heads(window_partition(tokens, plan))
         bias = self._bias(plan, query)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        return window_reverse(self.proj(join_heads(attended)), plan)
+        return window_reverse(self.proj(common.join_heads(attended)), plan)
 
     def _can_use_kernel(self, tokens: Tensor, plan: WindowPlan) -> bool:
         # Models are exported from the CPU, so an export never contains a kernel.
@@ -165,10 +155,10 @@ class Block(nn.Module):
         self.mask_padding = mask_padding
         self.norm1 = nn.LayerNorm(dim, eps=norm_eps)
         self.attn = WindowAttention(dim, num_heads, window_size)
-        self.drop_path1 = stochastic_depth(drop_path)
+        self.drop_path1 = common.stochastic_depth(drop_path)
         self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
-        self.drop_path2 = stochastic_depth(drop_path)
+        self.drop_path2 = common.stochastic_depth(drop_path)
 
     def plan(self, tokens: Tensor) -> WindowPlan:
         size = (tokens.shape[1], tokens.shape[2])
@@ -207,7 +197,7 @@ class Stage(nn.Module):
         self.blocks = nn.Sequential(*blocks)
 
 
-class SwinTransformer(StagedModel):
+class SwinTransformer(common.StagedModel):
     """Images of any size to a grid of tokens at ``patch_size * 2 ** (stages - 1)`` pixels.
 
     ``img_size`` sets window and shift of every stage. If the map of a stage fits into the window, the window gets the
@@ -241,13 +231,13 @@ class SwinTransformer(StagedModel):
     ) -> None:
         if padding not in ("masked", "zeros"):
             raise UserError(f"padding={padding!r} is unknown; use 'masked' or 'zeros' (as released EsViT)")
-        dims = stage_widths(embed_dim, [2**stage for stage in range(len(depths))], depths, num_heads)
+        dims = common.stage_widths(embed_dim, [2**stage for stage in range(len(depths))], depths, num_heads)
         super().__init__(
             dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=None
         )
         self.embed_dim = embed_dim
         self.window_size = pair(window_size)
-        self._shape = {
+        self.shape = {  # the keywords that define the network, as plain values
             "patch_size": patch_size,
             "embed_dim": embed_dim,
             "depths": list(depths),
@@ -259,11 +249,11 @@ class SwinTransformer(StagedModel):
         }
         self.padding = padding
         self.patch_embed = PatchEmbed(patch_size, in_chans, embed_dim, norm_eps)
-        rates = drop_path_rates(drop_path_rate, depths)
+        rates = common.drop_path_rates(drop_path_rate, depths)
         size = pair(img_size)
         stages: list[Stage] = []
         for index, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
-            check_heads(dim, heads)
+            common.check_heads(dim, heads)
             reduction = patch_size * 2**index
             window, shift = _window_and_shift((-(-size[0] // reduction), -(-size[1] // reduction)), pair(window_size))
             blocks = [
@@ -280,14 +270,10 @@ class SwinTransformer(StagedModel):
         )
         self.apply(_initialize)
 
-    def shape(self) -> dict[str, Any]:
-        """Return the constructor's keywords that define the network, as plain values."""
-        return dict(self._shape)
-
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         return [(r"^layers\.(\d+).downsample", (0,)), (r"^layers\.(\d+)\.\w+\.(\d+)", None)]
 
-    def stage_parts(self) -> Parts:
+    def stage_parts(self) -> common.Parts:
         stages: list[Any] = list(self.layers)
         embeds = [self.patch_embed, *(stage.downsample for stage in stages[1:])]
         return [(embed, [[block] for block in stage.blocks]) for embed, stage in zip(embeds, stages, strict=True)]
@@ -340,6 +326,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 
 def _initialize(module: nn.Module) -> None:
+    # torch's truncated normal, not timm's as in the other networks: they draw other numbers from one seed.
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
@@ -347,25 +334,6 @@ def _initialize(module: nn.Module) -> None:
     elif isinstance(module, WindowAttention):
         nn.init.trunc_normal_(module.relative_position_bias_table, std=0.02)
 
-
-def _cfg(**overrides: Any) -> dict[str, Any]:
-    swin = {"crop_pct": 0.9, "fixed_input_size": True, "classifier": "head.fc"}
-    return timm_cfg("patch_embed.proj") | swin | overrides
-
-
-# timm publishes weights of the same shape (Microsoft's, ImageNet-1k), but none for W=14, nano and mini.
-default_cfgs = generate_default_cfgs(
-    {
-        "swin_tiny_w7": _cfg(hf_hub_id="timm/swin_tiny_patch4_window7_224.ms_in1k"),
-        "swin_small_w7": _cfg(hf_hub_id="timm/swin_small_patch4_window7_224.ms_in1k"),
-        "swin_base_w7": _cfg(hf_hub_id="timm/swin_base_patch4_window7_224.ms_in1k"),
-        "swin_tiny_w14": _cfg(),
-        "swin_small_w14": _cfg(),
-        "swin_base_w14": _cfg(),
-        "swin_nano": _cfg(),
-        "swin_mini": _cfg(),
-    }
-)
 
 # EsViT, Table 6, with the drop path of its released configurations.
 TINY = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24), "drop_path_rate": 0.1}
@@ -387,15 +355,22 @@ MINI = NANO | {"embed_dim": 96, "depths": (2, 6, 4), "num_heads": (3, 6, 12), "d
 
 
 VARIANTS: dict[str, tuple[dict[str, Any], int]] = {  # shape, window size
+    "swin_nano": (NANO, 7),
+    "swin_mini": (MINI, 4),
     "swin_tiny_w7": (TINY, 7),
     "swin_small_w7": (SMALL, 7),
     "swin_base_w7": (BASE, 7),
     "swin_tiny_w14": (TINY, 14),
     "swin_small_w14": (SMALL, 14),
     "swin_base_w14": (BASE, 14),
-    "swin_nano": (NANO, 7),
-    "swin_mini": (MINI, 4),
 }
+_CFG = common.timm_cfg("patch_embed.proj") | {"crop_pct": 0.9, "fixed_input_size": True, "classifier": "head.fc"}
+# timm publishes weights of the same shape (Microsoft's, ImageNet-1k), but none for W=14, nano and mini.
+_PUBLISHED = {
+    f"swin_{size}_w7": {"hf_hub_id": f"timm/swin_{size}_patch4_window7_224.ms_in1k"}
+    for size in ("tiny", "small", "base")
+}
+default_cfgs = generate_default_cfgs({name: _CFG | _PUBLISHED.get(name, {}) for name in VARIANTS})
 
 
 def _register(variant: str) -> None:
@@ -404,7 +379,9 @@ def _register(variant: str) -> None:
     def create(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
         shape, window_size = VARIANTS[variant]
         keywords = {**shape, "window_size": window_size, **keywords}
-        return build(SwinTransformer, variant, 4, pretrained, keywords, pretrained_filter_fn=checkpoint_filter_fn)
+        return common.build(
+            SwinTransformer, variant, 4, pretrained, keywords, pretrained_filter_fn=checkpoint_filter_fn
+        )
 
     create.__name__ = create.__qualname__ = variant
     register_model(create)

@@ -21,18 +21,7 @@ from timm.layers.weight_init import trunc_normal_
 from timm.models import register_model
 from torch import Tensor, nn
 
-from frugalvit.backbones.architectures.common import (
-    Parts,
-    StagedModel,
-    build,
-    check_heads,
-    check_pixels,
-    drop_path_rates,
-    initialize,
-    join_heads,
-    stochastic_depth,
-    timm_cfg,
-)
+from frugalvit.backbones.architectures import common
 
 Tokens = tuple[Tensor, int, int]
 """(B, 1 + h * w, D) with the class token first, h, w."""
@@ -85,7 +74,7 @@ class SoftSplit:
         return (side + 2 * self.padding - self.kernel) // self.stride + 1
 
     def __call__(self, maps: Tensor) -> Tokens:
-        check_pixels(maps, self.kernel, self.padding)
+        common.check_pixels(maps, self.kernel, self.padding)
         windows = F.unfold(maps, self.kernel, stride=self.stride, padding=self.padding)
         return windows.transpose(1, 2), self.steps(maps.shape[2]), self.steps(maps.shape[3])
 
@@ -129,7 +118,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         queries, keys, values = self.split(x)
-        return self.proj(join_heads(F.scaled_dot_product_attention(queries, keys, values)))
+        return self.proj(common.join_heads(F.scaled_dot_product_attention(queries, keys, values)))
 
     def attention(self, x: Tensor) -> Tensor:
         queries, keys, _ = self.split(x)
@@ -145,7 +134,7 @@ class Block(nn.Module):
         self.attn = Attention(dim, heads)
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
-        self.drop_path = stochastic_depth(drop_path)
+        self.drop_path = common.stochastic_depth(drop_path)
 
     def forward(self, state: Tokens) -> Tokens:
         x, height, width = state
@@ -164,7 +153,7 @@ def sinusoids(positions: int, dim: int) -> Tensor:
     return torch.where(channel % 2 == 0, angle.sin(), angle.cos()).float()[None]
 
 
-class T2TViT(StagedModel):
+class T2TViT(common.StagedModel):
     """Images (B, C, H, W) -> tokens, a class token first. ``patch_size`` is the first stride; two of 2 follow it."""
 
     family = "t2t"
@@ -185,7 +174,7 @@ class T2TViT(StagedModel):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
     ) -> None:
-        check_heads(embed_dim, num_heads)
+        common.check_heads(embed_dim, num_heads)
         super().__init__(
             [embed_dim], [depth], patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
         )
@@ -196,16 +185,16 @@ class T2TViT(StagedModel):
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))
         positions = sinusoids(1 + self.grid_size[0] * self.grid_size[1], embed_dim)
         self.pos_embed = nn.Parameter(positions, requires_grad=False)
-        (rates,) = drop_path_rates(drop_path_rate, [depth])
+        (rates,) = common.drop_path_rates(drop_path_rate, [depth])
         self.blocks = nn.ModuleList(Block(embed_dim, num_heads, mlp_ratio, rate) for rate in rates)
         self.norm = nn.LayerNorm(embed_dim)
         trunc_normal_(self.cls_token, std=0.02)
-        self.apply(initialize)
+        self.apply(common.initialize)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         return [(r"^blocks\.(\d+)\.", None)]
 
-    def stage_parts(self) -> Parts:
+    def stage_parts(self) -> common.Parts:
         return [(self.embed, [[block] for block in self.blocks])]
 
     def embed(self, images: Tensor) -> Tokens:
@@ -230,10 +219,10 @@ class T2TViT(StagedModel):
         return features[:, 0]
 
 
-default_cfgs = {"t2t_vit_14": timm_cfg(first_conv="tokens_to_token.attention1.kqv")}
+default_cfgs = {"t2t_vit_14": common.timm_cfg(first_conv="tokens_to_token.attention1.kqv")}
 
 
 @register_model
 def t2t_vit_14(pretrained: bool = False, **keywords) -> T2TViT:
     """T2T-ViT-14 with performer tokens, as the Drloc paper used it."""
-    return build(T2TViT, "t2t_vit_14", 1, pretrained, keywords)
+    return common.build(T2TViT, "t2t_vit_14", 1, pretrained, keywords)

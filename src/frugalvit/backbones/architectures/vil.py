@@ -27,18 +27,7 @@ from timm.layers.weight_init import trunc_normal_
 from timm.models import register_model
 from torch import Tensor, nn
 
-from frugalvit.backbones.architectures.common import (
-    Parts,
-    StagedModel,
-    build,
-    check_heads,
-    drop_path_rates,
-    initialize,
-    join_heads,
-    stage_widths,
-    stochastic_depth,
-    timm_cfg,
-)
+from frugalvit.backbones.architectures import common
 from frugalvit.errors import UserError
 
 Tokens = tuple[Tensor, int, int]
@@ -136,7 +125,7 @@ class FullAttention(RelativeBias):
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:
         queries, keys, values = self.split(x)
         bias = self.bias(height, width).to(queries.dtype)
-        return self.proj(join_heads(F.scaled_dot_product_attention(queries, keys, values, bias)))
+        return self.proj(common.join_heads(F.scaled_dot_product_attention(queries, keys, values, bias)))
 
     def attention(self, x: Tensor, height: int, width: int) -> Tensor:
         queries, keys, _ = self.split(x)
@@ -173,7 +162,7 @@ class SparseAttention(RelativeBias):
         keys, values = keys_values.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         to_local = self.g2l_relative_position_bias[0][:, :, None].expand(-1, -1, keys.shape[2] - count)
         bias = torch.cat([self.g2g_relative_position_bias, to_local], dim=2)[None].to(queries.dtype)
-        return join_heads(F.scaled_dot_product_attention(queries, keys, values, bias))
+        return common.join_heads(F.scaled_dot_product_attention(queries, keys, values, bias))
 
     def attend_locally(self, queries: Tensor, keys_values: Tensor, height: int, width: int) -> Tensor:
         """Attend from the grid's positions to their neighbourhoods: (B, h * w, C)."""
@@ -233,7 +222,7 @@ class AttentionHalf(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.attn = attention
-        self.drop_path = stochastic_depth(drop_path)
+        self.drop_path = common.stochastic_depth(drop_path)
 
     def forward(self, state: Tokens) -> Tokens:
         x, height, width = state
@@ -253,14 +242,14 @@ class MlpHalf(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.mlp = Mlp(dim, hidden)
-        self.drop_path = stochastic_depth(drop_path)
+        self.drop_path = common.stochastic_depth(drop_path)
 
     def forward(self, state: Tokens) -> Tokens:
         x, height, width = state
         return x + self.drop_path(self.mlp(self.norm(x))), height, width
 
 
-class VisionLongformer(StagedModel):
+class VisionLongformer(common.StagedModel):
     """Images (B, C, H, W) -> grid (B, 768, H/32, W/32). ``patch_size`` is the side of the first patches."""
 
     family = "vil"
@@ -285,13 +274,13 @@ class VisionLongformer(StagedModel):
         if bias_resize not in ("table", "matrix"):
             raise UserError(f"bias_resize={bias_resize!r} is unknown; choose 'table' or 'matrix' (as released EsViT).")
         count = len(depths)
-        dims = stage_widths(embed_dim, [2**stage for stage in range(count)], depths, num_heads)
+        dims = common.stage_widths(embed_dim, [2**stage for stage in range(count)], depths, num_heads)
         super().__init__(
             dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
         )
-        rates = drop_path_rates(drop_path_rate, depths)
+        rates = common.drop_path_rates(drop_path_rate, depths)
         for stage, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
-            check_heads(dim, heads)
+            common.check_heads(dim, heads)
             global_tokens = 0 if stage == count - 1 else 1
             in_dim, patch = (dims[stage - 1], 2) if stage else (in_chans, patch_size)
             layer: list[nn.Module] = [PatchEmbedding(in_dim, dim, patch, global_tokens)]
@@ -305,7 +294,7 @@ class VisionLongformer(StagedModel):
             self.feature_info[stage]["module"] = f"layer{stage + 1}"
             self.add_module(f"layer{stage + 1}", nn.Sequential(*layer))
         self.norm = nn.LayerNorm(dims[-1], eps=1e-6)
-        self.apply(initialize)
+        self.apply(common.initialize)
 
     def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
         names: list[tuple[str, tuple[int, ...] | None]] = []
@@ -315,7 +304,7 @@ class VisionLongformer(StagedModel):
             names += [(rf"^layer{stage}\.(?:{2 * i + 1}|{2 * i + 2})\.", (stage, i)) for i in range(depth)]
         return names
 
-    def stage_parts(self) -> Parts:
+    def stage_parts(self) -> common.Parts:
         layers = [list(getattr(self, f"layer{stage + 1}")) for stage in range(len(self.stage_ends))]
         return [(embed, list(zip(halves[::2], halves[1::2], strict=True))) for embed, *halves in layers]
 
@@ -324,10 +313,10 @@ class VisionLongformer(StagedModel):
         return tokens[:, tokens.shape[1] - height * width :].transpose(1, 2).unflatten(2, (height, width))
 
 
-default_cfgs = {"vil_tiny_w7": timm_cfg(first_conv="layer1.0.proj")}
+default_cfgs = {"vil_tiny_w7": common.timm_cfg(first_conv="layer1.0.proj")}
 
 
 @register_model
 def vil_tiny_w7(pretrained: bool = False, **keywords) -> VisionLongformer:
     """ViL-T, W=7, of EsViT."""
-    return build(VisionLongformer, "vil_tiny_w7", 4, pretrained, {"drop_path_rate": 0.1, **keywords})
+    return common.build(VisionLongformer, "vil_tiny_w7", 4, pretrained, {"drop_path_rate": 0.1, **keywords})

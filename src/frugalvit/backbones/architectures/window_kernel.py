@@ -12,8 +12,6 @@ the bias are added in a fixed order, so that the same step gives the same bits.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 # Triton's type stubs describe only scalars, not tiles.
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -9,7 +9,7 @@ Two kinds of padding (released EsViT pads before it shifts, timm shifts before i
             window holds exactly its tokens, and masking the regions gives the same attention with less work.
 """
 
-from collections import OrderedDict
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -42,10 +42,6 @@ class WindowPlan(NamedTuple):
         """Number of windows in one image."""
         height, width = self.padded
         return (height // self.window[0]) * (width // self.window[1])
-
-    @property
-    def needs_mask(self) -> bool:
-        return any(self.shift) or (self.mask_padding and any(self.padding))
 
 
 def plan_windows(size: Size, table: Size, shift: Size, mask_padding: bool) -> WindowPlan:
@@ -92,14 +88,10 @@ def offsets(plan: WindowPlan, tokens: Tensor) -> Tensor:
     return _cached(_build_offsets, (plan.window, plan.table), tokens)
 
 
-def pairs_of_rows(plan: WindowPlan, tokens: Tensor) -> Tensor:
-    """Return (rows of the table, N): the numbers of the token pairs that read a row; N · N means no pair."""
-    return _cached(_build_pairs, (plan.window, plan.table), tokens)
-
-
 def mask(plan: WindowPlan, tokens: Tensor) -> Tensor | None:
     """Return (windows, N, N): 0 for allowed pairs, :data:`MASKED` for others; None if all are allowed."""
-    return _cached(_build_mask, (plan,), tokens) if plan.needs_mask else None
+    needs_mask = any(plan.shift) or (plan.mask_padding and any(plan.padding))
+    return _cached(_build_mask, (plan,), tokens) if needs_mask else None
 
 
 def _build_offsets(window: Size, table: Size, device: torch.device) -> Tensor:
@@ -111,7 +103,10 @@ def _build_offsets(window: Size, table: Size, device: torch.device) -> Tensor:
 
 
 def _build_pairs(window: Size, table: Size, device: torch.device) -> Tensor:
-    """A row belongs to one offset, so every token is the first of at most one of its pairs."""
+    """Return (rows of the table, N): the numbers of the token pairs that read a row; N · N means no pair.
+
+    A row belongs to one offset, so every token is the first of at most one of its pairs.
+    """
     position = torch.arange(window[0] * window[1], device=device)
     row, column = position // window[1], position % window[1]
     entry = torch.arange((2 * table[0] - 1) * (2 * table[1] - 1), device=device)[:, None]
@@ -148,23 +143,17 @@ def _axis_regions(plan: WindowPlan, axis: int, device: torch.device) -> tuple[Te
 # Masks and offsets depend only on shapes. They are cached per device outside the modules, so that copies of a model
 # share them and checkpoints do not contain them. Tracing (compile, export, jit) computes them in the graph and fuses
 # them into later operations; a cached tensor would be a constant there.
-_cache: OrderedDict[tuple[object, ...], Tensor] = OrderedDict()
-_CACHE_ENTRIES = 256
+@functools.lru_cache(maxsize=256)
+def _build_once(build: Callable[..., Tensor], arguments: tuple, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # a tensor made in inference mode cannot be used in training
+        return build(*arguments, device)
 
 
 def _cached(build: Callable[..., Tensor], arguments: tuple, tokens: Tensor) -> Tensor:
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # pyright: ignore
     if traced or type(tokens) not in (Tensor, nn.Parameter) or tokens.is_meta:
         return build(*arguments, tokens.device)
-    key = (build, arguments, tokens.device)
-    result = _cache.get(key)
-    if result is None:
-        with torch.inference_mode(False):  # a tensor made in inference mode cannot be used in training
-            result = build(*arguments, tokens.device)
-        _cache[key] = result
-        while len(_cache) > _CACHE_ENTRIES:
-            _cache.popitem(last=False)
-    return result
+    return _build_once(build, arguments, tokens.device)
 
 
 def relative_bias(table: Tensor, plan: WindowPlan) -> Tensor:
@@ -183,7 +172,7 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        pairs = pairs_of_rows(ctx.plan, gradient)
+        pairs = _cached(_build_pairs, (ctx.plan.window, ctx.plan.table), gradient)
         flat = gradient.flatten(0, 1)
         read = pairs < len(flat)
         return torch.where(read[..., None], flat[pairs.clamp_max(len(flat) - 1)], 0.0).sum(1), None

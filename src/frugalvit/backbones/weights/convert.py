@@ -5,8 +5,6 @@ by the names, rename the tensors by the layout's rules. Our networks keep the re
 timm's. So most layouts need few rules.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -34,22 +32,6 @@ _SECOND_CLASSIFIER = re.compile(r"^head_(dist\.(?:weight|bias))$")
 
 
 @dataclass(frozen=True)
-class Contents:
-    """An opened checkpoint. Names have no wrapper prefixes and are not renamed yet."""
-
-    kind: str
-    """The format: "frugalvit", "esvit", "dino", "vts-drloc", "swin" (Microsoft), "t2t-vit", "torchvision", "timm"."""
-
-    layout: Layout
-    network: State
-    heads: State
-    """Projection heads: ``head.*`` of the view level, ``head_dense.*`` of the region level."""
-
-    localization: State
-    """Drloc's MLP, ``drloc.*``."""
-
-
-@dataclass(frozen=True)
 class Layout:
     """A naming scheme of tensors: a pattern that recognizes it, and rules that rename to our names."""
 
@@ -65,8 +47,20 @@ class Layout:
         return name
 
 
-def _next_stage(match: re.Match[str]) -> str:
-    return f"layers.{int(match[1]) + 1}.downsample."
+@dataclass(frozen=True)
+class Contents:
+    """An opened checkpoint. Names have no wrapper prefixes and are not renamed yet."""
+
+    kind: str
+    """The format: "frugalvit", "esvit", "dino", "vts-drloc", "swin" (Microsoft), "t2t-vit", "torchvision", "timm"."""
+
+    layout: Layout
+    network: State
+    heads: State
+    """Projection heads: ``head.*`` of the view level, ``head_dense.*`` of the region level."""
+
+    localization: State
+    """Drloc's MLP, ``drloc.*``."""
 
 
 def _patches_to_convolution(name: str, tensor: Tensor) -> Tensor:
@@ -117,7 +111,7 @@ _LAYOUTS = (
         "Swin (Microsoft's names)",
         "swin",
         r"^layers\.0\.downsample\.",
-        rules=((r"^layers\.(\d+)\.downsample\.", _next_stage),),
+        rules=((r"^layers\.(\d+)\.downsample\.", lambda match: f"layers.{int(match[1]) + 1}.downsample."),),
     ),
     Layout("Swin", "timm", r"^layers\.0\.blocks\.0\.attn\.relative_position_bias_table$"),
     Layout("ViT", "timm", r"^blocks\.0\.attn\.qkv\.weight$"),

@@ -275,11 +275,11 @@ def timm_architecture(backbone: Backbone) -> tuple[str, dict[str, Any]]:
 def _swin_architecture(
     backbone: Backbone, model: SwinTransformer, common: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    shape = {**common, "img_size": list(backbone.img_size), **model.shape()}
+    shape = {**common, "img_size": list(backbone.img_size), **model.shape}
     timm_shape = {key: value for key, value in shape.items() if key not in ("padding", "norm_eps")}
     attentions = [module for module in model.modules() if isinstance(module, WindowAttention)]
     has_square_windows = all(attention.window_size[0] == attention.window_size[1] for attention in attentions)
-    is_padded = min(backbone.img_size) < model.shape()["patch_size"]  # timm's Swin cannot pad an image to its patch
+    is_padded = min(backbone.img_size) < model.patch_size  # timm's Swin cannot pad an image to its patch
     if has_square_windows and not is_padded and _is_equal(backbone, TIMM_SWIN, timm_shape):
         return TIMM_SWIN, timm_shape
     return backbone.architecture, shape

@@ -219,10 +219,6 @@ def _filter(
     return Filter(pixel.long(), weight / weight.sum(-1, keepdim=True))
 
 
-def _triangle(x: Tensor) -> Tensor:
-    return (1 - x.abs()).clamp_(min=0)
-
-
 def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
     x = x.abs()
     near = ((a + 2) * x - (a + 3)) * x * x + 1
@@ -230,7 +226,7 @@ def _cubic(x: Tensor, a: float = -0.5) -> Tensor:
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
 
 
-_KERNEL = {"bilinear": _triangle, "bicubic": _cubic}
+_KERNEL = {"bilinear": lambda x: (1 - x.abs()).clamp_(min=0), "bicubic": _cubic}
 
 
 def pad_crop(images: Tensor, corners: Tensor, flips: Tensor, pad: int) -> Tensor:

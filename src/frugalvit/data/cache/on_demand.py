@@ -1,7 +1,5 @@
 """Images that are not cached: worker processes decode and resize them while training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -58,7 +56,7 @@ class OnDemandStore(ImageStore):
     def decodes_on_demand(self) -> bool:
         return True
 
-    def fetcher(self, order: Order) -> WorkerFetcher:
+    def fetcher(self, order: Order) -> Fetcher:
         return WorkerFetcher(self, order)
 
     def pool(self) -> WorkerPool:

@@ -1,7 +1,5 @@
 """The ``ImageStore`` interface of the loader, the store of cached images, and its file."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -12,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -118,7 +116,7 @@ class CachedStore(ImageStore):
     @classmethod
     def from_arrays(
         cls, images: np.ndarray | Tensor, labels: np.ndarray | Tensor | None = None, device: torch.device | str = "cpu"
-    ) -> CachedStore:
+    ) -> Self:
         """Store decoded images of one size: uint8 (N, 3, H, W), or (N, H, W, 3)."""
         tensor = torch.as_tensor(images)
         if tensor.shape[1] != 3 and tensor.shape[-1] == 3:
@@ -176,11 +174,8 @@ class CachedFetcher(Fetcher):
         ready = self.pending.pop(step, None)
         host = ready.result() if ready is not None else store.gather(rows)
         if self.pool is not None:
-            self.pending = {step + 1: self.pool.submit(self._gather_step, step + 1)}
+            self.pending = {step + 1: self.pool.submit(lambda: store.gather(store.rows[self.order(step + 1)]))}
         return host.to(store.device, non_blocking=True)
-
-    def _gather_step(self, step: int) -> Tensor:
-        return self.store.gather(self.store.rows[self.order(step)])
 
 
 class SharedStores:

@@ -5,13 +5,11 @@ The readers serve the steps round-robin, and a reader's sequence depends only on
 a function of the step, and resume skips exactly the examples taken.
 """
 
-from __future__ import annotations
-
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -123,7 +121,7 @@ class StreamingBatches(BatchSource):
         other._unreadable, other.damaged, other.max_bad = [], dict(self.damaged), 1.0
         return other.batch_at(step)
 
-    def with_batch_size(self, batch: int) -> StreamingBatches:
+    def with_batch_size(self, batch: int) -> Self:
         self.close()
         check_batch(batch, self.world, self.mixing)
         other = copy.copy(self)

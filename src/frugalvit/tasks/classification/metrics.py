@@ -16,7 +16,6 @@ class ClassificationScores:
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
-        self.top5 = torch.zeros((), dtype=torch.int64, device=device)
         self.features: Tensor | None = None  # of the first batch, (B, D)
         self.nonfinite = torch.zeros((), dtype=torch.int64, device=device)  # images with non-finite logits
         self.parts = PartCounts(classes, device)
@@ -26,7 +25,6 @@ class ClassificationScores:
         classes = len(self.confusion)
         self.nonfinite += (~logits.isfinite()).any(1).sum()
         best = logits.topk(min(5, classes), dim=1).indices
-        self.top5 += (best == labels[:, None]).any(1).sum()
         self.parts.add(best, labels, index)
         cells = labels * classes + best[:, 0]
         self.confusion += torch.bincount(cells, minlength=classes * classes).view(classes, classes)
@@ -34,9 +32,9 @@ class ClassificationScores:
     def reduced(self, fabric: Fabric) -> ClassificationScores:
         """Sum the counts over all ranks."""
         if fabric.world_size > 1:
-            counts = (self.confusion, self.top5, self.nonfinite, self.parts.counts)
+            counts = (self.confusion, self.nonfinite, self.parts.counts)
             summed: Any = [fabric.all_reduce(count, reduce_op="sum") for count in counts]
-            self.confusion, self.top5, self.nonfinite, self.parts.counts = summed
+            self.confusion, self.nonfinite, self.parts.counts = summed
         return self
 
     def has_nonfinite(self) -> bool:
@@ -64,14 +62,4 @@ class ClassificationScores:
 
     def summary(self) -> dict[str, float]:
         """Return the scores in percent. Mean per class covers the classes that have images."""
-        confusion = self.confusion.cpu().double()  # first to the CPU: MPS has no float64
-        counts = confusion.sum(1)
-        total = counts.sum().clamp(min=1)
-        right = confusion.diagonal()
-        present = counts > 0
-        per_class = (right[present] / counts[present]).mean() if present.any() else torch.zeros(())
-        return {
-            "top1": 100 * (right.sum() / total).item(),
-            "top5": 100 * (self.top5.cpu().double() / total).item(),
-            "mean_per_class": 100 * per_class.item(),
-        }
+        return self.parts.scores() or dict.fromkeys(("top1", "top5", "mean_per_class"), 0.0)

@@ -4,8 +4,6 @@ Dense tasks keep the shape of each image, so they cannot use the classifier's st
 are drawn for the global batch, and each rank takes its part; the next step loads while the device works.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import math
@@ -13,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +20,7 @@ from frugalvit.data.bad_images import UnreadableImage, substitutes
 from frugalvit.data.cache.build import memory_share
 from frugalvit.data.decode import decode, read_header
 from frugalvit.data.formats.annotated_images import check_bad, warn_unreadable
-from frugalvit.data.rng import generator_for, uniform
+from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
@@ -103,7 +101,7 @@ class ImageReader:
         self.bad, self.max_bad = [(fault.name, fault.reason) for fault in self.faults.values()], max_bad
         return list(self.faults)
 
-    def without_bad(self) -> ImageReader:
+    def without_bad(self) -> Self:
         """Return a reader of the readable images, with their cached pixels."""
         readable = [index for index in range(len(self)) if index not in self.faults]
         reader = copy.copy(self)
@@ -178,15 +176,9 @@ class StepLoader(Generic[T]):
 
 
 def to_device_flat(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Concatenate the elements of all parts on the device, with one copy from pinned memory.
-
-    A copy from other memory would wait for all work that is queued on the device.
-    """
-    flat = [part.reshape(-1) for part in parts]
-    if device.type != "cuda" or parts[0].device == device:
-        return torch.cat(flat).to(device)
-    pinned = torch.empty(sum(len(part) for part in flat), dtype=parts[0].dtype, pin_memory=True)
-    return torch.cat(flat, out=pinned).to(device, non_blocking=True)
+    """Concatenate the elements of all parts on the device, with one copy that does not wait for its queued work."""
+    moved = parts if parts[0].device == device else to_device_packed(parts, device)
+    return torch.cat([part.reshape(-1) for part in moved])
 
 
 def share(count: int, fabric: Any) -> range:

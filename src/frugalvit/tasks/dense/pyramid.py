@@ -15,6 +15,7 @@ from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.architectures.common import MapNorm
+from frugalvit.backbones.timm_features import eval_no_grad
 
 
 class Pyramid(nn.Module):
@@ -86,11 +87,8 @@ def _upsample(width: int, times: int) -> nn.Module:
 def _shapes(backbone: Backbone) -> list[tuple[int, float]]:
     """Measure (channels, stride) of every stage with one blank image."""
     side = _probe_side(backbone)
-    was_training = backbone.training
-    backbone.eval()
-    with torch.no_grad():
+    with eval_no_grad(backbone):
         maps = backbone.stages(torch.zeros(1, backbone.in_chans, side, side))
-    backbone.train(was_training)
     known = [entry["reduction"] for entry in getattr(backbone.model, "feature_info", None) or []]
     return [(grid.shape[1], _stride(side, grid.shape[2], known)) for grid in maps]
 

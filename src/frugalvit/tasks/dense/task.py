@@ -1,10 +1,8 @@
 """DenseTask: what detection and segmentation have in common as tasks of the trainer."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from lightning_fabric import Fabric
@@ -73,7 +71,7 @@ class DenseTask(Task):
             images = luma(images)
         return (images - self.mean) / self.std
 
-    def train(self, mode: bool = True) -> DenseTask:
+    def train(self, mode: bool = True) -> Self:
         super().train(mode)
         if mode and self.freezes_norms:
             for module in self.backbone.modules():

@@ -23,7 +23,7 @@ from torchvision.ops import (
 
 from frugalvit.tasks.dense.pyramid import FeaturePyramid
 from frugalvit.tasks.detection.heads import DetectorHead
-from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, Target, mask_layers, roi_align
+from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, Maps, Sizes, Target, mask_layers, roi_align
 from frugalvit.tasks.detection.masks import mask_loss, select_masked
 from frugalvit.tasks.detection.regions import (
     add_objects,
@@ -70,11 +70,7 @@ class CascadeHead(DetectorHead):
         self.mask_stages = nn.ModuleList(nn.ModuleDict(mask_layers(spec, features)) for _ in OVERLAPS if spec.masks)
 
     def forward(
-        self,
-        features: dict[str, Tensor],
-        proposals: list[Tensor],
-        sizes: list[tuple[int, int]],
-        targets: list[Target] | None = None,
+        self, features: Maps, proposals: list[Tensor], sizes: Sizes, targets: list[Target] | None = None
     ) -> tuple[list[Target], dict[str, Tensor]]:
         if self.training:
             assert targets is not None
@@ -85,11 +81,7 @@ class CascadeHead(DetectorHead):
         return list(self.stages)
 
     def _losses(
-        self,
-        features: dict[str, Tensor],
-        proposals: list[Tensor],
-        sizes: list[tuple[int, int]],
-        targets: list[Target],
+        self, features: Maps, proposals: list[Tensor], sizes: Sizes, targets: list[Target]
     ) -> dict[str, Tensor]:
         boxes = add_objects(proposals, targets)
         losses: dict[str, Tensor] = {}
@@ -114,19 +106,17 @@ class CascadeHead(DetectorHead):
             boxes = drop_empty(self._refine(number, offsets.detach(), boxes, sizes))
         return losses
 
-    def _masks(
-        self, number: int, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]
-    ) -> Tensor:
+    def _masks(self, number: int, features: Maps, boxes: list[Tensor], sizes: Sizes) -> Tensor:
         parts: Any = self.mask_stages[number]
         return parts["mask_predictor"](parts["mask_head"](parts["mask_roi_pool"](features, boxes, sizes)))
 
-    def _refine(self, number: int, offsets: Tensor, boxes: list[Tensor], sizes: list[tuple[int, int]]) -> list[Tensor]:
+    def _refine(self, number: int, offsets: Tensor, boxes: list[Tensor], sizes: Sizes) -> list[Tensor]:
         """Apply offsets (N, 4) or (N, classes, 4) to the regions and clip the boxes to their images."""
         moved = self.coders[number].decode(offsets.flatten(1), boxes).reshape(offsets.shape)
         parts = moved.split([len(part) for part in boxes])
         return [clip_boxes_to_image(part, size) for part, size in zip(parts, sizes, strict=True)]
 
-    def _detect(self, features: dict[str, Tensor], boxes: list[Tensor], sizes: list[tuple[int, int]]) -> list[Target]:
+    def _detect(self, features: Maps, boxes: list[Tensor], sizes: Sizes) -> list[Target]:
         total = torch.zeros(())
         for number, stage in enumerate(self.stages):
             logits, offsets = stage(self.crop(features, boxes, sizes))

@@ -11,7 +11,16 @@ from torchvision.models.detection.faster_rcnn import TwoMLPHead
 
 from frugalvit.config.dense import DETECTOR_HEADS
 from frugalvit.tasks.dense.pyramid import FeaturePyramid
-from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, FloatPredictor, Target, mask_layers, roi_align
+from frugalvit.tasks.detection.layers import (
+    MIN_SCORE,
+    DetectorSpec,
+    FloatPredictor,
+    Maps,
+    Sizes,
+    Target,
+    mask_layers,
+    roi_align,
+)
 from frugalvit.tasks.detection.regions import MaskedRoIHeads
 
 
@@ -25,17 +34,11 @@ class DetectorHead(nn.Module, ABC):
 
     @abstractmethod
     def forward(
-        self,
-        features: dict[str, Tensor],
-        proposals: list[Tensor],
-        sizes: list[tuple[int, int]],
-        targets: list[Target] | None = None,
+        self, features: Maps, proposals: list[Tensor], sizes: Sizes, targets: list[Target] | None = None
     ) -> tuple[list[Target], dict[str, Tensor]]:
         """Return (detections, losses): losses by name while training, else one dict of detections per image.
 
-        features:   maps of the pyramid by level, (B, C, h, w)
         proposals:  regions (r, 4) of each image in pixels of the input
-        sizes:      (height, width) of each image in the padded input
         detections: boxes (n, 4), labels (n,), scores (n,), and masks (n, 1, m, m) if the head predicts masks
         """
 

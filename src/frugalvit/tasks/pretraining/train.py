@@ -292,19 +292,15 @@ def make_monitor(
     """
     count = 8 * config.health.images if source.classes else config.health.images
     gallery = _sample(source.splits[_first_split(source)].sample_images(), count)
-    split, queries = _query_split(source), None
+    # The queries are val, else test; never the gallery.
+    others = [split for split in ("val", "test") if split != _first_split(source) and source.splits.get(split)]
+    split, queries = others[0] if others and source.classes else None, None
     if split is not None:
         queries = builders.eval_set(_sample(source.splits[split], config.health.images), backbone, config, fabric)
     monitor = FeatureMonitor(
         builders.eval_set(gallery, backbone, config, fabric), queries, len(source.classes or ()), fabric
     )
     return monitor, SAMPLE if split is None or split in _TRAINED[config.images] else split
-
-
-def _query_split(source: DatasetSplits) -> str | None:
-    """Return the split of the k-NN queries: val, else test; never the gallery's."""
-    others = [split for split in ("val", "test") if split != _first_split(source) and source.splits.get(split)]
-    return others[0] if others and source.classes else None
 
 
 def _first_split(source: DatasetSplits) -> str:

@@ -1,8 +1,6 @@
 """Confusion matrix of pixels: IoU and accuracy of segmenters."""
 
-from __future__ import annotations
-
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -33,7 +31,7 @@ class Confusion:
         pairs = truth[counted].long() * self.classes + predicted[counted].long()
         self.parts[index % PARTS] += torch.bincount(pairs, minlength=self.classes**2).view(self.classes, self.classes)
 
-    def reduced(self, fabric: Any) -> Confusion:
+    def reduced(self, fabric: Any) -> Self:
         """Sum the counts over all ranks."""
         self.parts = fabric.all_reduce(self.parts, reduce_op="sum")
         return self
