@@ -14,6 +14,7 @@ import torch._inductor.config as inductor
 from lightning_fabric import Fabric
 
 import train_step
+from frugalvit import api
 from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.config.defaults import Facts
 from frugalvit.config.pretrain import PretrainConfig
@@ -81,11 +82,10 @@ def test_a_hybrid_is_compiled_on_request() -> None:
 
 def test_attention_of_cudnn_is_off() -> None:
     """It returned wrong gradients: compiled hybrids fell back to chance."""
-    before, threads = torch.backends.cuda.cudnn_sdp_enabled(), torch.get_num_threads()
-    configure_cuda()
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(before)
-    torch.set_num_threads(threads)
+    with api._preserve_torch():
+        configure_cuda()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.parametrize(

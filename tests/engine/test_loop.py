@@ -214,7 +214,7 @@ def test_summary_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     run = RunFolder(tmp_path)
-    monkeypatch.setattr("frugalvit.runs.run_folder.write_text", full)
+    monkeypatch.setattr("frugalvit.utils.files.write_text", full)
     with pytest.raises(UserError, match=r"Could not save summary.json.*No space left on device"):
         run.save_json("summary.json", {})
     run.close()

@@ -223,6 +223,6 @@ def test_a_run_that_collapses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, r
     assert summary["top1"] == (100 if rescue else 50)
     assert any("back at chance" in alarm and "--lr" in alarm for alarm in summary["alarms"])
     assert [entry["step"] for entry in summary["rescues"]] == [68] * rescue
-    assert ("rescue at step 68" in page) == rescue and ("ended at chance" in page) == (not rescue)
+    assert ("rescue at step 68" in page.lower()) == rescue and ("ended at chance" in page) == (not rescue)
     assert ("ended at chance" in result.notes[-1]) == (not rescue)
     assert any("at step 68" in note for note in result.notes) == rescue
