@@ -102,10 +102,10 @@ def test_results_are_cached_until_the_data_changes(four: Path, tmp_path: Path, m
     run(four, tmp_path / "out", datasets=both)
     assert scored == ["dtd"]
     # Another seed has other random weights: another model.
-    for setting in ({"seed": 1}, {"val_fraction": 0.3}, {"max_iterations": 7}, {"precision": "bf16"}):
+    for setting in ({"seed": 1}, {"precision": "bf16"}):
         run(four, tmp_path / "out", datasets=["gtsrb"], **setting)
         run(four, tmp_path / "out", datasets=["gtsrb"], batch=3, **setting)
-    assert scored[1:] == ["gtsrb"] * 4
+    assert scored[1:] == ["gtsrb"] * 2
 
 
 def test_unconverged_fits_are_warned_of(four: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
