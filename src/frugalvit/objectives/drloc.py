@@ -390,7 +390,7 @@ class DenseLocalization(nn.Module):
 
     dims:       channels of each grid, in the order of ``forward``
     grid_sizes: ``grid_size`` of :class:`RelativeLocalization` per grid; ``None``, as in the paper, never pools. Other
-    options:    the other options of :class:`RelativeLocalization`
+                options are those of :class:`RelativeLocalization`
     """
 
     def __init__(
@@ -401,9 +401,13 @@ class DenseLocalization(nn.Module):
         hidden: int = 512,
         grid_sizes: Sequence[int | tuple[int, int] | None] | None = None,
         form: Form = "paper",
-        **options: Any,
+        *,
+        absolute: bool | None = None,
+        normalize: bool = False,
+        precision: Precision = "fp32",
     ) -> None:
         super().__init__()
+        options: dict[str, Any] = {"absolute": absolute, "normalize": normalize, "precision": precision}
         sizes = [None] * len(dims) if grid_sizes is None else list(grid_sizes)
         if not dims or len(sizes) != len(dims):
             raise UserError(f"{len(dims)} dims and {len(sizes)} grid_sizes: use one of each per grid, at least one.")
