@@ -171,11 +171,14 @@ def shorten(words: list[str]) -> list[str]:
     verb = cli.find_command(words)
     assert verb is not None
     changes = SHORT_OPTIONS.get(verb.name, {})
+    words = words[: words.index(">")] if ">" in words else words  # the shell's redirection
     out = _without(words, dict.fromkeys(changes, 1) | REMOVED_OPTIONS)
     if "--resume" in out and out[out.index("--resume") + 1] == "auto":  # it starts here
         out = _without(out, {"resume": 1})
     if verb.name == "export":  # ONNX takes ten seconds, and tests/export/test_onnx.py has it
         out = ["timm" if word == "onnx" else word for word in out]
+    if "--suspicious" in out:  # a network's name means weights from the hub
+        out[out.index("--suspicious") + 1] = "runs/features"
     if "--select" in out:  # there are few images
         out[out.index("--select") + 1] = "4"
     is_new = not {"--init", "--continue", "--resume", "--backbone"} & set(out)
