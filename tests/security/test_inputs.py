@@ -23,9 +23,9 @@ from frugalvit.config.yaml import read_yaml
 from frugalvit.data import dataset, image_inputs, open_data
 from frugalvit.data import decode as decoding
 from frugalvit.data.cache.build import build_store
+from frugalvit.data.cache.worker_pool import WorkerPool
 from frugalvit.data.dataset import FileExamples
 from frugalvit.data.formats.ucf101 import make_frames
-from frugalvit.data.worker_pool import WorkerPool
 from frugalvit.errors import UserError
 from frugalvit.experiment.builders import check_out_outside_data
 from frugalvit.tasks.segmentation.dataset import _find_folders

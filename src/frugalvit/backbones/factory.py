@@ -22,6 +22,8 @@ from frugalvit.errors import UserError, to_count
 # Tried with every network, and dropped if it lacks the keyword. With them one object takes every image size.
 _FLEXIBLE = {"dynamic_img_size": True, "strict_img_size": False}
 
+PIXEL_TYPES = ("uint8", "uint16", "float32")
+
 # Keywords that every network is tried with; the network itself refuses those it does not have.
 _COMMON = {"num_classes", "in_chans", "img_size", "drop_path_rate", *_FLEXIBLE}
 
@@ -36,6 +38,7 @@ def create_backbone(
     drop_path: float | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    pixel_type: str = "uint8",
     keep_patch_size: bool = False,
     knn_head: dict[str, Any] | None = None,
     **keywords: Any,
@@ -48,6 +51,7 @@ def create_backbone(
     grid_norm   False returns the tokens before the final norm as grid (the released Drloc's Swin)
     drop_path   the rate of stochastic depth; None keeps the network's default
     mean, std   of the pixels; None for ImageNet's, or for those of the pretrained weights
+    pixel_type  uint8 for photos; uint16 or float32 for images that keep the values of their files (with mean and std)
     keep_patch_size  True keeps patches, windows and strides at any image size: trained weights need this.
                 False makes patches or strides of a new network smaller if its final grid would be too small.
     knn_head    a k-NN classifier instead of a linear one: ``{"images": 100, "k": 20, "temperature": 0.07}``
@@ -88,6 +92,10 @@ def create_backbone(
     pixel_mean, pixel_std = _resolve_statistics(model, in_chans, pretrained, mean, std)
     if (pixel_mean, pixel_std) != _default_statistics(in_chans):
         resolved |= {"mean": list(pixel_mean), "std": list(pixel_std)}
+    if pixel_type not in PIXEL_TYPES or (pixel_type != "uint8" and (mean is None or std is None)):
+        raise UserError(f"pixel_type={pixel_type!r}: use {', '.join(PIXEL_TYPES)}; all but the first need mean and std")
+    if pixel_type != "uint8":
+        resolved["pixel_type"] = pixel_type
     if not grid_norm:
         resolved["grid_norm"] = False
     if drop_path is not None:
@@ -106,6 +114,7 @@ def create_backbone(
         keywords={key: _to_json(value) for key, value in resolved.items()},
         mean=pixel_mean,
         std=pixel_std,
+        pixel_type=pixel_type,
         grid_norm=grid_norm,
         notes=notes,
     )

@@ -222,6 +222,7 @@ def _plan_training(
     facts = replace(facts, eval_images=validation_images, fits_classifier=settings.pretrained)
     settings = resolve_input(settings, facts, decisions)
     with console.quiet():
+        settings = builders.resolve_pixels(settings, source.splits["train"], decisions)
         backbone = train.make_network(settings, source.classes)
     settings = resolve_training(settings, add_backbone_facts(facts, backbone), decisions)
     plan = train.make_plan(settings, facts.images, 1)
@@ -247,6 +248,7 @@ def _plan_pretraining(config: AdviseConfig, source: DatasetSplits, facts: Facts,
     decisions = AutoValues()
     settings = resolve_input(settings, facts, decisions)
     with console.quiet():
+        settings = builders.resolve_pixels(settings, source.splits["train"], decisions)
         student = pretrain.make_network(settings)
     settings = resolve_pretraining(settings, add_backbone_facts(facts, student), decisions)
     plan = pretrain.make_plan(settings, facts.images, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +15,19 @@ import numpy as np
 from PIL import Image
 
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.decode import Header, decode, read_header, resize_to, turn_of
+from frugalvit.data.decode import (
+    PHOTO,
+    Header,
+    PixelFormat,
+    decode,
+    read_header,
+    read_pixels,
+    resize_to,
+    stored_header,
+    turn_of,
+)
 from frugalvit.data.preprocessing import CenterCrop
+from frugalvit.errors import UserError
 from frugalvit.utils.files import open_regular, read_bytes, utf8_safe
 from frugalvit.utils.text import pluralize
 
@@ -51,6 +63,7 @@ class ImageDataset:
 
     streaming: StreamedShards | None = None  # None if the images can be read one by one
     decoded: PackedImages | None = None  # decoded images stored with a packed dataset
+    pixels: PixelFormat = PHOTO  # how images are read; ``pixel_format.py`` decides it when the data is opened
 
     def __init__(self, names: Sequence[str], labels: np.ndarray | None, keys: Sequence[str] | None = None) -> None:
         self.names = list(names)
@@ -85,14 +98,24 @@ class ImageDataset:
         """Return a few bytes of an image, cheap to read; equal images have equal ones. Raises ``UnreadableImage``."""
         return self.raw(index)
 
+    def stored_format(self, index: int) -> PixelFormat:
+        """Return the pixel format that keeps the range and the channels of an image. Raises ``UnreadableImage``."""
+        return PHOTO
+
+    def with_pixels(self, pixels: PixelFormat) -> ImageDataset:
+        """Return the same images, read in another pixel format."""
+        if pixels != self.pixels:
+            raise UserError(f"These images are {self.pixels}, not {pixels}. Only files in folders and tables can be.")
+        return self
+
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        """Decode an image to uint8 (H, W, 3), RGB, upright. Raises ``UnreadableImage``."""
+        """Read an image (H, W, C), upright, in the pixel format. Raises ``UnreadableImage``."""
         return decode(self.raw(index), self.names[index], at_least=at_least)
 
     def read_sized(
         self, index: int, size: tuple[int, int], crop: CenterCrop | None = None
     ) -> tuple[np.ndarray, tuple[int, int]]:
-        """Decode an image to a cached size: uint8 (S, S', 3). Also return the size that crops are drawn in.
+        """Read an image at a cached size: (S, S', C). Also return the size that crops are drawn in.
 
         crop: evaluation's, from all pixels; without it a JPEG may be decoded at a reduced size, for training
         """
@@ -173,14 +196,30 @@ class FileExamples(ImageDataset):
         except (OSError, ValueError):
             return -1
 
+    def stored_format(self, index: int) -> PixelFormat:
+        if self.names[index].lower().endswith(_PICTURES):
+            return PHOTO
+        return stored[1] if (stored := stored_header(self.names[index])) else PHOTO
+
+    def with_pixels(self, pixels: PixelFormat) -> ImageDataset:
+        if pixels == PHOTO and self.pixels.channels not in (1, 3):
+            raise UserError(
+                f"{self.names[0]} and others hold {self.pixels}, but the network takes {PHOTO}. 'frugalvit train' makes "
+                "one for such images; --pretrained adapts published weights to their channels."
+            )
+        same = copy.copy(self)
+        same.pixels = pixels
+        return same
+
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        return decode(self.names[index], at_least=at_least)
+        return read_pixels(self.names[index], pixels=self.pixels, at_least=at_least)
 
     def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
         """Do nothing: files need only their names."""
 
     def header(self, index: int) -> Header:
-        return read_header(self.names[index], complete=True)
+        stored = None if self.pixels == PHOTO else stored_header(self.names[index])
+        return stored[0] if stored else read_header(self.names[index], complete=True)
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         sampled = {round(i) for i in np.linspace(0, len(self) - 1, _SAMPLED_FILES)}
@@ -195,6 +234,7 @@ class FileExamples(ImageDataset):
             yield status.st_size, *modified, *([_hash_start(path)] if index in sampled else [])
 
 
+_PICTURES = (".jpg", ".jpeg", ".webp", ".gif", ".bmp")  # formats that hold no more than 8-bit RGB
 _SAMPLED_FILES, _SAMPLED_BYTES = 16, 4096  # a fingerprint hashes the first bytes of a few files
 
 
@@ -281,8 +321,13 @@ class JoinedExamples(ImageDataset):
         super().__init__(names, np.concatenate(labels) if labels and len(labels) == len(parts) else None, keys)
         targets = [part.targets for part in parts if part.targets is not None]
         self.targets = np.concatenate(targets) if targets and len(targets) == len(parts) else None
-        self.parts = list(parts)
+        self.parts, self.pixels = list(parts), parts[0].pixels
         self.rows = [(number, i) for number, part in enumerate(parts) for i in range(len(part))]
+
+    def with_pixels(self, pixels: PixelFormat) -> ImageDataset:
+        same = copy.copy(self)
+        same.parts, same.pixels = [part.with_pixels(pixels) for part in self.parts], pixels
+        return same
 
     def _part(self, index: int) -> tuple[ImageDataset, int]:
         number, inner = self.rows[index]

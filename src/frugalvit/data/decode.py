@@ -1,11 +1,13 @@
 """Decode image files to pixels, or raise ``UnreadableImage`` with a reason.
 
-The result is RGB, uint8, (height, width, 3), rotated upright by EXIF. Transparent pixels become white. Grey, palette,
-1-bit and CMYK images and the first frame of an animation become RGB. 16-bit grey is scaled from its full range (not
-clipped), floating point from [0, 1], [0, 255] or else its own range. Images above ``MAX_MEGAPIXELS`` are refused.
+``decode`` returns RGB, uint8, (height, width, 3), rotated upright by EXIF. Transparent pixels become white. Grey,
+palette, 1-bit and CMYK images and the first frame of an animation become RGB. 16-bit grey is scaled from its full range
+(not clipped), floating point from [0, 1], [0, 255] or else its own range. Images above ``MAX_MEGAPIXELS`` are refused.
+``read_pixels`` keeps the range and the channels of files that hold more: 16 bits, floating point, other channels.
 """
 
 import functools
+import math
 import os
 import threading
 import warnings
@@ -19,9 +21,10 @@ import torch
 from PIL import Image
 
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.preprocessing import exif_orientation, upright_rgb
+from frugalvit.data.preprocessing import Stored, exif_orientation, find_stored, load_values, on_planes, upright_rgb
 from frugalvit.errors import UserError
 from frugalvit.utils.files import open_regular
+from frugalvit.utils.text import pluralize
 
 MAX_MEGAPIXELS = 200.0
 LARGE_MEGAPIXELS = 25.0
@@ -35,11 +38,27 @@ EXTENSIONS = frozenset((
     ".pnm", ".jp2", ".j2k", ".jpx", ".avif", ".heic", ".heif",
 ))  # fmt: skip
 """Extensions of image files. HEIC photos cannot be decoded: they are listed so that ``frugalvit data`` reports them."""
+ARRAYS = frozenset((".npy", ".dcm", ".dicom"))
+"""Extensions of files that are images only in folders without other images: arrays may also be features or masks."""
 
+_SHOWN_PERCENTILES = (1, 99)  # the darkest and the brightest value of a picture of values
 _DARK = 32  # of 255; any set of photographs has far brighter pixels
 _TRUNCATED_TEXTS = ("truncated", "unexpected end", "not enough", "no more images")
 _TRUNCATED = "truncated: the file ends before the {} data"
 _TAIL = 64 * 1024
+
+
+class PixelFormat(NamedTuple):
+    """The type and the number of channels of an image: uint8 is 8-bit RGB, and other types keep the file's values."""
+
+    type: str = "uint8"
+    channels: int = 3
+
+    def __str__(self) -> str:
+        return "8-bit RGB" if self == PHOTO else f"{self.type} values in {pluralize(self.channels, 'channel')}"
+
+
+PHOTO = PixelFormat()
 
 
 class Header(NamedTuple):
@@ -79,21 +98,70 @@ def decode(
         return pixels_of(image, label, at_least=at_least)
 
 
+def read_pixels(
+    content: bytes | str | Path,
+    name: str | None = None,
+    pixels: PixelFormat = PHOTO,
+    *,
+    at_least: tuple[int, int] | None = None,
+) -> np.ndarray:
+    """Read (H, W, C) in a pixel format: decoded to 8-bit RGB, or the values of the file. Raises ``UnreadableImage``."""
+    if pixels == PHOTO:
+        return decode(content, name, at_least=at_least)
+    stored, stream, label = _open_stored(content, name)
+    with stream:
+        if stored is None:
+            decode(content, name)  # a damaged file says why
+        if stored is None or _format_of(stored) != pixels:
+            raise UnreadableImage(label, f"it holds {_format_of(stored)}, not {pixels}")
+        return _load(stored, label)
+
+
+def stored_header(content: bytes | str | Path, name: str | None = None) -> tuple[Header, PixelFormat] | None:
+    """Return the facts about a file that holds more than 8-bit RGB; None for 8-bit pictures."""
+    stored, stream, _ = _open_stored(content, name)
+    stream.close()
+    pixels = _format_of(stored)
+    if stored is None or pixels == PHOTO:
+        return None
+    return Header(stored.kind, stored.shape[1], stored.shape[0], str(pixels)), pixels
+
+
+def _format_of(stored: Stored | None) -> PixelFormat:
+    return PHOTO if stored is None or stored.dtype == "uint8" else PixelFormat(stored.dtype, stored.shape[2])
+
+
+def to_picture(values: np.ndarray) -> np.ndarray:
+    """Show values (H, W, C) as 8-bit RGB: the first three channels, or the first as grey, between two percentiles.
+
+    8-bit RGB is returned unchanged.
+    """
+    if values.dtype == np.uint8:
+        return values
+    shown = values[:, :, : 3 if values.shape[2] >= 3 else 1].astype(np.float32)
+    low, high = np.percentile(shown, _SHOWN_PERCENTILES, axis=(0, 1)).astype(np.float32)
+    scaled = (shown - low) * (255 / np.maximum(high - low, np.finfo(np.float32).tiny))
+    return np.repeat(np.rint(scaled.clip(0, 255)).astype(np.uint8), 3 // shown.shape[2], axis=2)
+
+
 def resize_to(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize (H, W, 3) to (S, S', 3), antialiased; unchanged if it has that size."""
+    """Resize (H, W, C) to (S, S', C), antialiased; unchanged if it has that size."""
     if pixels.shape[:2] == size:
         return pixels if pixels.flags.writeable else pixels.copy()
-    resized = Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BICUBIC, reducing_gap=3.0)
-    return np.array(resized)
+    shape = (size[1], size[0])
+    return on_planes(pixels, lambda image: image.resize(shape, Image.Resampling.BICUBIC, reducing_gap=3.0))
 
 
-def as_pixels(picture: Any) -> np.ndarray:
-    """Return the pixels (H, W, 1 or 3) of a path, a file's bytes, a PIL image, an array or a tensor.
+def as_pixels(picture: Any, wanted: PixelFormat = PHOTO) -> np.ndarray:
+    """Return the pixels (H, W, C) of a path, a file's bytes, a PIL image, an array or a tensor.
 
-    An array is uint8, (H, W) or (H, W, C). A tensor is (H, W) or (C, H, W), uint8 or floats from 0 to 1.
+    An array is uint8, (H, W) or (H, W, C). A tensor is (H, W) or (C, H, W), uint8 or floats from 0 to 1. C is 1 or 3.
+    In another format than 8-bit RGB, arrays and tensors hold the same values as the files that the model learned from.
     """
     if isinstance(picture, str | bytes | os.PathLike):
-        return decode(os.fspath(picture))
+        return read_pixels(os.fspath(picture), pixels=wanted)
+    if wanted != PHOTO:
+        return _as_values(picture, wanted)
     if isinstance(picture, torch.Tensor):
         pixels = _from_tensor(picture)
     else:
@@ -106,6 +174,19 @@ def as_pixels(picture: Any) -> np.ndarray:
             "(3, H, W). Give several images as a list."
         )
     return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def _as_values(picture: Any, wanted: PixelFormat) -> np.ndarray:
+    if isinstance(picture, torch.Tensor):
+        picture = picture.detach().cpu().movedim(0, -1) if picture.ndim == 3 else picture.detach().cpu()
+    values = np.asarray(picture)
+    values = values[:, :, None] if values.ndim == 2 else values
+    if values.ndim != 3 or values.dtype.kind not in "uif" or values.shape[2] != wanted.channels or not values.size:
+        raise UserError(
+            f"Expected an image of {wanted}, got a {type(picture).__name__} of {values.dtype} and shape "
+            f"{values.shape}. Give a path, an array (H, W, {wanted.channels}) or a tensor ({wanted.channels}, H, W)."
+        )
+    return np.ascontiguousarray(values, wanted.type)
 
 
 def _from_tensor(image: torch.Tensor) -> np.ndarray:
@@ -151,9 +232,7 @@ def read_header(content: bytes | str | Path, name: str | None = None, *, complet
 
 def _open(content: bytes | str | Path, name: str | None) -> tuple[Image.Image, IO[bytes], str]:
     """Recognize the format by the first bytes and read the header. Returns image, stream and name."""
-    _ignore_pillow_warnings()
-    label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
-    stream: IO[bytes] = BytesIO(content) if isinstance(content, bytes) else _open_file(Path(content), label)
+    stream, label = _open_stream(content, name)
     try:
         image = _identify(stream, label)
         megapixels = image.width * image.height / 1e6
@@ -167,6 +246,42 @@ def _open(content: bytes | str | Path, name: str | None) -> tuple[Image.Image, I
         stream.close()
         raise
     return image, stream, label
+
+
+def _open_stored(content: bytes | str | Path, name: str | None) -> tuple[Stored | None, IO[bytes], str]:
+    """Return what a file holds if it is more than an 8-bit picture, the stream and the name."""
+    stream, label = _open_stream(content, name)
+    try:
+        return _find_stored(stream, label), stream, label
+    except BaseException:
+        stream.close()
+        raise
+
+
+def _find_stored(stream: IO[bytes], label: str) -> Stored | None:
+    try:
+        stored = find_stored(stream)
+    except ImportError as error:
+        raise UserError(f'{label}: reading it needs {error.name}: pip install "frugalvit[science]"') from None
+    except Exception as error:  # hostile bytes raise every kind of error
+        raise UnreadableImage(label, str(error) if isinstance(error, ValueError) else _reason(error, None)) from None
+    if stored is not None and not 0 < math.prod(stored.shape) <= 3e6 * MAX_MEGAPIXELS:
+        raise UnreadableImage(label, f"its shape is {stored.shape}: empty, or above {MAX_MEGAPIXELS:,g} megapixels RGB")
+    return stored
+
+
+def _load(stored: Stored, label: str) -> np.ndarray:
+    try:
+        with turn_of(stored.shape[0] * stored.shape[2], stored.shape[1]):
+            return load_values(stored)
+    except Exception as error:  # hostile bytes raise every kind of error
+        raise UnreadableImage(label, _reason(error, stored.kind)) from None
+
+
+def _open_stream(content: bytes | str | Path, name: str | None) -> tuple[IO[bytes], str]:
+    _ignore_pillow_warnings()
+    label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
+    return (BytesIO(content) if isinstance(content, bytes) else _open_file(Path(content), label)), label
 
 
 def _open_file(path: Path, label: str) -> IO[bytes]:
@@ -197,7 +312,21 @@ def _identify(stream: IO[bytes], label: str) -> Image.Image:
                 return factory(stream, label)
         except Exception:  # a damaged header raises every kind of error
             continue
-    raise UnreadableImage(label, _describe_file(prefix))
+    stream.seek(0)
+    try:
+        stored = _find_stored(stream, label)
+    except UnreadableImage:
+        raise
+    except UserError as missing:  # a package; other images may not need it
+        raise UnreadableImage(label, str(missing).removeprefix(f"{label}: ")) from None
+    if stored is None:
+        raise UnreadableImage(label, _describe_file(prefix))
+    if stored.dtype != "uint8":
+        raise UnreadableImage(label, f"it holds {_format_of(stored)}, not {PHOTO}")
+    values = _load(stored, label)
+    picture = Image.fromarray(values[:, :, 0] if values.shape[2] == 1 else values)
+    picture.format = stored.kind
+    return picture
 
 
 def _describe_file(prefix: bytes) -> str:

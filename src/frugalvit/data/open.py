@@ -16,6 +16,7 @@ from frugalvit.data.formats.image_folder import is_archive
 from frugalvit.data.formats.named_catalog import DATASETS
 from frugalvit.data.formats.registry import find_format
 from frugalvit.data.paths import local
+from frugalvit.data.pixel_format import set_pixel_format
 from frugalvit.data.split import add_missing_splits, handle_unlabelled
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.utils.files import read_text, utf8_safe
@@ -67,6 +68,7 @@ def open_data(
         root=root,
     )
     source = _open(location, options)
+    set_pixel_format(source)
     if wanted is None:
         check_class_names(source)
     else:

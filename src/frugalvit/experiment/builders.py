@@ -22,11 +22,13 @@ from frugalvit.data.augmentation.transforms import Augment, EvalTransform
 from frugalvit.data.cache.build import CACHE_LOCATIONS, Location, build_store
 from frugalvit.data.cache.store import ImageStore, SharedStores
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.decode import PHOTO, PixelFormat
 from frugalvit.data.image_size import median_side as median_side
 from frugalvit.data.image_size import probe_images
 from frugalvit.data.loader import Batches, BatchSource
 from frugalvit.data.open import check_class_names, without_labels
 from frugalvit.data.paths import is_inside
+from frugalvit.data.pixel_format import measure_statistics
 from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.data.webdataset.stream import ShardStream
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, open_stream, should_stream
@@ -300,7 +302,7 @@ def check_resumed_batch_size(config: ResolvedRunConfig, plan: TrainPlan, run: Ru
 
 def eval_set(examples: ImageDataset, backbone: Backbone, config: ResolvedRunConfig, fabric: Fabric) -> EvalSet:
     """Prepare images for evaluation: resize and center crop."""
-    transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std)
+    transform = EvalTransform(backbone.img_size, backbone.mean, backbone.std, pixel_type=backbone.pixel_type)
     store = get_image_store(examples, backbone.img_size, config, fabric.device, fabric, transform.crop)
     return EvalSet(store, transform, max(64, config.batch) if fabric.device.type == "cuda" else min(config.batch, 64))
 
@@ -352,6 +354,27 @@ def resolve_readers(config: C, examples: ImageDataset, fabric: Fabric, auto: Aut
     return auto.apply(config, type(config))
 
 
+def resolve_pixels(config: C, examples: ImageDataset, auto: AutoValues) -> C:
+    """Resolve the channels, the pixel type and the statistics of a network for other images than 8-bit RGB."""
+    arguments, pixels = config.backbone_args, examples.pixels
+    channels = arguments.get("in_chans", 3 if pixels == PHOTO else pixels.channels)
+    stored = PixelFormat(arguments["pixel_type"], channels) if "pixel_type" in arguments else pixels
+    if stored != pixels or (pixels != PHOTO and channels != pixels.channels):
+        source = f"--init {config.init}" if config.init else "--backbone-args"
+        taken = stored if stored != pixels else pluralize(channels, "channel")
+        raise UserError(f"{source}: the network takes {taken}, but {config.data} holds {pixels}.")
+    if pixels == PHOTO or {"pixel_type", "mean", "std"} <= arguments.keys():  # of --init or of the resumed run
+        return config
+    mean, std, images = measure_statistics(examples)
+    reason = f"the files hold {pixels}; mean and deviation are those of {pluralize(images, 'training image')}"
+    auto.append(AutoValue("backbone_args.in_chans", channels, reason))
+    shown = (truncate_list([f"{value:g}" for value in values], 8) for values in (mean, std))
+    console.info("normalized by mean {} and deviation {}".format(*shown))
+    measured = {"pixel_type": pixels.type, "in_chans": channels, "mean": mean, "std": std}
+    typed = config.requested("backbone_args", {})
+    return config.with_options({"backbone_args": arguments | measured | typed}, type(config))
+
+
 stores = SharedStores()
 
 
@@ -368,7 +391,7 @@ def get_image_store(
     fabric: its ranks call this together and must get the same images
     crop:   evaluation's crop; without it the images are for training
     """
-    key = (examples.fingerprint(), img_size, str(device), config.cache.model_dump_json(), crop)
+    key = (examples.fingerprint(), examples.pixels, img_size, str(device), config.cache.model_dump_json(), crop)
     return stores.get(key, lambda: _build_store(examples, img_size, config, device, fabric, crop))
 
 

@@ -109,8 +109,8 @@ def load_model(
         name = source
     classes = meta.get("classes")
     preprocessing: dict[str, Any] = {key: meta[key] for key in ("crop_pct", "interpolation") if meta.get(key)}
-    preprocessing["squash"] = meta.get("crop_mode") == "squash"
-    transform = EvalTransform(backbone.img_size, mean=backbone.mean, std=backbone.std, **preprocessing)
+    preprocessing |= {"squash": meta.get("crop_mode") == "squash", "pixel_type": backbone.pixel_type}
+    transform = EvalTransform(backbone.img_size, backbone.mean, backbone.std, **preprocessing)
     return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta)
 
 
@@ -149,7 +149,8 @@ def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = Tr
             raise
         return config  # not our folder, and the user names the network: loading shows whether the weights fit
     backbone = auto.choose("backbone", config.backbone, network.name, f"the network of {config.init}")
-    keywords = {key: network.keywords[key] for key in ("mean", "std") if key in network.keywords}
+    statistics = ("mean", "std", "pixel_type")
+    keywords = {key: network.keywords[key] for key in statistics if key in network.keywords}
     wanted, stored = (get_architecture(name).partition(".")[0] for name in (backbone, network.name))
     if wanted == stored:
         keywords = network.architecture_kwargs() | ({} if network.in_chans == 3 else {"in_chans": network.in_chans})
@@ -157,7 +158,7 @@ def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = Tr
             auto.choose("img_size", config.img_size, network.img_size, f"the input size of {config.init}")
     keywords |= config.backbone_args
     if keywords.get("in_chans", 3) != network.in_chans:  # mean and std are per channel
-        keywords = {key: value for key, value in keywords.items() if key not in ("mean", "std")} | config.backbone_args
+        keywords = {key: value for key, value in keywords.items() if key not in statistics} | config.backbone_args
     return auto.apply(config.with_options({"backbone_args": keywords}, type(config)), type(config))
 
 

@@ -108,6 +108,8 @@ def _scores(known: dict[str, Any], model: ReadyModel) -> str:
 
 
 def _use(model: ReadyModel) -> str:
+    if model.backbone.pixel_type != "uint8":
+        return _use_values(model)
     architecture, _ = timm_architecture(model.backbone)
     is_timms = timm.models.model_entrypoint(architecture).__module__.startswith("timm.")
     import_line = "" if is_timms else "import frugalvit  # adds this architecture to timm\n"
@@ -133,6 +135,19 @@ def _use(model: ReadyModel) -> str:
         "```python\n"
         'import frugalvit as fv\n\nmodel = fv.load("FOLDER")\n'
         'features = model.features(model.transform("photo.jpg"))\n'
+        "```"
+    )
+
+
+def _use_values(model: ReadyModel) -> str:
+    return (
+        f"The network takes {model.pixels}: the values of the files, normalized by the mean and the deviation in "
+        "config.json. `preprocessing.py` in this folder reads a file as training did.\n\n"
+        "```python\n"
+        "import json\nimport sys\n\nimport frugalvit as fv\nimport torch\n\n"
+        'sys.path.append("FOLDER")\nfrom preprocessing import preprocess\n\n'
+        'config = json.load(open("FOLDER/config.json"))\n'
+        'output = fv.load("FOLDER")(torch.from_numpy(preprocess("image.tif", config)))\n'
         "```"
     )
 

@@ -32,7 +32,16 @@ from frugalvit.visualization.correspondence import (
     require_regions,
 )
 from frugalvit.visualization.grid import Regions
-from frugalvit.visualization.model_views import Box, SecondView, centre_box, crop_share, crop_to, model_input
+from frugalvit.visualization.model_views import (
+    Box,
+    SecondView,
+    centre_box,
+    crop_share,
+    crop_to,
+    model_input,
+    pixel_format,
+    shown,
+)
 
 if TYPE_CHECKING:
     from frugalvit.backbones import Backbone
@@ -43,7 +52,7 @@ _MAX_PIXELS = 384  # of the longer side of a picture in the page
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with its name: pixels (H, W, 3) uint8."""
+    """A picture with its name: pixels (H, W, C), uint8 RGB or the values of the file."""
 
     name: str
     pixels: np.ndarray
@@ -65,16 +74,17 @@ class _View:
 
     @property
     def name(self) -> str:
-        return f"{self.picture.name} (mirrored, grey)" if self.second else self.picture.name
+        change = "mirrored, grey" if self.picture.pixels.dtype == np.uint8 else "mirrored"
+        return f"{self.picture.name} ({change})" if self.second else self.picture.name
 
     def box(self, shape: tuple[int, int]) -> Box:
         height, width = self.picture.pixels.shape[:2]
         return centre_box((height, width), shape, self.keep)
 
-    def render(self, shape: tuple[int, int]) -> Tensor:
+    def render(self, backbone: Backbone, shape: tuple[int, int]) -> Tensor:
         image = crop_to(self.picture.pixels, self.box(shape), shape)
         if self.second:
-            image = SecondView()(image[None], torch.Generator().manual_seed(self.seed))[0]
+            image = SecondView.of(backbone)(image[None], torch.Generator().manual_seed(self.seed))[0]
         return image
 
 
@@ -95,6 +105,8 @@ def gather(
     """
     if not pictures:
         raise UserError("The explorer needs at least one image.")
+    if len({pixel_format(backbone) for _, backbone in models}) > 1:
+        raise UserError("These models take images of different channels or types: explore them one by one.")
     shapes = [backbone.img_size for _, backbone in models]
     ratios = {round(shape[0] / shape[1], 3) for shape in shapes}
     if len(ratios) > 1:
@@ -103,17 +115,23 @@ def gather(
     flags = (False, True) if second_views else (False,)
     views = [_View(picture, second, keep, seed) for picture in pictures for second in flags]
     return {
-        "images": [_encode_view(view, shapes[0]) for view in views],
+        "images": [_encode_view(view, models[0][1]) for view in views],
         "models": [_encode_model(name, backbone, views) for name, backbone in models],
     }
 
 
-def _encode_view(view: _View, shape: tuple[int, int]) -> dict[str, Any]:
+def _encode_view(view: _View, backbone: Backbone) -> dict[str, Any]:
     """Encode a picture at the size of the page, as a data URI."""
+    shape = backbone.img_size
     box = view.box(shape)
     scale = min(_MAX_PIXELS, max(box.height, box.width)) / max(shape)
     size = (max(1, round(shape[0] * scale)), max(1, round(shape[1] * scale)))
-    return {"name": view.name, "width": size[1], "height": size[0], "src": data_uri(view.render(size))}
+    return {
+        "name": view.name,
+        "width": size[1],
+        "height": size[0],
+        "src": data_uri(shown(backbone, view.render(backbone, size))),
+    }
 
 
 def data_uri(image: Tensor) -> str:
@@ -132,7 +150,7 @@ def _encode_model(name: str, backbone: Backbone, views: Sequence[_View]) -> dict
     heads: list[dict[str, Any]] = []
     notes: list[str] = []
     for view in views:
-        inputs = model_input(backbone, view.render(backbone.img_size)[None])
+        inputs = model_input(backbone, view.render(backbone, backbone.img_size)[None])
         with eval_no_grad(backbone):
             output = backbone(inputs)
             if not torch.isfinite(output.grid).all():

@@ -16,9 +16,9 @@ from frugalvit.data.augmentation.transforms import EvalTransform, TrainAugment
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.on_demand import Decoder, OnDemandStore
+from frugalvit.data.cache.worker_pool import WorkerPool
 from frugalvit.data.dataset import ArrayExamples, FileExamples
 from frugalvit.data.loader import Batches, eval_batches
-from frugalvit.data.worker_pool import WorkerPool
 from frugalvit.errors import UserError
 from helpers.image_cache import store_of, write_images
 from helpers.shards import streaming_batches, write_numbered

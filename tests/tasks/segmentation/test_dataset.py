@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from frugalvit.errors import UserError
 from frugalvit.data.formats.masks import match_masks, read_labels
+from frugalvit.errors import UserError
 from frugalvit.tasks.segmentation.dataset import open_scenes
 from frugalvit.tasks.segmentation.metrics import IGNORED
 from helpers.dense_samples import as_voc, make_scenes

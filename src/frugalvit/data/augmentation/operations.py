@@ -203,9 +203,10 @@ def translation(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([one, zero, x, zero, one, y], 1)
 
 
-def affine(images: Tensor, maps: Tensor, fill: Tensor, mode: str = "bilinear") -> Tensor:
-    """Resample (B, C, H, W) in [0, 1] by maps (B, 6); pixels outside the image get ``fill`` (C,).
+def affine(images: Tensor, maps: Tensor, fill: Tensor, mode: str = "bilinear", clamp: bool = True) -> Tensor:
+    """Resample (B, C, H, W) by maps (B, 6); pixels outside the image get ``fill`` (C,).
 
+    clamp: keep the result in [0, 1], for photos
     mode: "bilinear" and "nearest" as torchvision's affine, "bicubic" as PIL's, which timm's RandAugment uses.
     """
     height, width = images.shape[-2:]
@@ -216,7 +217,8 @@ def affine(images: Tensor, maps: Tensor, fill: Tensor, mode: str = "bilinear") -
     x_in, y_in = (a * x + c) + b * y, (d * x + f) + e * y  # (B, H, W) in pixels from the centre
     if mode == "bicubic":
         cubic = cubic_by_nine if images.device.type == "mps" else cubic_by_two  # Apple's GPU has no bicubic sampling
-        picture = cubic(images, x_in, y_in).clamp_(0, 1)
+        picture = cubic(images, x_in, y_in)
+        picture = picture.clamp_(0, 1) if clamp else picture
     else:
         picture = _sample(images, x_in, y_in, mode)
     fill = fill.view(1, -1, 1, 1)

@@ -50,15 +50,17 @@ def run_steps(
     fill: Tensor | None = None,
     blur_size: int = 13,
     interpolation: str = "bilinear",
+    clamp: bool = True,
 ) -> Tensor:
     """Apply the steps in order; may overwrite ``images`` (B, C, H, W), float in [0, 1].
 
-    The affine operations use ``fill`` outside the image, and ``interpolation`` "bilinear" or "bicubic".
+    The affine operations use ``fill`` outside the image, and ``interpolation`` "bilinear" or "bicubic". Without
+    ``clamp`` they and blur take images of any range.
     """
     steps = [step for step in steps if len(step.rows)]
     functions = _PLAIN | _GRADED
     if fill is not None:
-        functions["affine"] = partial(operations.affine, fill=fill, mode=interpolation)
+        functions["affine"] = partial(operations.affine, fill=fill, mode=interpolation, clamp=clamp)
     functions["blur"] = partial(operations.gaussian_blur, kernel_size=blur_size)
     on_device = iter(to_device_packed([t for step in steps for t in step[1:] if t is not None], images.device))
     for step in steps:
@@ -147,18 +149,21 @@ class RandAugment:
         self.layers, self.probability, self.magnitude, self.deviation = layers, probability, magnitude, deviation
         self.columns = 4 * layers
 
-    def plan(self, numbers: Tensor, size: tuple[int, int]) -> list[Step]:
-        """numbers (B, 4·layers): for each layer whether to apply it, operation, magnitude, sign."""
-        steps = []
+    def plan(self, numbers: Tensor, size: tuple[int, int], colours: bool = True) -> list[Step]:
+        """numbers (B, 4·layers): for each layer whether to apply it, operation, magnitude, sign.
+
+        Without ``colours`` an operation is one of the affine ones.
+        """
+        steps, names = [], self.names if colours else self.affine_names
         for whether, which, level, sign in numbers.view(len(numbers), self.layers, 4).permute(1, 2, 0):
-            operation = torch.where(whether < self.probability, (which * len(self.names)).long(), -1)
+            operation = torch.where(whether < self.probability, (which * len(names)).long(), -1)
             magnitude = self.magnitudes(level)
             signed = torch.where(sign > 0.5, -magnitude, magnitude)
-            for index, name in enumerate(self.names):
+            for index, name in enumerate(names):
                 if name not in self.affine_names:
                     rows = (operation == index).nonzero()[:, 0]
                     steps.append(Step(name, rows, _strength(name, magnitude[rows], signed[rows])))
-            steps.append(self._affine_step(operation, signed, size))
+            steps.append(self._affine_step(operation, signed, size, names))
         return steps
 
     def magnitudes(self, numbers: Tensor) -> Tensor:
@@ -169,7 +174,7 @@ class RandAugment:
             (self.magnitude + self.deviation * normal).clamp(0, 10) if self.deviation else numbers * 0 + self.magnitude
         )
 
-    def _affine_step(self, operation: Tensor, signed: Tensor, size: tuple[int, int]) -> Step:
+    def _affine_step(self, operation: Tensor, signed: Tensor, size: tuple[int, int], names: Sequence[str]) -> Step:
         height, width = size
         level, zero = signed / 10, torch.zeros_like(signed)
         maps = {
@@ -179,9 +184,9 @@ class RandAugment:
             "translate_x": operations.translation(level * 0.45 * width, zero),
             "translate_y": operations.translation(zero, level * 0.45 * height),
         }
-        slot_of = torch.full((len(self.names),), -1)
+        slot_of = torch.full((len(names),), -1)
         for slot, name in enumerate(self.affine_names):
-            slot_of[self.names.index(name)] = slot
+            slot_of[names.index(name)] = slot
         slot = torch.where(operation >= 0, slot_of[operation.clamp(min=0)], -1)
         rows = (slot >= 0).nonzero()[:, 0]
         stacked = torch.stack([maps[name] for name in self.affine_names], 1)  # (B, 5, 6)

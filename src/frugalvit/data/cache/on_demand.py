@@ -11,9 +11,9 @@ from torch import Tensor
 
 from frugalvit.data.bad_images import UnreadableImage, check_unreadable, substitutes
 from frugalvit.data.cache.store import Fetched, Fetcher, ImageStore, Order
+from frugalvit.data.cache.worker_pool import WorkerPool, may_start_processes
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.preprocessing import CenterCrop
-from frugalvit.data.worker_pool import WorkerPool, may_start_processes
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 
@@ -22,7 +22,7 @@ _ADVICE = "Use fewer --workers, or cache the images with --cache.location disk."
 
 
 class DecodedBatch(NamedTuple):
-    """A worker's result: uint8 (B, 3, S, S'), sizes (B, 2), indices of images or substitutes (B,).
+    """A worker's result: images (B, C, S, S'), sizes (B, 2), indices of images or substitutes (B,).
 
     An index is -1 if neither the image nor a substitute is readable. ``unreadable`` maps indices to name and reason.
     """
@@ -125,7 +125,8 @@ class Decoder:
 
     def __call__(self, indices: list[int]) -> DecodedBatch:
         unreadable: dict[int, tuple[str, str]] = {}
-        images = torch.zeros((len(indices), 3, *self.cached_size), dtype=torch.uint8)
+        dtype, channels = self.examples.pixels
+        images = torch.zeros((len(indices), channels, *self.cached_size), dtype=getattr(torch, dtype))
         sizes, index = [], []
         for row, wanted in enumerate(indices):
             read, pixels, size = self._read_or_substitute(wanted, unreadable)

@@ -19,11 +19,11 @@ from torch import Tensor
 from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import Augment
 from frugalvit.data.bad_images import UnreadableImage
+from frugalvit.data.cache.worker_pool import WorkerPool, may_start_processes
 from frugalvit.data.decode import decode, resize_to
 from frugalvit.data.loader import Batch, BatchSource, check_batch
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.data.webdataset.stream import ShardStream, StreamSample, check_damaged
-from frugalvit.data.worker_pool import WorkerPool, may_start_processes
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 

@@ -42,6 +42,11 @@ class Teacher(nn.Module):
     def __init__(self, model: Model, student: Backbone) -> None:
         super().__init__()
         network = model.backbone
+        if network.pixel_type != student.pixel_type:
+            raise UserError(
+                f"The teacher {model.name} takes {network.pixel_type} values, {student.name} takes "
+                f"{student.pixel_type}. Choose a teacher that was trained on such images."
+            )
         if network.in_chans != student.in_chans:
             raise UserError(
                 f"The teacher {model.name} takes {network.in_chans} channels, {student.name} takes {student.in_chans}. "
