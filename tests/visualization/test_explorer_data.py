@@ -31,7 +31,7 @@ def test_bytes_encode_similarities_and_attention():
     model = data["models"][0]
     assert model["grid"] == [4, 6] and len(data["images"]) == 2
     views = [explorer_data._View(p, False, 1.0, 3) for p in (picture("a"), picture("b", seed=1))]
-    inputs = [model_input(backbone, view.render((32, 48))[None]) for view in views]
+    inputs = [model_input(backbone, view.render(backbone, (32, 48))[None]) for view in views]
     with torch.no_grad():
         grids = [backbone(x).grid for x in inputs]
         attention = backbone.attention(inputs[1])[0][:, 1:, 1:]

@@ -22,8 +22,6 @@ from frugalvit.errors import UserError, to_count
 # Tried with every network, and dropped if it lacks the keyword. With them one object takes every image size.
 _FLEXIBLE = {"dynamic_img_size": True, "strict_img_size": False}
 
-PIXEL_TYPES = ("uint8", "uint16", "float32")
-
 # Keywords that every network is tried with; the network itself refuses those it does not have.
 _COMMON = {"num_classes", "in_chans", "img_size", "drop_path_rate", *_FLEXIBLE}
 
@@ -92,9 +90,9 @@ def create_backbone(
     pixel_mean, pixel_std = _resolve_statistics(model, in_chans, pretrained, mean, std)
     if (pixel_mean, pixel_std) != _default_statistics(in_chans):
         resolved |= {"mean": list(pixel_mean), "std": list(pixel_std)}
-    if pixel_type not in PIXEL_TYPES or (pixel_type != "uint8" and (mean is None or std is None)):
-        raise UserError(f"pixel_type={pixel_type!r}: use {', '.join(PIXEL_TYPES)}; all but the first need mean and std")
     if pixel_type != "uint8":
+        if pixel_type not in ("uint16", "float32") or mean is None or std is None:
+            raise UserError(f"pixel_type={pixel_type!r}: use uint8, or uint16 or float32 with mean and std")
         resolved["pixel_type"] = pixel_type
     if not grid_norm:
         resolved["grid_norm"] = False

@@ -103,7 +103,8 @@ def _score_matches(
 ) -> None:
     scores = {}
     for model in models:
-        batches = input_batches(examples, model.backbone, config.batch, model.name, _crop_share(model))
+        images = examples.with_pixels(model.transform.pixels)
+        batches = input_batches(images, model.backbone, config.batch, model.name, _crop_share(model))
         scores[model.name] = lens.evaluate_correspondence(model.backbone, batches, top=config.top, seed=config.seed)
     out = config.out
     if config.out and config.images and not Path(config.out).is_dir():  # the drawing has this name

@@ -60,6 +60,10 @@ class UnreadableImage(UserError):
         return UnreadableImage, (self.name, self.reason)  # pickles, so that a worker can raise it
 
 
+class MissingPackage(UnreadableImage):
+    """An image that can be used after an installation."""
+
+
 class SkippedFile(NamedTuple):
     """An unreadable file of a split, and the reason."""
 

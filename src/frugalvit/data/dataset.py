@@ -19,7 +19,6 @@ from frugalvit.data.decode import (
     PHOTO,
     Header,
     PixelFormat,
-    decode,
     read_header,
     read_pixels,
     resize_to,
@@ -110,7 +109,7 @@ class ImageDataset:
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         """Read an image (H, W, C), upright, in the pixel format. Raises ``UnreadableImage``."""
-        return decode(self.raw(index), self.names[index], at_least=at_least)
+        return read_pixels(self.raw(index), self.names[index], at_least=at_least)
 
     def read_sized(
         self, index: int, size: tuple[int, int], crop: CenterCrop | None = None
@@ -203,10 +202,8 @@ class FileExamples(ImageDataset):
 
     def with_pixels(self, pixels: PixelFormat) -> ImageDataset:
         if pixels == PHOTO and self.pixels.channels not in (1, 3):
-            raise UserError(
-                f"{self.names[0]} and others hold {self.pixels}, but the network takes {PHOTO}. 'frugalvit train' makes "
-                "one for such images; --pretrained adapts published weights to their channels."
-            )
+            holds = f"{self.names[0]} and others hold {self.pixels}, but the network takes {PHOTO}"
+            raise UserError(f"{holds}. 'frugalvit train --pretrained' adapts published weights to such images.")
         same = copy.copy(self)
         same.pixels = pixels
         return same

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from frugalvit.data.bad_images import UnreadableImage
+from frugalvit.data.bad_images import MissingPackage, UnreadableImage
 from frugalvit.data.preprocessing import Stored, exif_orientation, find_stored, load_values, on_planes, upright_rgb
 from frugalvit.errors import UserError
 from frugalvit.utils.files import open_regular
@@ -108,8 +108,9 @@ def read_pixels(
     """Read (H, W, C) in a pixel format: decoded to 8-bit RGB, or the values of the file. Raises ``UnreadableImage``."""
     if pixels == PHOTO:
         return decode(content, name, at_least=at_least)
-    stored, stream, label = _open_stored(content, name)
+    stream, label = _open_stream(content, name)
     with stream:
+        stored = _find_stored(stream, label)
         if stored is None:
             decode(content, name)  # a damaged file says why
         if stored is None or _format_of(stored) != pixels:
@@ -119,8 +120,9 @@ def read_pixels(
 
 def stored_header(content: bytes | str | Path, name: str | None = None) -> tuple[Header, PixelFormat] | None:
     """Return the facts about a file that holds more than 8-bit RGB; None for 8-bit pictures."""
-    stored, stream, _ = _open_stored(content, name)
-    stream.close()
+    stream, label = _open_stream(content, name)
+    with stream:
+        stored = _find_stored(stream, label)
     pixels = _format_of(stored)
     if stored is None or pixels == PHOTO:
         return None
@@ -177,10 +179,9 @@ def as_pixels(picture: Any, wanted: PixelFormat = PHOTO) -> np.ndarray:
 
 
 def _as_values(picture: Any, wanted: PixelFormat) -> np.ndarray:
-    if isinstance(picture, torch.Tensor):
-        picture = picture.detach().cpu().movedim(0, -1) if picture.ndim == 3 else picture.detach().cpu()
-    values = np.asarray(picture)
-    values = values[:, :, None] if values.ndim == 2 else values
+    is_tensor = isinstance(picture, torch.Tensor)
+    values = picture.numpy(force=True) if is_tensor else np.asarray(picture)
+    values = values[:, :, None] if values.ndim == 2 else np.moveaxis(values, 0, -1) if is_tensor else values
     if values.ndim != 3 or values.dtype.kind not in "uif" or values.shape[2] != wanted.channels or not values.size:
         raise UserError(
             f"Expected an image of {wanted}, got a {type(picture).__name__} of {values.dtype} and shape "
@@ -248,21 +249,11 @@ def _open(content: bytes | str | Path, name: str | None) -> tuple[Image.Image, I
     return image, stream, label
 
 
-def _open_stored(content: bytes | str | Path, name: str | None) -> tuple[Stored | None, IO[bytes], str]:
-    """Return what a file holds if it is more than an 8-bit picture, the stream and the name."""
-    stream, label = _open_stream(content, name)
-    try:
-        return _find_stored(stream, label), stream, label
-    except BaseException:
-        stream.close()
-        raise
-
-
 def _find_stored(stream: IO[bytes], label: str) -> Stored | None:
     try:
         stored = find_stored(stream)
     except ImportError as error:
-        raise UserError(f'{label}: reading it needs {error.name}: pip install "frugalvit[science]"') from None
+        raise MissingPackage(label, f'reading it needs {error.name}: pip install "frugalvit[science]"') from None
     except Exception as error:  # hostile bytes raise every kind of error
         raise UnreadableImage(label, str(error) if isinstance(error, ValueError) else _reason(error, None)) from None
     if stored is not None and not 0 < math.prod(stored.shape) <= 3e6 * MAX_MEGAPIXELS:
@@ -313,12 +304,7 @@ def _identify(stream: IO[bytes], label: str) -> Image.Image:
         except Exception:  # a damaged header raises every kind of error
             continue
     stream.seek(0)
-    try:
-        stored = _find_stored(stream, label)
-    except UnreadableImage:
-        raise
-    except UserError as missing:  # a package; other images may not need it
-        raise UnreadableImage(label, str(missing).removeprefix(f"{label}: ")) from None
+    stored = _find_stored(stream, label)
     if stored is None:
         raise UnreadableImage(label, _describe_file(prefix))
     if stored.dtype != "uint8":

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from frugalvit.data.bad_images import UnreadableImage
+from frugalvit.data.bad_images import MissingPackage, UnreadableImage
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import PHOTO, PixelFormat
 from frugalvit.errors import UserError
@@ -20,17 +20,14 @@ _MEASURED = 512  # training images, at most, that the mean and the deviation com
 
 def set_pixel_format(source: DatasetSplits) -> None:
     """Decide how the images of a dataset are read, by the headers of a few files."""
-    parts = [*source.splits.values(), *source.loose.values()]
     examples: dict[PixelFormat, str] = {}
-    missing: UserError | None = None
-    for part in parts:
+    missing: MissingPackage | None = None
+    for part in (*source.splits.values(), *source.loose.values()):
         for index in _spread(len(part), _SAMPLED):
             try:
                 examples.setdefault(part.stored_format(index), part.names[index])
-            except UnreadableImage:
-                continue
-            except UserError as error:  # a package: the file may also be damaged
-                missing = error
+            except UnreadableImage as error:
+                missing = error if isinstance(error, MissingPackage) else missing
     if missing is not None and not examples:
         raise missing
     if examples.keys() <= {PHOTO}:
@@ -42,9 +39,8 @@ def set_pixel_format(source: DatasetSplits) -> None:
         source.notes.append(f"All images are read as {PHOTO}, because not all hold 16-bit values: {kinds}.")
         return
     pixels = next(iter(examples))
-    source.splits, source.loose = (
-        {name: part.with_pixels(pixels) for name, part in group.items()} for group in (source.splits, source.loose)
-    )
+    for group in (source.splits, source.loose):
+        group.update({name: part.with_pixels(pixels) for name, part in group.items()})
     source.notes.append(
         f"Images hold {pixels}, which are kept: statistics of the training images normalize them, and operations on "
         "colours (RandAugment's, jitter, grey, solarize) are left out."
@@ -68,8 +64,8 @@ def measure_statistics(examples: ImageDataset) -> tuple[list[float], list[float]
     if shift is None:
         raise UserError(f"None of the training images can be read as {examples.pixels}.")
     mean = total / count
-    deviation = np.sqrt(np.maximum(square / count - mean * mean, 0))
-    deviation = np.where(deviation > 0, deviation, 1.0)  # a channel that is constant
+    variance = square / count - mean * mean
+    deviation = np.sqrt(np.where(variance > 0, variance, 1.0))  # 1 for a constant channel
     return [float(f"{x:.6g}") for x in shift + mean], [float(f"{x:.6g}") for x in deviation], images
 
 

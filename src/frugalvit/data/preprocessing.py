@@ -169,13 +169,10 @@ def _stretch(values: np.ndarray) -> np.ndarray:
 
 
 class Stored(NamedTuple):
-    """What such a file holds. ``dtype`` is uint16 or float32, or uint8 for a picture in an array.
-
-    read: returns the values (H, W, C)
-    """
+    """What such a file holds; ``dtype`` is uint16 or float32, or uint8 for a picture in an array."""
 
     kind: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int]  # (H, W, C)
     dtype: str
     read: Callable[[], np.ndarray]
 
@@ -183,10 +180,9 @@ class Stored(NamedTuple):
 def read_values(path: str | Path) -> np.ndarray:
     """Read the values of a file that holds more than 8-bit RGB: uint16 or float32 (H, W, C)."""
     with Path(path).open("rb") as stream:
-        stored = find_stored(stream)
-        if stored is None:
-            raise ValueError(f"{path} holds 8-bit RGB.")
-        return load_values(stored)
+        if (stored := find_stored(stream)) is not None:
+            return load_values(stored)
+    raise ValueError(f"{path} holds 8-bit RGB.")
 
 
 def load_values(stored: Stored) -> np.ndarray:
@@ -222,8 +218,7 @@ def _find_grey(image: Image.Image) -> Stored | None:
         values = _rotate(np.asarray(image)[:, :, None], exif_orientation(image))
         return values.clip(0, 65535) if is_short else values
 
-    turned = exif_orientation(image) >= 5
-    height, width = (image.width, image.height) if turned else (image.height, image.width)
+    height, width = image.size[::-1] if exif_orientation(image) < 5 else image.size
     return Stored(image.format or "image", (height, width, 1), "uint16" if is_short else "float32", read)
 
 
@@ -233,11 +228,11 @@ def _find_array(stream: IO[bytes]) -> Stored:
     shape, _, dtype = (formats.read_array_header_1_0 if version == (1, 0) else formats.read_array_header_2_0)(stream)
     if dtype.kind not in "buif":
         raise ValueError(f"its values are {dtype}, not numbers")
-    axis, size = _channel_axis(shape)
+    size, arrange = _arrange(shape)
 
     def read() -> np.ndarray:
         stream.seek(0)
-        return _channels_last(formats.read_array(stream, allow_pickle=False), axis)
+        return arrange(formats.read_array(stream, allow_pickle=False))
 
     is_picture = dtype.kind in "bu" and dtype.itemsize == 1 and size[2] in (1, 3)
     return Stored("NumPy", size, "uint8" if is_picture else _wide_type(dtype), read)
@@ -250,10 +245,8 @@ def _find_dicom(stream: IO[bytes]) -> Stored:
     from pydicom.pixels.utils import pixel_array
 
     data = pydicom.dcmread(stream)
-    if int(data.get("NumberOfFrames") or 1) > 1:
-        raise ValueError(f"it holds {data.NumberOfFrames} frames: write one file per image")
-    if "PixelData" not in data:
-        raise ValueError("it holds no pixels")
+    if "PixelData" not in data or int(data.get("NumberOfFrames") or 1) > 1:
+        raise ValueError("it does not hold one image: write one file per image")
     channels = int(data.get("SamplesPerPixel", 1))
 
     def read() -> np.ndarray:
@@ -301,24 +294,19 @@ def _find_stack(stream: IO[bytes]) -> Stored:
 
     stream.seek(0)
     series = tifffile.TiffFile(stream).series[0]
-    shape, axes = series.shape, series.axes
-    axis, size = _channel_axis(shape, next((axes.index(name) for name in "CS" if name in axes), None))
-    return Stored("TIFF", size, _wide_type(series.dtype), lambda: _channels_last(series.asarray(), axis))
+    known = next((series.axes.index(name) for name in "CS" if name in series.axes), None)
+    size, arrange = _arrange(series.shape, known)
+    return Stored("TIFF", size, _wide_type(series.dtype), lambda: arrange(series.asarray()))
 
 
-def _channel_axis(shape: tuple[int, ...], known: int | None = None) -> tuple[int | None, tuple[int, int, int]]:
-    """Return the axis of the channels (None for a grey image) and (H, W, C): the shorter of the first and last axis."""
-    if len(shape) == 2:
-        return None, (shape[0], shape[1], 1)
+def _arrange(shape: tuple[int, ...], axis: int | None = None) -> tuple[tuple[int, int, int], Callable[..., np.ndarray]]:
+    """Return (H, W, C) and a function that moves the channels last: they are the shorter of the first and last axis."""
+    shape, axis = ((*shape, 1), 2) if len(shape) == 2 else (shape, axis)
     if len(shape) != 3:
         raise ValueError(f"its shape is {shape}: write one image of (H, W) or (H, W, channels) per file")
-    axis = known if known is not None else 0 if shape[0] < shape[2] else 2
+    axis = axis if axis is not None else 0 if shape[0] < shape[2] else 2
     height, width = (side for number, side in enumerate(shape) if number != axis)
-    return axis, (height, width, shape[axis])
-
-
-def _channels_last(values: np.ndarray, axis: int | None) -> np.ndarray:
-    return values[:, :, None] if axis is None else np.moveaxis(values, axis, 2)
+    return (height, width, shape[axis]), lambda values: np.moveaxis(values.reshape(shape), axis, 2)
 
 
 def _wide_type(dtype: np.dtype[Any] | None) -> str:

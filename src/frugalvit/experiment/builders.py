@@ -358,11 +358,10 @@ def resolve_pixels(config: C, examples: ImageDataset, auto: AutoValues) -> C:
     """Resolve the channels, the pixel type and the statistics of a network for other images than 8-bit RGB."""
     arguments, pixels = config.backbone_args, examples.pixels
     channels = arguments.get("in_chans", 3 if pixels == PHOTO else pixels.channels)
-    stored = PixelFormat(arguments["pixel_type"], channels) if "pixel_type" in arguments else pixels
-    if stored != pixels or (pixels != PHOTO and channels != pixels.channels):
+    stored = PixelFormat(arguments.get("pixel_type", pixels.type), channels)
+    if stored != pixels and (pixels != PHOTO or stored.type != "uint8"):
         source = f"--init {config.init}" if config.init else "--backbone-args"
-        taken = stored if stored != pixels else pluralize(channels, "channel")
-        raise UserError(f"{source}: the network takes {taken}, but {config.data} holds {pixels}.")
+        raise UserError(f"{source}: the network takes {stored}, but {config.data} holds {pixels}.")
     if pixels == PHOTO or {"pixel_type", "mean", "std"} <= arguments.keys():  # of --init or of the resumed run
         return config
     mean, std, images = measure_statistics(examples)

@@ -143,12 +143,9 @@ def _use_values(model: ReadyModel) -> str:
     return (
         f"The network takes {model.pixels}: the values of the files, normalized by the mean and the deviation in "
         "config.json. `preprocessing.py` in this folder reads a file as training did.\n\n"
-        "```python\n"
-        "import json\nimport sys\n\nimport frugalvit as fv\nimport torch\n\n"
-        'sys.path.append("FOLDER")\nfrom preprocessing import preprocess\n\n'
-        'config = json.load(open("FOLDER/config.json"))\n'
-        'output = fv.load("FOLDER")(torch.from_numpy(preprocess("image.tif", config)))\n'
-        "```"
+        '```python\nimport json\nimport sys\n\nsys.path.append("FOLDER")\nfrom preprocessing import preprocess\n\n'
+        'images = preprocess("image.tif", json.load(open("FOLDER/config.json")))\n```\n\n'
+        'With frugalvit: `fv.load("FOLDER").predict("image.tif")`.'
     )
 
 

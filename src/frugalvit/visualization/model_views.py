@@ -120,7 +120,6 @@ def input_batches(
     ``keep`` is the share of the short side that the crop covers (default: the evaluation's).
     """
     keep = crop_share(backbone.img_size) if keep is None else keep
-    examples = examples.with_pixels(pixel_format(backbone))
     # Decode a JPEG at no more than twice the size of the crop.
     enough = (round(2 * backbone.img_size[0] / keep), round(2 * backbone.img_size[1] / keep))
     batch: list[Tensor] = []

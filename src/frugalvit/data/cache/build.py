@@ -20,15 +20,7 @@ from torch import Tensor
 
 from frugalvit.data.bad_images import UnreadableImage, check_unreadable
 from frugalvit.data.cache.on_demand import OnDemandStore
-from frugalvit.data.cache.store import (
-    DTYPES,
-    CachedImages,
-    CachedStore,
-    CacheWriteError,
-    ImageStore,
-    open_file,
-    write_file,
-)
+from frugalvit.data.cache.store import CachedImages, CachedStore, CacheWriteError, ImageStore, open_file, write_file
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import PHOTO, describe_darkness, resize_to
 from frugalvit.data.image_size import min_cached_size, probe_images
@@ -96,15 +88,15 @@ def build_store(
     else:
         cached_size, seconds = probe_images(examples, size, stored, crop)
     threads, speedup = decoding_threads(seconds, max(1, workers))
-    dtype, channels = examples.pixels
-    volume = len(examples) * channels * cached_size[0] * cached_size[1] * DTYPES[dtype]
+    channels, dtype = examples.pixels.channels, getattr(torch, examples.pixels.type)
+    volume = len(examples) * channels * cached_size[0] * cached_size[1] * dtype.itemsize
     folder = local(cache_dir) if cache_dir else cache_root()
     location = agree(choose_cache_location(volume, device, folder)) if where == "auto" else where
     if location == "device" and device.type == "cpu":
         location = "ram"
     console.info(
         f"cache: {'auto: ' if where == 'auto' else ''}{len(examples)} images as {cached_size[0]} x {cached_size[1]} "
-        f"{dtype}, {volume / 1e6:,.1f} MB, {_DESCRIPTIONS[location]}"
+        f"{examples.pixels.type}, {volume / 1e6:,.1f} MB, {_DESCRIPTIONS[location]}"
     )
     limit = int(max_bad * len(examples)) if max_bad * len(examples) >= 1 else int(max_bad > 0)
     if location == "off":
@@ -121,7 +113,7 @@ def build_store(
             if location == "disk":
                 raise
             console.warning(f"{error} Decoding for this run only.")
-    images = torch.empty((len(examples), channels, *cached_size), dtype=getattr(torch, dtype))
+    images = torch.empty((len(examples), channels, *cached_size), dtype=dtype)
     cached = CachedImages(images, *decode_all(examples, cached_size, images, threads, limit, crop))
     return _make_store(examples, cached, location, device)
 
