@@ -41,7 +41,6 @@ EXTENSIONS = frozenset((
 ARRAYS = frozenset((".npy", ".dcm", ".dicom"))
 """Extensions of files that are images only in folders without other images: arrays may also be features or masks."""
 
-_SHOWN_PERCENTILES = (1, 99)  # the darkest and the brightest value of a picture of values
 _DARK = 32  # of 255; any set of photographs has far brighter pixels
 _TRUNCATED_TEXTS = ("truncated", "unexpected end", "not enough", "no more images")
 _TRUNCATED = "truncated: the file ends before the {} data"
@@ -141,7 +140,7 @@ def to_picture(values: np.ndarray) -> np.ndarray:
     if values.dtype == np.uint8:
         return values
     shown = values[:, :, : 3 if values.shape[2] >= 3 else 1].astype(np.float32)
-    low, high = np.percentile(shown, _SHOWN_PERCENTILES, axis=(0, 1)).astype(np.float32)
+    low, high = np.percentile(shown, (1, 99), axis=(0, 1)).astype(np.float32)
     scaled = (shown - low) * (255 / np.maximum(high - low, np.finfo(np.float32).tiny))
     return np.repeat(np.rint(scaled.clip(0, 255)).astype(np.uint8), 3 // shown.shape[2], axis=2)
 

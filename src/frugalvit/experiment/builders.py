@@ -367,8 +367,6 @@ def resolve_pixels(config: C, examples: ImageDataset, auto: AutoValues) -> C:
     mean, std, images = measure_statistics(examples)
     reason = f"the files hold {pixels}; mean and deviation are those of {pluralize(images, 'training image')}"
     auto.append(AutoValue("backbone_args.in_chans", channels, reason))
-    shown = (truncate_list([f"{value:g}" for value in values], 8) for values in (mean, std))
-    console.info("normalized by mean {} and deviation {}".format(*shown))
     measured = {"pixel_type": pixels.type, "in_chans": channels, "mean": mean, "std": std}
     typed = config.requested("backbone_args", {})
     return config.with_options({"backbone_args": arguments | measured | typed}, type(config))

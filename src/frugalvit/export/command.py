@@ -18,7 +18,7 @@ from frugalvit.config.tools import EXPORTS, ExportConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data import open_data, preprocessing
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.decode import PixelFormat, read_pixels
+from frugalvit.data.decode import PHOTO, PixelFormat, read_pixels
 from frugalvit.data.formats.registry import find_format
 from frugalvit.data.paths import local
 from frugalvit.engine.hardware import configure_cpu
@@ -112,22 +112,22 @@ def check_images(model: ReadyModel, images: str | None, run_data: str | None) ->
     return noise, f"{CHECKED} images of noise"
 
 
-def read_images(data: str, pixel_format: PixelFormat) -> list[Any]:
+def read_images(data: str, pixels: PixelFormat = PHOTO) -> list[Any]:
     """Read the first readable images of a file, a folder or a dataset."""
     if Path(data).is_file() and find_format(data) is None:
-        return [read_pixels(data, pixels=pixel_format)]
+        return [read_pixels(data, pixels=pixels)]
     splits = open_data(data, split="given").splits
     examples: Any = next((splits[name] for name in ("test", "val", "train") if len(splits.get(name, ()))), [])
-    examples = examples.with_pixels(pixel_format) if len(examples) else examples
-    pixels: list[Any] = []
+    examples = examples.with_pixels(pixels) if len(examples) else examples
+    images: list[Any] = []
     for index in range(len(examples)):
         with contextlib.suppress(UnreadableImage):
-            pixels.append(examples.read(index))
-        if len(pixels) == CHECKED:
+            images.append(examples.read(index))
+        if len(images) == CHECKED:
             break
-    if not pixels:
+    if not images:
         raise UserError(f"{data} has no readable image.")
-    return pixels
+    return images
 
 
 def largest_difference(network: nn.Module, run: Run, images: Tensor) -> float:

@@ -161,10 +161,9 @@ def render(title: str, about: str, content: str) -> str:
 def _explore(folder: Path, backbone: Backbone, examples: ImageDataset) -> dict[str, Any] | None:
     """Make the explorer data of a few evenly spaced examples; None if there is nothing to explore."""
     from frugalvit.visualization.explorer_data import Picture, gather
-    from frugalvit.visualization.model_views import crop_share, pixel_format
+    from frugalvit.visualization.model_views import crop_share
 
     pictures: list[Picture] = []
-    examples = examples.with_pixels(pixel_format(backbone))
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES_SHOWN)):
         try:
             pictures.append(Picture.of(examples.names[index], examples.read(index)))

@@ -1,8 +1,7 @@
 """Sets of multi-channel TIFF, 16-bit PNG and DICOM from the data to an exported model."""
 
-import importlib.util
 import json
-import sys
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,19 @@ import torch
 from timm.models import adapt_input_conv
 
 import frugalvit as fv
-from frugalvit.backbones.factory import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.data import open_data
 from frugalvit.data.pixel_format import measure_statistics
 from frugalvit.errors import UserError
-from frugalvit.export import inference_model
 from helpers.tiny_runs import PRETRAIN, SWIN, TRAIN
 from helpers.wide_images import RANGES, write_set
 
 pytestmark = pytest.mark.runs
+SHORT: dict[str, Any] = {**TRAIN, "steps": 4, "report": True, "ema": 0.5, "localization": {"weight": 0.0}}
 
 
 def config_of(run: Path) -> dict[str, Any]:
     return json.loads((run / "model" / "config.json").read_text())
-
-
-SHORT: dict[str, Any] = {**TRAIN, "steps": 4, "report": True, "ema": 0.5, "localization": {"weight": 0.0}}
 
 
 @pytest.fixture(scope="module", params=RANGES)
@@ -59,13 +54,10 @@ def test_every_reader_gives_the_same_answers(to: str, trained: tuple[str, Path, 
     _, data, run = trained
     files = sorted(str(path) for path in data.rglob("*.*"))
     fv.export(run, to=to, out=tmp_path)
-    spec = importlib.util.spec_from_file_location("exported", tmp_path / "preprocessing.py")
-    assert spec is not None and spec.loader is not None
-    exported = sys.modules["exported"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(exported)
+    preprocess = runpy.run_path(str(tmp_path / "preprocessing.py"))["preprocess"]
     config = json.loads((tmp_path / "config.json").read_text())
-    inputs = torch.from_numpy(np.concatenate([exported.preprocess(path, config) for path in files]))
-    model = inference_model.load(run)
+    inputs = torch.from_numpy(np.concatenate([preprocess(path, config) for path in files]))
+    model = fv.load(run)
     torch.testing.assert_close(inputs, model.transform(files), rtol=1e-4, atol=1e-4)
     if to == "onnx":
         session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
@@ -95,12 +87,9 @@ def test_pretraining_and_fine_tuning_keep_the_statistics(tmp_path: Path) -> None
 
 
 def test_rgb_weights_are_adapted_as_timm_does(tmp_path: Path) -> None:
-    photos = create_backbone("swin_nano", 16, **SWIN)
+    photos, data = fv.create_backbone("swin_nano", 16, **SWIN), write_set(tmp_path / "set", "tiff", 4)
     save_model_folder(photos, tmp_path / "photos")
-    fv.train(
-        write_set(tmp_path / "set", "tiff", 4), init=tmp_path / "photos", out=tmp_path / "run", quiet=True,
-        steps=1, batch=4, lr=1e-12, optimizer={"weight_decay": 0.0}, report=False, classifier="random", ema=0,
-    )  # fmt: skip
-    name = "patch_embed.proj.weight"
-    adapted = inference_model.load(tmp_path / "run").backbone.model.state_dict()[name]
-    torch.testing.assert_close(adapted, adapt_input_conv(5, photos.model.state_dict()[name]), rtol=0, atol=1e-6)
+    fv.train(data, init=tmp_path / "photos", out=tmp_path / "run", quiet=True, lr=1e-12, steps=1, batch=4, report=False)
+    models = photos.model, fv.load(tmp_path / "run").backbone.model
+    original, adapted = (model.state_dict()["patch_embed.proj.weight"] for model in models)
+    torch.testing.assert_close(adapted, adapt_input_conv(5, original), rtol=0, atol=1e-6)
