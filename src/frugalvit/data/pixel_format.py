@@ -57,7 +57,8 @@ def measure_statistics(examples: ImageDataset) -> tuple[list[float], list[float]
             values = examples.read(index).reshape(-1, examples.pixels.channels).astype(np.float64)
         except UnreadableImage:
             continue
-        shift = values.mean(0) if shift is None else shift
+        if shift is None:
+            shift = values.mean(0)
         values -= shift
         count, images = count + len(values), images + 1
         total, square = total + values.sum(0), square + (values * values).sum(0)
