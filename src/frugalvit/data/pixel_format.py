@@ -6,6 +6,7 @@ channel. Only geometry, blur and erasing augment such images, because colours ha
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -51,14 +52,13 @@ def measure_statistics(examples: ImageDataset) -> tuple[list[float], list[float]
     """Return mean and standard deviation of the values, channel by channel, and the number of images they come from."""
     count, images = 0, 0
     total, square = np.zeros(examples.pixels.channels), np.zeros(examples.pixels.channels)
-    shift: np.ndarray | None = None  # the first image's mean: squares of large values would lose their digits
+    shift: Any = None  # the first image's mean: squares of large values would lose their digits
     for index in _spread(len(examples), _MEASURED):
         try:
             values = examples.read(index).reshape(-1, examples.pixels.channels).astype(np.float64)
         except UnreadableImage:
             continue
-        if shift is None:
-            shift = values.mean(0)
+        shift = values.mean(0) if shift is None else shift
         values -= shift
         count, images = count + len(values), images + 1
         total, square = total + values.sum(0), square + (values * values).sum(0)
