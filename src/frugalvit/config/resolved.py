@@ -51,6 +51,7 @@ class ResolvedOptimizerConfig(OptimizerConfig):
 class ResolvedTrainConfig(ResolvedRunConfig, TrainConfig):
     optimizer: ResolvedOptimizerConfig = option()
     freeze: int = option()
+    logit_adjustment: float = option()
     ema: float = option()
     evaluate_every: int = option()
     localization: ResolvedLocalizationConfig = option()

@@ -22,6 +22,7 @@ from frugalvit.config.types import (
     PRECISION,
     PUBLISHED,
     ROOT,
+    TARGET,
     VAL_FRACTION,
     Auto,
     Count,
@@ -32,6 +33,8 @@ from frugalvit.config.types import (
     Rate,
     Seed,
     Splitting,
+    Strength,
+    TargetKind,
     Whole,
     check_max_side,
     positive,
@@ -371,7 +374,11 @@ class TrainConfig(RunConfig):
         "images without labels to learn from too: a folder, table or shards; rest: those of DATA (a folder "
         "'unlabelled', rows without a label, and what --labels leaves out)",
     )
+    target: TargetKind = option("auto", TARGET)
     balance: bool = option(False, "draw classes equally often")
+    logit_adjustment: Strength | Auto = option(
+        "auto", "τ: the loss adds τ·log(share of the class) to the logits, so that rare classes count; auto: 1 or 0"
+    )
     pretrained: bool = option(False, PUBLISHED)
     freeze: Whole | Auto = option(
         0, "freeze the embedding and the first N blocks; auto: half of the blocks on a CPU, else none"
@@ -405,7 +412,9 @@ class TrainConfig(RunConfig):
 
     @pydantic.model_validator(mode="after")
     def _check_unlabelled(self) -> Self:
-        """Reject options that have no effect without --unlabelled, and those that do not work with it."""
+        """Reject options that have no effect without --unlabelled, and those that do not work together."""
+        if self.balance and self.logit_adjustment not in ("auto", 0):
+            raise ValueError("--logit-adjustment has no effect with --balance, which draws classes equally often")
         if self.unlabelled is None:
             default = SemiConfig()
             for name, value in self.semi:

@@ -1,6 +1,6 @@
-"""The metrics of EsViT's Table 9: accuracy, mean per class, 11-point mAP, ROC-AUC.
+"""The metrics of EsViT's Table 9 (accuracy, mean per class, 11-point mAP, ROC-AUC), and mAP with its thresholds.
 
-Every metric takes tensors on any device and returns a float in [0, 100].
+Every metric of ``score`` takes tensors on any device and returns a float in [0, 100].
 """
 
 from typing import Any, Literal
@@ -11,18 +11,23 @@ from torch import Tensor
 from frugalvit.errors import UserError
 from frugalvit.utils.statistics import PARTS, jackknife_interval, pseudo_values, wilson_interval
 
-Metric = Literal["accuracy", "mean_per_class", "map11", "roc_auc"]
+Metric = Literal["accuracy", "mean_per_class", "map", "map11", "roc_auc"]
 METRIC_NAMES: dict[Metric, str] = {
     "accuracy": "accuracy",
     "mean_per_class": "mean per class",
+    "map": "mAP",
     "map11": "11-point mAP",
     "roc_auc": "ROC AUC",
 }
 
 
 def score(metric: Metric, scores: Tensor, targets: Tensor) -> float:
-    """Compute one metric of class scores (N, C); targets: (N,) classes, or (N, C) labels for "map11"."""
+    """Compute one metric of class scores (N, C); targets: (N,) classes, or (N, C) labels for mAP."""
     targets = targets.to(scores.device)
+    if metric == "map":
+        if not (targets == 1).any():
+            raise UserError("Mean average precision needs at least one positive test image.")
+        return 100.0 * average_precisions(scores, targets).nanmean().item()
     if metric == "map11":
         return eleven_point_map(scores, targets)
     if metric == "roc_auc":
@@ -176,6 +181,77 @@ def eleven_point_map(scores: Tensor, targets: Tensor) -> float:
     if not present:
         raise UserError("Mean average precision needs at least one positive test image.")
     return sum(eleven_point_average_precision(scores[:, c], targets[:, c]) for c in present) / len(present)
+
+
+def average_precisions(scores: Tensor, targets: Tensor, keep: Tensor | None = None) -> Tensor:
+    """Return the average precision of every class, (C,), in [0, 1]; NaN without a positive image.
+
+        AP = Σ_i (R_i - R_{i-1}) · P_i
+
+    over the distinct scores from high to low, with recall R_i and precision P_i of all images from that score on.
+
+    scores:  (N, C)
+    targets: (N, C) of 1 = present, 0 = absent, -1 = unknown (ignored)
+    keep:    (G, N) bool: return (G, C), for G choices of images
+    """
+    scores, targets, order, end = _ranked(scores, targets)
+    precisions = []
+    for kept in [torch.ones_like(order[:, 0], dtype=torch.bool)] if keep is None else keep.to(scores.device):
+        counted = kept[order] & (targets >= 0)
+        hits = (counted & (targets == 1)).to(_largest_float(scores))
+        precision = hits.cumsum(0) / counted.cumsum(0).clamp(min=1)
+        precisions.append((hits * precision.gather(0, end)).sum(0) / hits.sum(0))
+    return precisions[0] if keep is None else torch.stack(precisions)
+
+
+def _ranked(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sort every class by its scores, high to low: scores, targets, rows (N, C), and the last place of each tie."""
+    scores, order = scores.sort(dim=0, descending=True, stable=True)
+    place = torch.arange(len(scores), device=scores.device)[:, None].expand_as(order)
+    is_last = torch.ones_like(order, dtype=torch.bool)
+    is_last[:-1] = scores[1:] != scores[:-1]
+    end = place.masked_fill(~is_last, len(scores)).flip(0).cummin(0).values.flip(0)
+    return scores, targets.gather(0, order), order, end
+
+
+def _largest_float(values: Tensor) -> torch.dtype:
+    return torch.float32 if values.device.type == "mps" else torch.float64  # MPS has no float64
+
+
+def chance_precision(targets: Tensor) -> float:
+    """Return the mAP in per cent that a random order of the images has on average.
+
+    With P of N images positive and H_N = Σ_{k ≤ N} 1/k it is H_N / N + (P - 1) (N - H_N) / (N (N - 1)): more than P / N
+    for few images.
+    """
+    known, positives = (targets >= 0).sum(0).double(), (targets == 1).sum(0).double()
+    known, positives = known[positives > 0], positives[positives > 0]
+    harmonic = torch.special.digamma(known + 1) - torch.special.digamma(torch.ones(()).double())
+    return float(
+        100 * (harmonic / known + (positives - 1) * (known - harmonic) / (known * (known - 1).clamp(min=1))).mean()
+    )
+
+
+FEW_POSITIVES = 10
+"""With fewer images of a label its threshold is the common one."""
+
+
+def best_thresholds(scores: Tensor, targets: Tensor) -> Tensor:
+    """Return the threshold of each class with the highest F1 = 2 TP / (2 TP + FP + FN), (C,).
+
+    It lies between two scores. A class with few positive images takes the threshold that is best for all together.
+    """
+
+    def best(scores: Tensor, targets: Tensor) -> Tensor:
+        scores, targets, _, end = _ranked(scores, targets)
+        hits, chosen = (targets == 1).cumsum(0), (targets >= 0).cumsum(0)
+        f1 = (2 * hits / (chosen + hits[-1]).clamp(min=1)).gather(0, end)  # of a tie, all or none are chosen
+        last = end.gather(0, f1.argmax(0, keepdim=True))
+        below = scores.gather(0, (last + 1).clamp(max=len(scores) - 1))
+        return ((scores.gather(0, last) + below) / 2)[0]
+
+    common = best(scores.reshape(-1, 1), targets.reshape(-1, 1))
+    return torch.where((targets == 1).sum(0) < FEW_POSITIVES, common, best(scores, targets))
 
 
 def roc_auc(scores: Tensor, labels: Tensor) -> float:

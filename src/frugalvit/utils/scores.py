@@ -1,4 +1,4 @@
-"""How a score is shown: in per cent, with what it was scored on, the number of images, interval and chance level.
+"""How a score is shown: in per cent (or its unit), with what it was scored on, the number of images, interval and chance level.
 
 A summary holds a score under its key (``top1``), its 95 % interval under ``top1_interval``, and chance levels under
 ``chance``. AP and IoU are shares from 0 to 1 in summaries; people always read per cent.
@@ -20,7 +20,12 @@ SCORE_NAMES = {
     "mean_per_class": "mean per class",
     **{f"{kind}_ap{key}": f"{kind} AP{size}" for kind in ("box", "mask") for key, size in _AP_SIZES.items()},
     "knn": "k-NN top-1",
+    "map": "mAP",
     "map11": "11-point mAP",
+    "f1": "F1",
+    "r2": "R²",
+    "mae": "mean absolute error",
+    "rounded": "right if rounded",
     "miou": "mIoU",
     "single_scale_miou": "mIoU, single scale",
     "mean_accuracy": "mean accuracy",
@@ -28,13 +33,16 @@ SCORE_NAMES = {
 }
 """Scores by their key in a summary; the first one of a summary is its main score."""
 
+NOT_PERCENT = ("r2", "mae")
+"""Scores that are shown as they are."""
+
 _IMAGE_COUNTS = ("top1", "top5", "knn")
 """Scores that are a share of the images, so that their interval follows from value and count."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score in per cent and what it was measured on.
+    """A score, usually in per cent, and what it was measured on.
 
     interval: 95 %, from low to high; None if unknown
     chance:   the score of a model that does not look at the images; None if unknown
@@ -48,15 +56,21 @@ class Score:
     interval: tuple[float, float] | None = None
     chance: float | None = None
     chosen: bool = False
+    unit: str = " %"
 
     def __str__(self) -> str:
         """Return the score in one line, with everything that a reader needs to judge it."""
-        chance = "" if self.chance is None else f"; chance {self.chance:.1f} %"
-        return f"{self.name} {self.value:.1f} % ({self.interval_text}) on {self.scored_on}{chance}"
+        chance = "" if self.chance is None else f"; chance {self.show(self.chance)}"
+        return f"{self.name} {self.show(self.value)} ({self.interval_text}) on {self.scored_on}{chance}"
+
+    def show(self, *values: float) -> str:
+        """Return a value, or a range, with the unit."""
+        return " to ".join(f"{value:.1f}" if self.unit else f"{value:.3g}" for value in values) + self.unit
 
     @property
     def interval_text(self) -> str:
-        return "no interval" if self.interval is None else "95 %: {:.1f} to {:.1f}".format(*self.interval)
+        shown = "" if self.interval is None else self.show(*self.interval).removesuffix(self.unit)
+        return f"95 %: {shown}" if shown else "no interval"
 
     @property
     def scored_on(self) -> str:
@@ -94,9 +108,8 @@ def read_scores(summary: Mapping[str, Any]) -> list[Score]:
             interval = as_percent(key, interval[0]), as_percent(key, interval[1])
         elif key in _IMAGE_COUNTS and images:
             interval = share_interval(value, images)
-        scores.append(
-            Score(name, value, split, images, interval, None if chance is None else as_percent(key, chance), chosen)
-        )
+        chance, unit = None if chance is None else as_percent(key, chance), "" if key in NOT_PERCENT else " %"
+        scores.append(Score(name, value, split, images, interval, chance, chosen, unit))
     return scores
 
 
@@ -106,9 +119,9 @@ def score_table(scores: list[Score], title: str = "") -> Table:
     rows: list[list[object]] = [
         [
             score.name,
-            f"{score.value:.1f} %",
-            "-" if score.interval is None else "{:.1f} to {:.1f} %".format(*score.interval),
-            "-" if score.chance is None else f"{score.chance:.1f} %",
+            score.show(score.value),
+            "-" if score.interval is None else score.show(*score.interval),
+            "-" if score.chance is None else score.show(score.chance),
         ]
         for score in scores
     ]

@@ -27,7 +27,15 @@ class Blend(NamedTuple):
 
 
 def soft_targets(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
-    """Turn class numbers (B,) into smoothed distributions (B, K)."""
+    """Turn class numbers (B,) into smoothed distributions (B, K).
+
+    Several labels (B, K) of 1 = present and 0 = absent become (1 - ε)·y + ε/2, and -1 = unknown becomes NaN, which
+    mixing keeps. Numbers (B, 1) stay.
+    """
+    if labels.ndim == 2:
+        if labels.is_floating_point():
+            return labels
+        return ((1 - smoothing) * labels + smoothing / 2).masked_fill(labels < 0, torch.nan)
     off = smoothing / classes
     targets = torch.full((len(labels), classes), off, device=labels.device)
     return targets.scatter_(1, labels[:, None], 1 - smoothing + off)

@@ -1,11 +1,13 @@
 """Tables of paths and labels: CSV, TSV, JSONL, or a list of "path label" lines.
 
+An image has several labels in a JSON list, or as ``cat|dog`` with ``--target labels``; ``--target number`` reads numbers.
 Other columns and another folder of images are named behind the table: ``table.csv:path=photo,label=species,root=img``.
 """
 
 import csv
 import io
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -36,9 +38,18 @@ class Row(NamedTuple):
     """One image of a table, with its line number."""
 
     path: str
-    label: str | None
+    label: str | tuple[str, ...] | float | None  # several labels, perhaps none of them; or a number
     split: str | None
     line: int
+
+    @property
+    def has_label(self) -> bool:
+        return self.label is not None and self.label != ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the labels."""
+        return self.label if isinstance(self.label, tuple) else (self.label,) if isinstance(self.label, str) else ()
 
 
 def is_table(where: str) -> bool:
@@ -59,11 +70,11 @@ def open_table(where: str, options: OpenOptions) -> DatasetSplits:
     """Open a table. Paths are relative to its folder or to ``root``; missing files count as unreadable images."""
     where, columns = split_columns(where)
     root = columns.pop("root", None)
-    rows = read_rows(where, columns)
+    rows = read_rows(where, columns, options.target)
     if root is not None:
         folder = local(root).resolve()
         rows = [row._replace(path=str(folder / row.path)) for row in rows]
-    source = build_splits(where, rows, Path(where).stem, options)
+    source = build_splits(where, rows, Path(where).stem, options, columns.get("label", "value"))
     if source.classes is None and options.labels != "ignore":
         source.notes.insert(
             0,
@@ -91,8 +102,12 @@ def join_rows(by_split: dict[str, Path]) -> list[Row]:
     return [row._replace(split=split) for split, rows in tables.items() for row in rows]
 
 
-def read_rows(where: str, columns: dict[str, str] | None = None) -> list[Row]:
-    """Read the rows of a table. Errors name the line. ``columns``: other names of path, label and split."""
+def read_rows(where: str, columns: dict[str, str] | None = None, target: str = "auto") -> list[Row]:
+    """Read the rows of a table. Errors name the line.
+
+    columns: other names of path, label and split
+    target:  as in ``open_data``
+    """
     path = Path(where)
     try:
         text = read_text(path, "utf-8-sig")
@@ -105,7 +120,7 @@ def read_rows(where: str, columns: dict[str, str] | None = None) -> list[Row]:
         rows = list(_list_rows(text))
     else:
         records = _json_records(text, where) if suffix == ".jsonl" else _csv_records(text, where, suffix)
-        rows = [_row(_rename(record, columns or {}, where), line, where) for line, record in records]
+        rows = [_row(_rename(record, columns or {}, where), target, line, where) for line, record in records]
     if not rows:
         raise UserError(f"{where} names no images.")
     return rows
@@ -167,7 +182,7 @@ def _rename(record: dict[str, Any], columns: dict[str, str], where: str) -> dict
     return {name: value for name, value in record.items() if name not in replaced} | chosen
 
 
-def _row(record: dict[str, Any], line: int, where: str) -> Row:
+def _row(record: dict[str, Any], target: str, line: int, where: str) -> Row:
     """Read path, label and split of a record from the first column with a known name."""
     names = (PATH_COLUMNS, LABEL_COLUMNS, SPLIT_COLUMNS)
     path, label, split = (next((record[name] for name in group if name in record), None) for group in names)
@@ -176,38 +191,72 @@ def _row(record: dict[str, Any], line: int, where: str) -> Row:
             f"{where}, line {line}: no path in the columns {truncate_list(list(record), 8) or 'of the table'}. Rename "
             f"the column with the paths to path, or name your columns: {where}:path=COLUMN,label=COLUMN."
         )
-    if not isinstance(label, str | int | None):
-        raise UserError(f"{where}, line {line}: expected one label, a text or an integer, got {label!r:.60}.")
     split = str(split or "").strip().lower()
     if split and split not in SPLIT_NAMES:
         raise UserError(f"{where}, line {line}: unknown split '{split}'. Write train, val or test.")
-    return Row(path.strip(), None if label is None else str(label).strip(), SPLIT_NAMES.get(split), line)
+    return Row(path.strip(), _read_label(label, target, f"{where}, line {line}"), SPLIT_NAMES.get(split), line)
 
 
-def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions) -> DatasetSplits:
-    """Build a dataset from rows; their paths are relative to the folder of ``where``."""
+def _read_label(label: Any, target: str, where: str) -> str | tuple[str, ...] | float | None:
+    """Return a label, several, or a number, as ``target`` says; None or "" without one."""
+    text = label.strip() if isinstance(label, str) else label
+    if target == "number":
+        try:
+            number = None if text is None or text == "" else float(text)
+        except (TypeError, ValueError):
+            number = math.nan
+        if number is not None and not math.isfinite(number):
+            raise UserError(f"{where}: expected a number for --target number, got {label!r:.60}.")
+        return number
+    if isinstance(text, list) and target != "class" and all(isinstance(n, str | int) and str(n).strip() for n in text):
+        return tuple(dict.fromkeys(str(name).strip() for name in text))
+    if not isinstance(text, str | int | None):
+        raise UserError(f"{where}: expected one label, a text or an integer, got {label!r:.60}.")
+    if target == "labels" and text not in (None, ""):
+        return tuple(dict.fromkeys(name.strip() for name in str(text).split("|") if name.strip()))
+    return None if text is None else str(text)
+
+
+def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions, column: str = "value") -> DatasetSplits:
+    """Build a dataset from rows; their paths are relative to the folder of ``where``.
+
+    column: the name of the numbers of --target number
+    """
     notes: list[str] = []
     folder = Path(where).parent
     rows = _drop_repeated(rows, where, notes)
-    labelled = options.labels != "ignore" and any(row.label for row in rows)
+    labelled = options.labels != "ignore" and any(row.has_label for row in rows)
+    several = any(isinstance(row.label, tuple) for row in rows)
+    if several:
+        rows = [row._replace(label=row.names) if row.has_label else row for row in rows]
     by_split: dict[str, list[Row]] = {}
     for row in rows:
         by_split.setdefault(row.split or "train", []).append(row)
-    classes = class_list(row.label for split in options.class_splits for row in by_split.get(split, []))
-    classes = classes or class_list(row.label for row in rows)
+    classes = class_list(name for split in options.class_splits for row in by_split.get(split, []) for name in row.names)
+    classes = classes or class_list(name for row in rows for name in row.names)
+    if options.target == "number":
+        classes = [column]
     index = {label: i for i, label in enumerate(classes)}
     splits: dict[str, ImageDataset] = {}
     loose: dict[str, ImageDataset] = {}  # rows without a label
     for split in ("train", "val", "test"):
         members = by_split.get(split, [])
-        if labelled and (unlabelled := [str(folder / row.path) for row in members if not row.label]):
+        if labelled and (unlabelled := [str(folder / row.path) for row in members if not row.has_label]):
             loose[split] = FileExamples(unlabelled, None, str(folder))
-            members = [row for row in members if row.label]
-        if labelled and (unknown := class_list(row.label for row in members if row.label not in index)):
+            members = [row for row in members if row.has_label]
+        if labelled and (unknown := class_list(name for row in members for name in row.names if name not in index)):
             raise unknown_classes(f"{split} in {where}", "train", unknown, split)
         if members:
-            numbers = np.array([index[row.label] for row in members if row.label]) if labelled else None
-            splits[split] = FileExamples([str(folder / row.path) for row in members], numbers, str(folder))
+            paths = [str(folder / row.path) for row in members]
+            plain = labelled and not several and options.target != "number"
+            numbers = np.array([index[name] for row in members for name in row.names]) if plain else None
+            examples = splits[split] = FileExamples(paths, numbers, str(folder))
+            if several and labelled:
+                examples.targets = np.zeros((len(members), len(classes)), np.int8)
+                for place, row in enumerate(members):
+                    examples.targets[place, [index[name] for name in row.names]] = 1
+            elif labelled and not plain:
+                examples.targets = np.array([[row.label] for row in members], np.float32)
     listed = (*splits.values(), *loose.values())
     missing = [name for examples in listed for name in examples.names if not is_file(name)]
     if len(missing) == len(rows):
@@ -236,12 +285,12 @@ def _drop_repeated(rows: list[Row], where: str, notes: list[str]) -> list[Row]:
     for row in rows:
         image = os.path.normpath(os.path.join(folder, row.path))  # noqa: PTH118
         key = (image, row.split or "train")
-        if not first.setdefault(key, row).label:
+        if not first.setdefault(key, row).has_label:
             first[key] = row
         before = labelled.setdefault(image, row)
-        if not before.label:
+        if not before.has_label:
             labelled[image] = row
-        elif row.label and before.label != row.label:
+        elif row.has_label and before.label != row.label:
             raise UserError(
                 f"{where}: {row.path} has two labels, '{before.label}' (line {before.line}) and '{row.label}' "
                 f"(line {row.line}). Delete one of these lines."

@@ -1,4 +1,4 @@
-"""``frugalvit eval``: accuracy of a classifier on labelled images, and its most frequent confusions."""
+"""``frugalvit eval``: scores of a model on labelled images, and its most frequent confusions."""
 
 import re
 import time
@@ -23,7 +23,10 @@ from frugalvit.probing.metrics import classification_scores, rank_classes, score
 from frugalvit.probing.splits import HELD_OUT, make_extractor
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import read_summary
-from frugalvit.tasks.classification.predict import class_probabilities, load_classifier, nonfinite_message
+from frugalvit.tasks.classification.metrics import StoredScores
+from frugalvit.tasks.classification.predict import load_classifier, mean_answers, nonfinite_message
+from frugalvit.tasks.classification.registry import load_target
+from frugalvit.tasks.classification.target import Target
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
 from frugalvit.utils.scores import read_scores, score_table
@@ -38,26 +41,33 @@ _SHOWN_CONFUSIONS = 3  # per class, for --json
 
 
 def evaluate(config: EvalConfig) -> CommandResult:
-    """Compute top-1 (with 95 % interval), top-5 and mean per class; list the worst classes and mistakes."""
+    """Compute the scores with 95 % intervals (top-1, or mAP, or R²); list the worst classes or labels, and mistakes."""
     started = time.monotonic()
     out = _check_output(config.out)
     model, names = load_classifier(config.model, config.device, config.img_size)
-    source, run = _open(config)
+    target = load_target(model, names)
+    source, run = _open(config, target.kind)
     split, examples = _select_split(source, config.split)
-    numbers = _match_classes(config.model, names, source, examples)
+    numbers = _match_classes(config.model, names, source, examples) if target.kind != "number" else torch.zeros(1).long()
     if run is not None and split in ("train", "all", *_learned_splits(run, source)):
         console.warning(f"{config.model} was trained on these images ({split}): its scores on new images will be lower")
     extractor = make_extractor(model, config, "pooled")
     label = f"{source.name} {split}"
     features = extractor(examples, label)
-    assert features.labels is not None
-    truth = numbers[features.labels]
     views = [features, extractor(examples, label, mirrored=True)] if config.mirror else [features]
     inputs = [view.features.to(extractor.device) for view in views]
     with torch.inference_mode():
-        probabilities, plain = (class_probabilities(model.backbone, *part).cpu() for part in (inputs, inputs[:1]))
+        probabilities, plain = (mean_answers(target, model.backbone, *part).cpu() for part in (inputs, inputs[:1]))
     if not bool(probabilities.isfinite().all()):
         raise UserError(nonfinite_message(config.model))
+    title = f"{config.model} on {source.name}, {split}: {pluralize(len(features), 'image')}"
+    title += ", with mirror images" if config.mirror else ""
+    if features.targets is not None:
+        summary = {"model": config.model, "data": source.name, "target": target.kind, "left_out": len(features.bad)}
+        truth = align_labels(features.targets, numbers, len(names)) if target.kind == "labels" else features.targets
+        return _judge_stored(target, summary, split, features.names, probabilities, truth, title, source.notes, out)
+    assert features.labels is not None
+    truth = numbers[features.labels]
     ranked = rank_classes(probabilities)
     scores = _scores(ranked, truth, len(names))
     summary: dict[str, Any] = {"model": config.model, "data": source.name, **scores}
@@ -84,11 +94,45 @@ def evaluate(config: EvalConfig) -> CommandResult:
         write_text(out, _csv(rows))
         notes.append(f"predictions of all images: {out}")
         summary["out"] = str(out)
-    title = f"{config.model} on {source.name}, {split}: {pluralize(len(truth), 'image')}"
-    tables = [score_table(read_scores(summary), f"{title}{', with mirror images' if config.mirror else ''}")]
+    tables = [score_table(read_scores(summary), title)]
     if config.mirror:
         tables.append(score_table(read_scores(summary["without_mirror"] | where), "without mirror images"))
     return CommandResult(summary, [*tables, *_mistake_tables(per_class, mistakes)], notes)
+
+
+def _judge_stored(
+    target: Target,
+    summary: dict[str, Any],
+    split: str,
+    images: Sequence[str],
+    answers: Tensor,
+    truth: Tensor,
+    title: str,
+    notes: Sequence[str],
+    out: Path | None,
+) -> CommandResult:
+    """Score the answers (N, K) of a model with several labels per image, or a number."""
+    scores = target.make_scores(len(truth), answers.device)
+    assert isinstance(scores, StoredScores)
+    scores.put(answers, truth, torch.arange(len(truth)))
+    facts = {name: value for name, value in scores.facts(split).items() if name != "pseudo_values"}
+    summary |= scores.summary() | facts
+    table = target.answer_table(answers, truth)
+    summary["per_class"] = {"columns": table.columns, "rows": table.rows}
+    notes = list(notes)
+    if out is not None:
+        write_text(out, as_csv(*target.truth_rows([utf8_safe(image) for image in images], answers, truth)))
+        notes.append(f"predictions of all images: {out}")
+        summary["out"] = str(out)
+    return CommandResult(summary, [score_table(read_scores(summary), title), table], notes)
+
+
+def align_labels(targets: Tensor, numbers: Tensor, labels: int) -> Tensor:
+    """Return the targets (N, K) of a model's labels; numbers: (C,) of the data's labels. Others are unknown, -1."""
+    known = numbers >= 0
+    aligned = targets.new_full((len(targets), labels), -1)
+    aligned[:, numbers[known]] = targets[:, known]
+    return aligned
 
 
 def _check_output(out: str | None) -> Path | None:
@@ -102,7 +146,7 @@ def _check_output(out: str | None) -> Path | None:
     return path
 
 
-def _open(config: EvalConfig) -> tuple[DatasetSplits, Path | None]:
+def _open(config: EvalConfig, target: str) -> tuple[DatasetSplits, Path | None]:
     """Open the data; also return the run if the model was trained on it. A run's own data is split as in training.
 
     The shards that a streamed run held out are not told apart here.
@@ -111,22 +155,23 @@ def _open(config: EvalConfig) -> tuple[DatasetSplits, Path | None]:
     file = (location.parent if location.name == layout.MODEL else location) / layout.CONFIG
     run = TrainConfig.from_run(file) if file.is_file() else None
     if (read_summary(file.parent) or {}).get("task") == "probe":
-        return _open_as_probed(config, file.parent)
+        return _open_as_probed(config, file.parent, target)
     if run is None or not same_value("data", config.data, run.data):
-        return open_data(config.data, split="given", root=config.root, classes=config.classes), None
+        return open_data(config.data, split="given", root=config.root, classes=config.classes, target=target), None
     source = open_data(
         config.data,
         split="given" if should_stream(config.data, run.stream) else run.split,
         val_fraction=run.val_fraction,
         root=config.root or run.root,
         classes=config.classes or run.classes,
+        target=target,
     )
     return source, file.parent
 
 
-def _open_as_probed(config: EvalConfig, probe: Path) -> tuple[DatasetSplits, Path | None]:
+def _open_as_probed(config: EvalConfig, probe: Path, target: str) -> tuple[DatasetSplits, Path | None]:
     """Open the data for a saved probe; if it learned from train alone, the images that it held out are a split."""
-    source = open_data(config.data, split="given", root=config.root, classes=config.classes)
+    source = open_data(config.data, split="given", root=config.root, classes=config.classes, target=target)
     facts = read_json(probe / layout.DATA, dict) or {}
     if not same_value("data", config.data, facts.get("data")):
         return source, None
@@ -158,9 +203,7 @@ def _select_split(source: DatasetSplits, split: str) -> tuple[str, ImageDataset]
     if split != "all" and split not in present:
         raise UserError(f"{source.location} has no {split} split, only {', '.join(present)}.")
     examples = join(*present.values()) if split == "all" else present[split]
-    if examples.targets is not None:
-        raise UserError(f"{source.location} has several labels per image, but a classifier predicts one.")
-    if examples.labels is None or source.classes is None:
+    if examples.truth is None or source.classes is None:
         raise UserError(
             f"{source.location} has no labels. Put the images into one folder per class, or pass a CSV with a column "
             f"{WANTED_COLUMN}. Without labels, use 'frugalvit predict'."
@@ -173,11 +216,11 @@ def _match_classes(model: str, names: tuple[str, ...], source: DatasetSplits, ex
 
     ImageNet's classes are "n02123045 tabby, tabby cat"; its folders have the first word.
     """
-    assert source.classes is not None and examples.labels is not None
+    assert source.classes is not None and examples.truth is not None
     known = {name.partition(" ")[0]: number for number, name in enumerate(names) if IMAGENET_CLASS.match(name)}
     known |= {name: number for number, name in enumerate(names)}
     numbers = [known.get(name, -1) for name in source.classes]
-    present = np.unique(examples.labels)
+    present = np.unique(examples.truth) if examples.targets is None else np.flatnonzero((examples.targets == 1).any(0))
     unknown = [source.classes[label] for label in present if numbers[label] < 0]
     if unknown:
         raise UserError(

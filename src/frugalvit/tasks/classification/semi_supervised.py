@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor
 
@@ -256,7 +255,7 @@ class SemiSupervisedTask(ClassificationTask):
         with torch.autocast(logits.device.type, enabled=False):
             weights = self.labels(probs, index)
             self._count(probs.argmax(1), weights, truth)
-            cross_entropy = F.cross_entropy(logits[: len(images)], targets)
+            cross_entropy = self.target.loss(logits[: len(images)], targets)
             pseudo = pseudo_label_loss(logits[len(images) :], probs, weights, self.semi.temperature)
             fairness = self.labels.fairness_loss(logits[len(images) :], weights)
         losses = {"cross_entropy": cross_entropy, "pseudo_label_loss": pseudo}
