@@ -20,6 +20,7 @@ from frugalvit.experiment import builders
 from frugalvit.runs import layout
 from frugalvit.runs.layout import find_run
 from frugalvit.tasks.classification import train
+from frugalvit.tasks.classification.registry import restore_target
 from frugalvit.tasks.pretraining import train as pretrain
 from frugalvit.utils.tables import CommandResult, Table
 
@@ -107,7 +108,8 @@ def _rebuild(run: Path, dump: dict[str, Any]) -> tuple[Any, Any]:
         task: Any = pretrain.make_task(stored, pretrain.make_network(stored), plan)
         task.batches = SimpleNamespace(augment=SimpleNamespace(config=stored.crops))
     else:
-        task = train.make_task(stored, train.make_network(stored, dump["classes"]), plan)
+        target = restore_target(dump["task"], dump["parts"][0].get("batch.labels"), dump["classes"])
+        task = train.make_task(stored, train.make_network(stored, dump["classes"]), plan, target=target)
     task.share = BatchShard(dump["seed"], dump["process"], dump["world"])  # decides Drloc's pairs
     return task, stored
 

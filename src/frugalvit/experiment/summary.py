@@ -69,7 +69,10 @@ def worst_mistakes(
 def show_mistakes(
     entries: Sequence[tuple[int, str, str, float | None]], store: ImageStore, location: str
 ) -> list[dict[str, Any]]:
-    """Return mistakes with thumbnails and file names; entries: index, truth, prediction, its probability if it has one."""
+    """Return mistakes with thumbnails and file names.
+
+    entries: index, truth, prediction, and its probability or None
+    """
     thumbnails = _thumbnails(store, [index for index, *_ in entries])
     return [
         {

@@ -31,7 +31,7 @@ def find_title(records: list[RunRecord], compared: Mapping[str, dict[str, Any]])
     data = Path(str(_data_of(record) or "")).name or "its data"
     if task in _FEATURE_TASKS:
         return f"Features learned without labels from {data}"
-    classes, target = record.summary.get("classes") or (), record.summary.get("target", "class")
+    classes, target = list(record.summary.get("classes") or ()), record.summary.get("target", "class")
     what = pluralize(len(classes), "label" if target == "labels" else "class") + " of " if classes else ""
     if target == "number":
         return f"Regression: {classes[0]} of {data}"
@@ -63,7 +63,9 @@ def _describe_score(score: Score) -> str:
     start = "It is right on" if score.name == "top-1" else f"Its {score.name} is"
     joint = " of" if score.name == "top-1" else " on"
     interval = "" if score.interval is None else f" (95 % interval {score.show(*score.interval)})"
-    chance = "" if score.chance is None else f" A model that does not look at the images has {score.show(score.chance)}."
+    chance = (
+        "" if score.chance is None else f" A model that does not look at the images has {score.show(score.chance)}."
+    )
     return f"{start} {score.show(score.value)}{joint} {score.scored_on}{interval}.{chance}"
 
 

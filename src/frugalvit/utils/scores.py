@@ -1,4 +1,4 @@
-"""How a score is shown: in per cent (or its unit), with what it was scored on, the number of images, interval and chance level.
+"""How a score is shown: usually in per cent, with what it was scored on, the number of images, interval and chance.
 
 A summary holds a score under its key (``top1``), its 95 % interval under ``top1_interval``, and chance levels under
 ``chance``. AP and IoU are shares from 0 to 1 in summaries; people always read per cent.
@@ -33,7 +33,7 @@ SCORE_NAMES = {
 }
 """Scores by their key in a summary; the first one of a summary is its main score."""
 
-NOT_PERCENT = ("r2", "mae")
+NOT_PERCENT = ("mae",)
 """Scores that are shown as they are."""
 
 _IMAGE_COUNTS = ("top1", "top5", "knn")
@@ -83,6 +83,16 @@ def as_percent(key: str, value: float) -> float:
     """Return a score of a summary in per cent."""
     is_share = key.removeprefix("val_") in SCORE_NAMES and ("_ap" in key or "miou" in key or key.endswith("_accuracy"))
     return 100 * value if is_share else value
+
+
+def is_percent(key: str) -> bool:
+    """True for a score that is shown in per cent; a fact of a run is no score."""
+    return key.removeprefix("val_") in SCORE_NAMES and key.removeprefix("val_") not in NOT_PERCENT
+
+
+def main_score(summary: Mapping[str, Any]) -> str:
+    """Return the key of a summary's main score."""
+    return next((key for key in SCORE_NAMES if key in summary), "top1")
 
 
 def share_interval(percent: float, images: int) -> tuple[float, float]:

@@ -1,6 +1,6 @@
 """Tables of paths and labels: CSV, TSV, JSONL, or a list of "path label" lines.
 
-An image has several labels in a JSON list, or as ``cat|dog`` with ``--target labels``; ``--target number`` reads numbers.
+An image has several labels in a JSON list, or as ``cat|dog`` with --target labels; --target number reads numbers.
 Other columns and another folder of images are named behind the table: ``table.csv:path=photo,label=species,root=img``.
 """
 
@@ -232,10 +232,14 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions, c
     by_split: dict[str, list[Row]] = {}
     for row in rows:
         by_split.setdefault(row.split or "train", []).append(row)
-    classes = class_list(name for split in options.class_splits for row in by_split.get(split, []) for name in row.names)
+    classes = class_list(
+        name for split in options.class_splits for row in by_split.get(split, []) for name in row.names
+    )
     classes = classes or class_list(name for row in rows for name in row.names)
     if options.target == "number":
         classes = [column]
+    elif several and not classes:
+        raise UserError(f"{where}: all lists of labels are empty. Give some image a label.")
     index = {label: i for i, label in enumerate(classes)}
     splits: dict[str, ImageDataset] = {}
     loose: dict[str, ImageDataset] = {}  # rows without a label

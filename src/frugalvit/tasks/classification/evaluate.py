@@ -48,7 +48,9 @@ def evaluate(config: EvalConfig) -> CommandResult:
     target = load_target(model, names)
     source, run = _open(config, target.kind)
     split, examples = _select_split(source, config.split)
-    numbers = _match_classes(config.model, names, source, examples) if target.kind != "number" else torch.zeros(1).long()
+    numbers = (
+        _match_classes(config.model, names, source, examples) if target.kind != "number" else torch.zeros(1).long()
+    )
     if run is not None and split in ("train", "all", *_learned_splits(run, source)):
         console.warning(f"{config.model} was trained on these images ({split}): its scores on new images will be lower")
     extractor = make_extractor(model, config, "pooled")

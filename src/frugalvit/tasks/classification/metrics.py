@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning_fabric import Fabric
@@ -109,7 +109,7 @@ class StoredScores(Scores):
     answers, truth: (N, K); rows of images that were not scored are 0 in ``seen``
     """
 
-    limits: tuple[float, float]  # of every score
+    limits: ClassVar[dict[str, tuple[float, float]]] = {}  # of a score that is not between 0 and 100
 
     def __init__(self, images: int, outputs: int, device: torch.device, answer: Callable[[Tensor], Tensor]) -> None:
         """answer: turns logits into answers"""
@@ -160,7 +160,8 @@ class StoredScores(Scores):
         for name, values in self.measure(answers, truth, keep).items():
             total, without = float(values[0]), values[1:][values[1:].isfinite()].tolist()
             pseudo = pseudo_values(total, without)
-            facts[f"{name}_interval"] = list(jackknife_interval(total, pseudo, self.limits[1], self.limits[0]))
+            lowest, highest = self.limits.get(name, (0.0, 100.0))
+            facts[f"{name}_interval"] = list(jackknife_interval(total, pseudo, highest, lowest))
             facts["pseudo_values"][name] = [round(value, 6) for value in pseudo]
         return facts
 

@@ -137,10 +137,7 @@ class LabelTarget(Target):
             for rank, guess in enumerate(facts["predictions"], 1)
         ]
 
-
-    def truth_rows(
-        self, images: Sequence[str], answers: Tensor, truth: Tensor
-    ) -> tuple[list[str], list[list[object]]]:
+    def truth_rows(self, images: Sequence[str], answers: Tensor, truth: Tensor) -> tuple[list[str], list[list[object]]]:
         rows: list[list[object]] = []
         for image, facts, row in zip(images, self.describe(answers, 1), truth.tolist(), strict=True):
             present = [name for name, value in zip(self.classes, row, strict=True) if value == 1]
@@ -150,8 +147,6 @@ class LabelTarget(Target):
 
 class LabelScores(StoredScores):
     """mAP over the labels that some image has, and F1 over all decisions, at the thresholds of the target."""
-
-    limits = (0.0, 100.0)
 
     def __init__(
         self, images: int, labels: int, device: torch.device, answer: Callable[[Tensor], Tensor], thresholds: Tensor

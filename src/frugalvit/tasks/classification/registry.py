@@ -1,8 +1,9 @@
 """The kinds of targets: build the one that a run or a stored model has."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.train import TrainConfig
@@ -34,6 +35,18 @@ def load_target(model: Model, classes: Sequence[str]) -> Target:
         raw = model.meta.get("checkpoint")  # weights of a checkpoint answer in deviations from the mean
         return NumberTarget(classes, *(model.meta["mean"], model.meta["deviation"]) if raw else (0.0, 1.0))
     return ClassTarget(classes)
+
+
+def restore_target(state: Mapping[str, Tensor], labels: Tensor | None, outputs: int) -> Target:
+    """Build the target of a dumped step from its checkpoint and its labels."""
+    names = [str(number) for number in range(outputs)]
+    if labels is None or labels.ndim == 1:
+        target = ClassTarget(names)
+        target.offset = state.get("target.offset")
+        return target
+    if labels.is_floating_point():
+        return NumberTarget(names, float(state["target.mean"]), float(state["target.deviation"]))
+    return LabelTarget(names)
 
 
 def check_options(config: TrainConfig, kind: str) -> None:

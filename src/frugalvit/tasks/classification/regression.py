@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -31,7 +32,10 @@ class NumberTarget(Target):
 
     def __init__(self, classes: Sequence[str], mean: float, deviation: float) -> None:
         super().__init__(classes)
-        self.mean, self.deviation = mean, deviation
+        self.mean: Tensor
+        self.deviation: Tensor
+        self.register_buffer("mean", torch.tensor(mean))
+        self.register_buffer("deviation", torch.tensor(deviation))
 
     @classmethod
     def fitted(cls, classes: Sequence[str], targets: np.ndarray | None) -> Self:
@@ -45,7 +49,7 @@ class NumberTarget(Target):
 
     def chance_loss(self, truth: np.ndarray | None, smoothing: float, *, balance: bool) -> tuple[float, float]:
         assert truth is not None
-        return 1.0, float((((truth - self.mean) / self.deviation) ** 2).std())
+        return 1.0, float((((truth - float(self.mean)) / float(self.deviation)) ** 2).std())
 
     def make_scores(self, images: int, device: torch.device) -> NumberScores:
         return NumberScores(images, 1, device, self.answers)
@@ -53,13 +57,13 @@ class NumberTarget(Target):
     def start_classifier(self, backbone: Backbone, *, loaded: bool) -> None:
         """Turn the unit of a loaded classifier into deviations from the mean."""
         if loaded:
-            _change_unit(backbone, 1 / self.deviation, -self.mean / self.deviation)
+            _change_unit(backbone, 1 / float(self.deviation), -float(self.mean / self.deviation))
 
     def finish(self, network: Backbone) -> None:
-        _change_unit(network, self.deviation, self.mean)
+        _change_unit(network, float(self.deviation), float(self.mean))
 
     def meta(self) -> dict[str, Any]:
-        return {"target": self.kind, "mean": self.mean, "deviation": self.deviation}
+        return {"target": self.kind, "mean": float(self.mean), "deviation": float(self.deviation)}
 
     def details(self, scores: NumberScores, network: Backbone, dataset: EvalSet, location: str) -> Details:
         answers, truth, index = (part.flatten() for part in scores.scored())
@@ -98,12 +102,11 @@ class NumberTarget(Target):
     def csv_rows(self, facts: dict[str, Any]) -> list[dict[str, object]]:
         return [{self.classes[0]: f"{facts['value']:.6g}"}]
 
-
-    def truth_rows(
-        self, images: Sequence[str], answers: Tensor, truth: Tensor
-    ) -> tuple[list[str], list[list[object]]]:
+    def truth_rows(self, images: Sequence[str], answers: Tensor, truth: Tensor) -> tuple[list[str], list[list[object]]]:
         rows = zip(images, truth[:, 0].tolist(), answers[:, 0].tolist(), strict=True)
-        return ["image", self.classes[0], "predicted"], [[image, f"{y:.6g}", f"{value:.6g}"] for image, y, value in rows]
+        return ["image", self.classes[0], "predicted"], [
+            [image, f"{y:.6g}", f"{value:.6g}"] for image, y, value in rows
+        ]
 
 
 @torch.no_grad()
@@ -115,9 +118,12 @@ def _change_unit(network: Backbone, factor: float, shift: float) -> None:
 
 
 class NumberScores(StoredScores):
-    """R² = 1 - Σ (y - ŷ)² / Σ (y - mean)² and the mean absolute error; for whole numbers, the share right if rounded."""
+    """R² = 1 - Σ (y - ŷ)² / Σ (y - mean)² in per cent, and the mean absolute error.
 
-    limits = (-torch.inf, torch.inf)
+    For whole numbers also the share of answers that are right if they are rounded.
+    """
+
+    limits = {"r2": (-math.inf, 100.0), "mae": (0.0, math.inf)}
 
     def measure(self, answers: Tensor, truth: Tensor, keep: Tensor) -> dict[str, Tensor]:
         answer, true, keep = answers[:, 0].double(), truth[:, 0].double(), keep.double()
@@ -125,7 +131,7 @@ class NumberScores(StoredScores):
         images = keep.sum(1)
         spread = keep @ centred.square() - (keep @ centred).square() / images
         measured = {
-            "r2": 1 - keep @ (answer - true).square() / spread,
+            "r2": 100 * (1 - keep @ (answer - true).square() / spread),
             "mae": keep @ (answer - true).abs() / images,
         }
         if bool((true == true.round()).all()):

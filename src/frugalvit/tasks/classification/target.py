@@ -100,9 +100,7 @@ class Target(nn.Module, ABC):
         """Return a table of the answers (N, K)."""
         raise NotImplementedError
 
-    def truth_rows(
-        self, images: Sequence[str], answers: Tensor, truth: Tensor
-    ) -> tuple[list[str], list[list[object]]]:
+    def truth_rows(self, images: Sequence[str], answers: Tensor, truth: Tensor) -> tuple[list[str], list[list[object]]]:
         """Return columns and rows of truth and answer of every image, for a CSV file."""
         raise NotImplementedError
 
@@ -134,7 +132,7 @@ class ClassTarget(Target):
         if adjustment:
             assert counts is not None
             offset = adjustment * torch.from_numpy(counts / counts.sum()).float().clamp(min=1e-12).log()
-        self.register_buffer("offset", offset, persistent=False)
+        self.register_buffer("offset", offset)  # None is not part of a checkpoint
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(logits if self.offset is None else logits + self.offset, targets)

@@ -53,6 +53,7 @@ from frugalvit.probing.saved_probe import learned_images
 from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
 from frugalvit.tasks.classification.health import SupervisedHealth
+from frugalvit.tasks.classification.registry import check_options, imbalance, make_target
 from frugalvit.tasks.classification.semi_supervised import (
     add_unlabelled,
     make_semi_task,
@@ -60,7 +61,6 @@ from frugalvit.tasks.classification.semi_supervised import (
     separate_streams,
 )
 from frugalvit.tasks.classification.target import Target, score_alone
-from frugalvit.tasks.classification.registry import check_options, imbalance, make_target
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.distillation.teacher import Guide, load_teacher
 from frugalvit.utils import console
