@@ -377,7 +377,9 @@ class TrainConfig(RunConfig):
     target: TargetKind = option("auto", TARGET)
     balance: bool = option(False, "draw classes equally often")
     logit_adjustment: Strength | Auto = option(
-        "auto", "τ: the loss adds τ·log(share of the class) to the logits, so that rare classes count; auto: 1 or 0"
+        "auto",
+        "τ: the loss adds τ·log(share of the class) to the logits, so that rare classes count; auto: 1 if the "
+        "largest class has 20 times the images of the smallest, else 0",
     )
     pretrained: bool = option(False, PUBLISHED)
     freeze: Whole | Auto = option(

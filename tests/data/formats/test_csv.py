@@ -127,7 +127,7 @@ def test_several_labels_and_numbers(tmp_path: Path) -> None:
         assert len(source.loose["train"]) == 1
         assert train.subset([1]).targets.tolist() == [[0, 1]]  # type: ignore[union-attr]
         assert train.fingerprint() != train.subset([0, 1, 2]).fingerprint(labels=False)
-    assert open_data(tmp_path / "table.csv", split="given").classes == ("cat | dog", "dog", "|")
+    assert open_data(write_csv(tmp_path, cells), split="given").classes == ("cat | dog", "dog", "|")
     numbers = write_csv(tmp_path, "path,age\n000.png,1.5\n001.png,-2e1\n002.png,0\n003.png,\n", "n.csv")
     source = open_data(f"{numbers}:label=age", split="given", target="number", loose=True)
     assert source.target == "number" and source.classes == ("age",) and len(source.loose["train"]) == 1
