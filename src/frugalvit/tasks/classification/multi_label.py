@@ -123,19 +123,10 @@ class LabelTarget(Target):
         return ["labels", "most probable"]
 
     def cells(self, facts: dict[str, Any]) -> list[object]:
-        best = ", ".join(f"{guess['class']} {guess['probability']:.1%}" for guess in facts["predictions"])
-        return ["|".join(facts["labels"]), best]
+        return ["|".join(facts["labels"]), ", ".join(map(str, super().cells(facts)))]
 
     def csv_rows(self, facts: dict[str, Any]) -> list[dict[str, object]]:
-        return [
-            {
-                "rank": rank,
-                "class": guess["class"],
-                "probability": f"{guess['probability']:.6f}",
-                "present": int(guess["class"] in facts["labels"]),
-            }
-            for rank, guess in enumerate(facts["predictions"], 1)
-        ]
+        return [row | {"present": int(row["class"] in facts["labels"])} for row in super().csv_rows(facts)]
 
     def truth_rows(self, images: Sequence[str], answers: Tensor, truth: Tensor) -> tuple[list[str], list[list[object]]]:
         rows: list[list[object]] = []

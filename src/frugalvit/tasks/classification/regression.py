@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -123,7 +123,7 @@ class NumberScores(StoredScores):
     For whole numbers also the share of answers that are right if they are rounded.
     """
 
-    limits = {"r2": (-math.inf, 100.0), "mae": (0.0, math.inf)}
+    limits: ClassVar[dict[str, tuple[float, float]]] = {"r2": (-math.inf, 100.0), "mae": (0.0, math.inf)}
 
     def measure(self, answers: Tensor, truth: Tensor, keep: Tensor) -> dict[str, Tensor]:
         answer, true, keep = answers[:, 0].double(), truth[:, 0].double(), keep.double()

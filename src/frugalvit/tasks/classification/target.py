@@ -90,9 +90,16 @@ class Target(nn.Module, ABC):
     def columns(self, top: int) -> list[str]:
         """Return the titles of ``cells``."""
 
-    @abstractmethod
     def cells(self, facts: dict[str, Any]) -> list[object]:
         """Return an image's part of a row of the printed table."""
+        return [f"{guess['class']} {guess['probability']:.1%}" for guess in facts["predictions"]]
+
+    def csv_rows(self, facts: dict[str, Any]) -> list[dict[str, object]]:
+        """Return the lines of an image in a CSV file, by column."""
+        return [
+            {"rank": rank, "class": guess["class"], "probability": f"{guess['probability']:.6f}"}
+            for rank, guess in enumerate(facts["predictions"], 1)
+        ]
 
     # -- what eval writes of several labels and numbers
 
@@ -103,10 +110,6 @@ class Target(nn.Module, ABC):
     def truth_rows(self, images: Sequence[str], answers: Tensor, truth: Tensor) -> tuple[list[str], list[list[object]]]:
         """Return columns and rows of truth and answer of every image, for a CSV file."""
         raise NotImplementedError
-
-    @abstractmethod
-    def csv_rows(self, facts: dict[str, Any]) -> list[dict[str, object]]:
-        """Return the lines of an image in a CSV file, by column."""
 
 
 class ClassTarget(Target):
@@ -163,14 +166,6 @@ class ClassTarget(Target):
     def columns(self, top: int) -> list[str]:
         return [f"{rank}." for rank in range(1, min(top, len(self.classes)) + 1)]
 
-    def cells(self, facts: dict[str, Any]) -> list[object]:
-        return [f"{guess['class']} {guess['probability']:.1%}" for guess in facts["predictions"]]
-
-    def csv_rows(self, facts: dict[str, Any]) -> list[dict[str, object]]:
-        return [
-            {"rank": rank, "class": guess["class"], "probability": f"{guess['probability']:.6f}"}
-            for rank, guess in enumerate(facts["predictions"], 1)
-        ]
 
 
 def top_classes(answers: Tensor, classes: Sequence[str], top: int) -> list[list[dict[str, Any]]]:
