@@ -6,10 +6,11 @@ number of connections. One image is computed at a time. Nothing is written to di
 
 import asyncio
 import base64
+import contextlib
 import importlib.util
 import io
 import socket
-from html import escape
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -25,14 +26,13 @@ from frugalvit.config.tools import ServeConfig
 from frugalvit.data import open_data
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import decode, read_header
-from frugalvit.engine.hardware import cpu_settings
 from frugalvit.errors import UserError
 from frugalvit.export.command import read_data, read_settings
 from frugalvit.export.inference_model import ReadyModel, load
 from frugalvit.features import Features
 from frugalvit.report.html import render
 from frugalvit.runs import layout
-from frugalvit.tasks.classification.predict import answer_features, check_coverage, load_classifier
+from frugalvit.tasks.classification.predict import answer_features, load_classifier
 from frugalvit.utils import console, palette
 from frugalvit.utils.files import read_json
 from frugalvit.utils.tables import CommandResult
@@ -59,114 +59,90 @@ def serve(config: ServeConfig) -> CommandResult:
 
     app = make_app(config)
     try:
-        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        listener = socket.create_server((config.host, config.port), family=family)
+        listener = socket.create_server((config.host, config.port))
     except OSError as error:
         raise UserError(
             f"--host {config.host} --port {config.port}: {error.strerror or error}. Try --port 0."
         ) from None
     with listener:
-        port = listener.getsockname()[1]
-        console.info(f"open http://{f'[{config.host}]' if ':' in config.host else config.host}:{port} (Ctrl-C stops)")
+        console.info(f"open http://{config.host}:{listener.getsockname()[1]} (Ctrl-C stops)")
         options: dict[str, Any] = {"limit_concurrency": MAX_CONNECTIONS, "timeout_keep_alive": 5}
         uvicorn.Server(uvicorn.Config(app, log_level="warning", **options)).run(sockets=[listener])
-    return CommandResult({"model": config.model, "host": config.host, "port": port})
+    return CommandResult({"model": config.model, "host": config.host, "port": config.port})
 
 
 class Answerer:
     """A classifier with the training images that answers are compared with."""
 
     def __init__(self, config: ServeConfig) -> None:
+        self.model, self.config = load(config.model, config.device), config
         load_classifier(config.model, "cpu")  # for its errors
-        self.model: ReadyModel = load(config.model, config.device)
-        self.top, calibration = config.top, self.model.calibration
+        calibration = self.model.calibration
         self.coverage = None if calibration is None else config.coverage
-        if calibration is None:
-            console.warning(f"{config.model} is not calibrated: the page shows its confidence as it is")
-        check_coverage(self.model.model, self.coverage)
         self.gallery = None if calibration is None else calibration.gallery
-        self.training, self.pictures = self._open_training(config)
+        if calibration is None:
+            console.warning(f"{config.model} is not calibrated: do not read its numbers as probabilities")
+        folder = find_model_folder(config.model) or Path(config.model)
+        self.training = read_json(folder.parent / layout.TRAINING_IMAGES, list) or []
+        if self.gallery is None or len(self.training) != len(self.gallery):
+            self.training = []
+        self.pictures = self._open_pictures(str(folder.parent)) if self.training else {}
 
-    def _open_training(self, config: ServeConfig) -> tuple[list[dict[str, str]], dict[str, tuple[ImageDataset, int]]]:
-        """Return the names of the stored features, and the images of the run's data by name."""
-        folder = find_model_folder(config.model)
-        run = Path(config.model) if folder is None else folder.parent
-        named = read_json(run / layout.TRAINING_IMAGES, list) or []
-        if self.gallery is None or len(named) != len(self.gallery):
-            return [], {}
-        settings = read_settings(str(run))
-        data, root = settings.get("data") or read_data(str(run)), config.root or settings.get("root")
-        if data is None:
-            return named, {}
+    def _open_pictures(self, run: str) -> dict[str, tuple[ImageDataset, int]]:
+        """Return the images of the run's data by name."""
+        settings = read_settings(run)
+        data, root = settings.get("data") or read_data(run), self.config.root or settings.get("root")
         try:
-            source = open_data(data, split="given", root=root, classes=settings.get("classes"))
+            splits = open_data(str(data), split="given", root=root, classes=settings.get("classes")).splits
         except UserError as error:
             console.warning(f"the nearest training images have no pictures: {error}")
-            return named, {}
-        parts = [source.splits[name] for name in ("test", "val", "train") if name in source.splits]  # train counts
-        return named, {key: (part, row) for part in parts for row, key in enumerate(part.keys)}
+            return {}
+        parts = [splits[name] for name in ("test", "val", "train") if name in splits]  # of equal names train counts
+        return {key: (part, row) for part in parts for row, key in enumerate(part.keys)}
 
     def answer(self, content: bytes) -> dict[str, Any]:
         """Answer an encoded image. Raises ``UserError`` if it is not an image, or too large."""
-        header = read_header(content, "the photo")
-        megapixels = header.width * header.height / 1e6
-        if megapixels > MAX_MEGAPIXELS:
+        header = read_header(content, name := "the photo")
+        if (megapixels := header.width * header.height / 1e6) > MAX_MEGAPIXELS:
             raise UserError(f"the photo has {megapixels:,.0f} megapixels, more than {MAX_MEGAPIXELS:g}.")
-        images = self.model.transform(decode(content, "the photo"))
-        with torch.inference_mode(), cpu_settings(images.device):
+        pixels = self.model.model.transform.crop(decode(content, name))
+        with torch.inference_mode():
+            images = self.model.transform(pixels)
             features = self.model.features(images)
-            answer = answer_features(self.model.model, features.pooled, top=self.top, coverage=self.coverage)[0]
+            answer = answer_features(self.model.model, features.pooled, top=self.config.top, coverage=self.coverage)[0]
             weights, meaning = _token_map(self.model, images, features)
-        return {
-            "predictions": [{"class": name, "probability": p} for name, p in answer.predictions],
-            "calibrated": self.coverage is not None,
+        return asdict(answer) | {
             "coverage": self.coverage,
-            "set": answer.likely,
-            "distance": answer.distance,
-            "unlike_training": answer.unlike_training,
-            "nearest": self._nearest(features.pooled[0]),
-            "map": {"shows": meaning, "image": _to_data_uri(_draw_map(self._pixels(images[0]), weights))},
+            "nearest": self._nearest(features.pooled[0].cpu().float()),
+            "map": {"shows": meaning, "image": _to_data_uri(_draw_map(pixels, weights.cpu()))},
         }
-
-    def _pixels(self, image: Tensor) -> np.ndarray:
-        """Return a network input (C, h, w) as pixels (h, w, 3)."""
-        mean, std = (torch.tensor(part)[:, None, None] for part in (self.model.backbone.mean, self.model.backbone.std))
-        pixels = (image.cpu().float() * std + mean).clamp(0, 1).mul(255).round().byte().expand(3, -1, -1)
-        return pixels.permute(1, 2, 0).numpy()
 
     def _nearest(self, pooled: Tensor) -> list[dict[str, Any]]:
         """Return the nearest training images: name, class, cosine, and a picture if it can be read."""
         if not self.training or self.gallery is None:
             return []
-        similarity = F.normalize(pooled.cpu().float(), dim=0) @ self.gallery.T
         found = []
-        for cosine, row in zip(*map(Tensor.tolist, similarity.topk(min(_NEAREST, len(self.training)))), strict=True):
-            entry = self.training[row]
-            picture = None
-            if entry["key"] in self.pictures:
-                examples, index = self.pictures[entry["key"]]
-                try:
+        best = (F.normalize(pooled, dim=0) @ self.gallery.T).topk(min(_NEAREST, len(self.training)))
+        for cosine, row in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            image, picture = self.training[row], None
+            if image["key"] in self.pictures:
+                examples, index = self.pictures[image["key"]]
+                with contextlib.suppress(UserError):  # the file is gone
                     picture = _to_data_uri(examples.read(index, at_least=(_SIDE, _SIDE)))
-                except UserError:  # the file is gone
-                    picture = None
-            found.append({"name": entry["key"], "class": entry["class"], "similarity": cosine, "image": picture})
+            found.append({"name": image["key"], "class": image["class"], "similarity": cosine, "image": picture})
         return found
 
 
 def _token_map(model: ReadyModel, images: Tensor, features: Features) -> tuple[Tensor, str]:
     """Return a number for each region (h, w), and what it is: the class token's attention, else a similarity."""
-    rows, columns = features.grid.shape[-2:]
-    try:
+    size = features.grid.shape[-2:]
+    with contextlib.suppress(UserError):  # a network without attention
         attention = model.backbone.attention(images)[0].mean(0)
-    except UserError:
-        attention = features.grid.new_zeros(rows * columns, rows * columns)
-    if (extra := len(attention) - rows * columns) > 0:
-        return attention[0, extra:].view(rows, columns).cpu(), "attention of the class token in the last block"
-    tokens = features.grid[0].flatten(1).T
-    if tokens.shape[1] != features.pooled.shape[1]:
-        return tokens.norm(dim=1).view(rows, columns).cpu(), "length of each region's feature"
-    similarity = F.cosine_similarity(tokens, features.pooled, dim=1)
-    return similarity.view(rows, columns).cpu(), "similarity of each region with the feature of the photo"
+        if (extra := len(attention) - size.numel()) > 0:
+            return attention[0, extra:].view(size), "attention of the class token in the last block"
+    tokens = features.grid[0].flatten(1)
+    centre = tokens.mean(1, keepdim=True) if len(tokens) != features.pooled.shape[1] else features.pooled.T
+    return F.cosine_similarity(tokens, centre, dim=0).view(size), "similarity of each region with the photo's feature"
 
 
 def _draw_map(pixels: np.ndarray, weights: Tensor) -> np.ndarray:
@@ -174,12 +150,12 @@ def _draw_map(pixels: np.ndarray, weights: Tensor) -> np.ndarray:
     share = (weights - weights.min()) / (weights.max() - weights.min()).clamp_min(1e-12)
     colours = np.frombuffer(palette.heat_bytes(), np.uint8).reshape(-1, 3)
     heat = Image.fromarray(colours[(255 * share.float()).round().byte().numpy()])
-    size = (pixels.shape[1], pixels.shape[0])
-    return np.asarray(Image.blend(Image.fromarray(pixels), heat.resize(size, Image.Resampling.BICUBIC), 0.55))
+    photo = Image.fromarray(pixels)
+    return np.asarray(Image.blend(photo, heat.resize(photo.size, Image.Resampling.BICUBIC), 0.55))
 
 
 def _to_data_uri(pixels: np.ndarray) -> str:
-    picture, buffer = Image.fromarray(np.ascontiguousarray(pixels)), io.BytesIO()
+    picture, buffer = Image.fromarray(pixels), io.BytesIO()
     picture.thumbnail((2 * _SIDE, 2 * _SIDE))
     picture.save(buffer, "JPEG", quality=82)
     return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
@@ -233,8 +209,8 @@ def make_app(config: ServeConfig) -> "Starlette":
         assert isinstance(error, HTTPException)
         return JSONResponse({"error": error.detail}, error.status_code, headers=headers)
 
-    is_local = config.host in ("127.0.0.1", "localhost", "::1")
-    hosts = ["127.0.0.1", "localhost", "[::1]"] if is_local else ["*"]  # no other name: against DNS rebinding
+    local = ["127.0.0.1", "localhost"]  # no other name: against DNS rebinding
+    hosts = local if config.host in local else ["*"]
     return Starlette(
         routes=[Route("/", show), Route("/predict", predict, methods=["POST"])],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
@@ -243,10 +219,9 @@ def make_app(config: ServeConfig) -> "Starlette":
 
 
 def _make_page(model: ReadyModel, limit: int) -> str:
-    classes = len(model.classes or ()) or model.backbone.num_classes
     content = (
-        f'<section id="photo" data-limit="{limit}"><label id="drop" class="drop">{escape(_LEAD)}'
-        '<input type="file" id="file" accept="image/*"></label><p id="state" class="lead" aria-live="polite"></p>'
-        '</section><div id="answer"></div>'
+        f'<section id="photo" data-limit="{limit}"><label id="drop" class="drop">{_LEAD}<input type="file" id="file" '
+        'accept="image/*"></label><p id="state" class="lead" aria-live="polite"></p></section><div id="answer"></div>'
     )
-    return render(model.name, f"{model.backbone.name} · {classes} classes", content, ("page.js", "serve.js"), "'self'")
+    about = f"{model.backbone.name} · {model.backbone.num_classes} classes"
+    return render(model.name, about, content, ("page.js", "serve.js"), "'self'")

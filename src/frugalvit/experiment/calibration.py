@@ -1,6 +1,6 @@
 """Calibrate a classifier on held-out images: temperature, sets of classes, and distance to the training images.
 
-The files of a model hold the result: config.json as ``frugalvit.meta.calibration``, and training_features.safetensors.
+A model folder holds the result: config.json as ``frugalvit.meta.calibration``, and training_features.safetensors.
 """
 
 import math
@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frugalvit.errors import UserError
-from frugalvit.utils.files import write_atomically
+from frugalvit.utils.files import make_folder, write_atomically
 
 FEATURES_FILE = "training_features.safetensors"
-MAX_FEATURES = 5_000
-"""The most training images whose features are stored: 2 MB for 192 dimensions."""
+MAX_FEATURES = 5_000  # training images; the file then has 2 MB for 192 dimensions
 FEWEST = 20  # held-out images; with fewer, the largest usual distance is unknown
 USUAL = 0.95  # share of the held-out images that count as like training
 NEIGHBOURS = 5
@@ -30,13 +29,12 @@ _Points = Annotated[float, pydantic.Field(ge=0, le=100)]
 
 
 class Calibration(pydantic.BaseModel):
-    """What makes the answers of a classifier reliable, measured on held-out images.
+    """What makes the answers of a classifier reliable, measured on ``images`` held-out images with accuracy ``top1``.
 
     temperature:     softmax(logits / temperature) are the probabilities
-    held_out:        the name of the images; images: their number; top1: the accuracy on them, in per cent
     ece:             the expected calibration error before and after, in points
     set_probability: a set for a coverage of i + 1 per cent holds each class of at least probability [i]
-    distance:        1 - cosine to the NEIGHBOURS-th nearest training image; a larger one is unlike training
+    distance:        1 - cosine to the fifth nearest training image; a larger one is unlike training
     gallery:         unit features of training images (N, D); not in config.json
     """
 
@@ -64,19 +62,16 @@ class Calibration(pydantic.BaseModel):
         return self.distance is not None and distance > self.distance
 
     def __str__(self) -> str:
-        return (
-            f"temperature {self.temperature:.2f} ({self.held_out}, {self.images:,} images): confidence is "
-            f"{self.ece[1]:.1f} points from accuracy (ECE), {self.ece[0]:.1f} before"
-        )
+        where = f"{self.held_out}, {self.images:,} images: ECE {self.ece[0]:.1f} before, {self.ece[1]:.1f} after"
+        return f"temperature {self.temperature:.2f} ({where})"
 
 
 def calibrate(
     logits: Tensor, labels: Tensor, held_out: str, gallery: Tensor | None = None, pooled: Tensor | None = None
 ) -> Calibration | str:
-    """Calibrate on held-out images, or return why it is impossible.
+    """Calibrate on held-out images, logits (N, C), labels (N,) and pooled (N, D), or return why it is impossible.
 
-    logits (N, C) and labels (N,) of held-out images; gallery: features of training images (M, D)
-    pooled: features (N, D) of the held-out images; None: each image of the gallery is compared with the others
+    gallery: features of training images (M, D); without ``pooled`` each is compared with the others
     """
     if len(labels) < FEWEST:
         return f"not calibrated: {len(labels)} held-out images are too few, at least {FEWEST} are needed"
@@ -86,21 +81,19 @@ def calibrate(
     temperature = fit_temperature(logits, labels)
     before, after = logits.softmax(1), (logits / temperature).softmax(1)
     right = after.argmax(1) == labels
-    errors = (measure_calibration(p.amax(1), right)["error"] for p in (before, after))
-    distance = None
-    if gallery is None or len(gallery) <= NEIGHBOURS:
-        gallery = None
-    else:
+    ece = tuple(measure_calibration(p.amax(1), right)["error"] for p in (before, after))
+    distance, gallery = None, gallery if gallery is not None and len(gallery) > NEIGHBOURS else None
+    if gallery is not None:
         gallery = F.normalize(gallery.float(), dim=1).half().float()  # as it is stored
         usual = neighbour_distance(gallery if pooled is None else pooled, gallery, leave_one_out=pooled is None)
-        distance = conformal_quantile(usual, USUAL)
-        distance = 2.0 if distance is None else min(max(distance, 0.0), 2.0)
+        quantile = conformal_quantile(usual, USUAL)
+        distance = 2.0 if quantile is None else min(max(quantile, 0.0), 2.0)
     return Calibration(
         temperature=temperature,
         held_out=held_out,
         images=len(labels),
         top1=100 * right.double().mean().item(),
-        ece=(next(errors), next(errors)),
+        ece=ece,  # type: ignore[arg-type]
         set_probability=set_probabilities(after[torch.arange(len(labels)), labels]),
         distance=distance,
         gallery=gallery,
@@ -145,19 +138,16 @@ def describe_calibration(logits: Tensor, labels: Tensor, calibration: Calibratio
 
 
 def conformal_quantile(scores: Tensor, share: float) -> float | None:
-    """Return the score that a new one exceeds with probability at most 1 - share: the ceil((n + 1) share)-th smallest.
-
-    Returns None if that number is above n: no score is large enough.
-    """
+    """Return the ceil((n + 1) share)-th smallest score, which a new one exceeds with probability 1 - share, or None."""
     rank = math.ceil((len(scores) + 1) * share - 1e-9)
     return None if rank > len(scores) else scores.sort().values[rank - 1].item()
 
 
 def set_probabilities(probabilities: Tensor) -> tuple[float, ...]:
-    """Return the lowest probability of a class in the sets for 1 to 99 per cent coverage.
+    """Return the lowest probability of a class in the sets for 1 to 99 per cent coverage, from the right classes' (N,).
 
-    probabilities: (N,), of the right class of each held-out image. The score of split-conformal prediction is
-    1 - probability (Sadinle et al. 2019, "LAC"): of all sets with this coverage, these are the smallest on average.
+    The score of split-conformal prediction is 1 - probability (LAC, Sadinle et al. 2019): of all sets with a coverage,
+    these are the smallest on average.
     """
     scores = 1 - probabilities.double()
     quantiles = (conformal_quantile(scores, percent / 100) for percent in range(1, 100))
@@ -166,10 +156,7 @@ def set_probabilities(probabilities: Tensor) -> tuple[float, ...]:
 
 
 def neighbour_distance(pooled: Tensor, gallery: Tensor, *, leave_one_out: bool = False) -> Tensor:
-    """Return 1 - cosine to the NEIGHBOURS-th nearest row of the gallery: (B, D), unit rows (N, D) -> (B,).
-
-    leave_one_out: ``pooled`` is the gallery; no row is its own neighbour
-    """
+    """Return 1 - cosine to the fifth nearest row of the gallery, but not to itself: (B, D), unit (N, D) -> (B,)."""
     similarity = F.normalize(pooled.float(), dim=1) @ gallery.T
     if leave_one_out:
         similarity.fill_diagonal_(-torch.inf)
@@ -185,14 +172,11 @@ def save_gallery(calibration: Calibration | None, folder: Path) -> None:
     """Write the training features beside the weights."""
     if calibration is not None and calibration.gallery is not None:
         content = save({"features": calibration.gallery.half().cpu().contiguous()})
-        write_atomically(folder / FEATURES_FILE, lambda handle: handle.write(content))
+        write_atomically(make_folder(folder) / FEATURES_FILE, lambda handle: handle.write(content))
 
 
 def read_calibration(folder: Path, stored: Any, dim: int) -> Calibration | None:
-    """Read the calibration of a model folder; None if it was not calibrated.
-
-    stored: the part of config.json; dim: the dimensions of the features
-    """
+    """Read the calibration of a model folder from its config.json (``stored``) and its features of ``dim``."""
     if stored is None:
         return None
     try:
@@ -205,8 +189,8 @@ def read_calibration(folder: Path, stored: Any, dim: int) -> Calibration | None:
         return calibration
     try:
         gallery = load_file(path)["features"].float()
-    except (SafetensorError, KeyError, OSError) as error:
-        raise UserError(f"{path} is damaged ({' '.join(str(error).split())}). Remove it.") from None
+    except (SafetensorError, KeyError, OSError):
+        gallery = torch.empty(0)
     if gallery.ndim != 2 or gallery.shape[1] != dim or len(gallery) <= NEIGHBOURS:
-        raise UserError(f"{path} has the shape {tuple(gallery.shape)}, not (images, {dim}). Remove it.")
+        raise UserError(f"{path} is damaged: it has no features of {dim} dimensions. Remove it.")
     return calibration.model_copy(update={"gallery": gallery})

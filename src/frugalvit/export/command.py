@@ -54,7 +54,7 @@ def export(config: ExportConfig) -> CommandResult:
     resized = config.img_size is not None and size not in (None, model.backbone.img_size)
     meta = without_scores(model.meta) if resized else model.meta
     run_data = settings.get("data") or read_data(config.model)
-    labelled = open_labelled_images(config, model.model, run_data) if config.int8 else None
+    labelled = open_labelled_images(config, model, run_data) if config.int8 else None
     images, source = check_images(model, config.images, run_data)
     with torch.inference_mode():
         if not bool(model(images).isfinite().all()):

@@ -58,7 +58,8 @@ class ReadyModel(nn.Module):
 
         The model predicts in eval mode, ``batch`` images at a time.
         """
-        return [answer.predictions for answer in self._answer(pictures, None, top, batch)]
+        answers = self._answer(pictures, None, top, batch)
+        return [[(guess["class"], guess["probability"]) for guess in answer.predictions] for answer in answers]
 
     def answer(self, pictures: Any, coverage: float = 0.9, top: int = 5, batch: int = 64) -> list[Answer]:
         """Return for each image the classes, the set for this coverage, and whether it is unlike the training images.

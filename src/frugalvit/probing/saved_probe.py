@@ -30,7 +30,7 @@ from frugalvit.report.html import write_report
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import new_run_folder, read_summary
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
+from frugalvit.utils.files import read_json, utf8_safe, write_text
 from frugalvit.utils.tables import to_json
 
 MAX_IMAGES = 20_000  # the largest number that a model folder may have among its keywords
@@ -109,7 +109,7 @@ def save_probe_run(
         write_text(folder / layout.TRAINING_IMAGES, to_json(images, indent=1))
     if isinstance(calibration, Calibration):
         meta["calibration"] = calibration.model_dump()
-        save_gallery(calibration, make_folder(folder / layout.MODEL))
+        save_gallery(calibration, folder / layout.MODEL)
     save_model_folder(network, folder / layout.MODEL, classes=classes, meta=meta)
     summary = {"run": config.save, "task": "probe", **scores, "classes": classes}
     scored = features.get(scores["scored_on"])

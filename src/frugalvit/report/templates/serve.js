@@ -14,10 +14,9 @@
     return element;
   }
 
-  function part(identity, title, lead) {
+  function part(identity, title) {
     const section = add(answer, "section", undefined, { id: identity });
     add(section, "h2", title);
-    if (lead) add(section, "p", lead, { class: "lead" });
     return section;
   }
 
@@ -32,18 +31,15 @@
       share.style.setProperty("--share", guess.probability.toFixed(3));
       add(row, "td", percent(guess.probability), { class: "number" });
     }
-    if (!found.calibrated) add(verdict, "p", "The model is not calibrated: do not read these numbers as probabilities.", { class: "lead" });
-    if (found.set) {
-      const asked = `${Math.round(100 * found.coverage)} %`;
-      add(verdict, "p", found.set.length
-        ? `In ${asked} of cases the right class is among: ${found.set.join(", ")}.`
-        : `No class is sure enough for a coverage of ${asked}: ask a person.`, { id: "set" });
-    }
-    if (found.unlike_training) {
-      const alarms = add(verdict, "ul", undefined, { class: "alarms" });
-      add(alarms, "li", "This photo is unlike the training images: do not trust the answer.", { id: "unlike" });
-    }
-    const map = part("map", "What it looks at", `${found.map.shows[0].toUpperCase()}${found.map.shows.slice(1)}; yellow is high.`);
+    const asked = `${Math.round(100 * found.coverage)} %`;
+    add(verdict, "p", !found.set ? "The model is not calibrated: do not read these numbers as probabilities."
+      : found.set.length ? `In ${asked} of cases the right class is among: ${found.set.join(", ")}.`
+      : `No class is sure enough for a coverage of ${asked}: ask a person.`, { id: "set" });
+    if (found.unlike_training)
+      add(add(verdict, "ul", undefined, { class: "alarms" }), "li",
+        "This photo is unlike the training images: do not trust the answer.", { id: "unlike" });
+    const map = part("map", "What it looks at");
+    add(map, "p", `Yellow: high ${found.map.shows}.`, { class: "lead" });
     add(map, "img", undefined, { src: found.map.image, alt: found.map.shows });
     if (!found.nearest.length) return;
     const gallery = add(part("nearest", "Nearest training images"), "div", undefined, { class: "gallery" });
@@ -59,11 +55,8 @@
   async function send(file) {
     if (!file) return;
     answer.replaceChildren();
-    if (file.size > limit) {
-      state.textContent = `This file is larger than ${limit / 1e6} MB.`;
-      return;
-    }
-    state.textContent = "…";
+    state.textContent = file.size > limit ? `This file is larger than ${limit / 1e6} MB.` : "…";
+    if (file.size > limit) return;
     try {
       const response = await fetch("/predict", { method: "POST", body: file });
       const found = await response.json();

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from frugalvit.tasks.classification.predict import (
     class_probabilities,
     load_classifier,
     nonfinite_message,
-    temperature_of,
 )
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
@@ -60,12 +60,9 @@ def evaluate(config: EvalConfig) -> CommandResult:
     views = [features, extractor(examples, label, mirrored=True)] if config.mirror else [features]
     inputs = [view.features.to(extractor.device) for view in views]
     calibration = check_coverage(model, config.coverage, config.mirror)
-    temperature = temperature_of(calibration)
     with torch.inference_mode():
-        probabilities, plain = (
-            class_probabilities(model.backbone, *part, temperature=temperature).cpu() for part in (inputs, inputs[:1])
-        )
-        untempered = class_probabilities(model.backbone, *inputs).cpu() if calibration else probabilities
+        probabilities, plain = (class_probabilities(model, *part).cpu() for part in (inputs, inputs[:1]))
+        untempered = class_probabilities(replace(model, calibration=None), *inputs).cpu()
     if not bool(probabilities.isfinite().all()):
         raise UserError(nonfinite_message(config.model))
     ranked = rank_classes(probabilities)
@@ -74,8 +71,9 @@ def evaluate(config: EvalConfig) -> CommandResult:
     if config.mirror:
         summary["without_mirror"] = _scores(rank_classes(plain), truth, len(names))
     per_class = _per_class(ranked[:, 0], truth, names)
-    summary |= _reliability(probabilities, untempered, truth)
-    summary["temperature"] = temperature
+    right = ranked[:, 0] == truth
+    after, before = (measure_calibration(part.amax(1), right) for part in (probabilities, untempered))
+    summary |= {"ece": after["error"], "ece_before": before["error"], "reliability": after["bins"]}
     rows = _predictions(features.names, probabilities, ranked[:, 0], truth, names)
     mistakes = sorted((row for row in rows if row["class"] != row["predicted"]), key=lambda row: -row["probability"])
     summary |= {
@@ -92,7 +90,8 @@ def evaluate(config: EvalConfig) -> CommandResult:
             f"floor: {describe_floor(floor, scores['top1'])}",
             *(f"alarm: {alarm}" for alarm in summary["alarms"]),
         ]
-    notes.append(_describe_reliability(summary))
+    how = "no temperature" if calibration is None else f"{before['error']:.1f} before {calibration}"
+    notes.append(f"confidence is {after['error']:.1f} points from accuracy (ECE); {how}")
     if config.coverage is not None and calibration is not None:
         summary["sets"] = _score_sets(probabilities, truth, config.coverage, calibration)
         notes.append(
@@ -113,20 +112,6 @@ def evaluate(config: EvalConfig) -> CommandResult:
     return CommandResult(summary, [*tables, _reliability_table(summary), *_mistake_tables(per_class, mistakes)], notes)
 
 
-def _reliability(probabilities: Tensor, before: Tensor, truth: Tensor) -> dict[str, Any]:
-    """Compare confidence with accuracy: after the temperature, and before it if there is one."""
-    right = probabilities.argmax(1) == truth
-    after, before_it = (measure_calibration(part.amax(1), right) for part in (probabilities, before))
-    return {"ece": after["error"], "ece_before": before_it["error"], "reliability": after["bins"]}
-
-
-def _describe_reliability(summary: dict[str, Any]) -> str:
-    text = f"confidence is {summary['ece']:.1f} points from accuracy on average (ECE)"
-    if summary["temperature"] == 1:
-        return f"{text}; the model has no temperature"
-    return f"{text}, {summary['ece_before']:.1f} without the temperature {summary['temperature']:.2f}"
-
-
 def _reliability_table(summary: dict[str, Any]) -> Table:
     """Build the reliability diagram: accuracy for each tenth of confidence."""
     rows: list[list[object]] = [
@@ -139,9 +124,8 @@ def _reliability_table(summary: dict[str, Any]) -> Table:
 def _score_sets(probabilities: Tensor, truth: Tensor, coverage: float, calibration: Calibration) -> dict[str, float]:
     """Measure the sets of classes: how often they hold the right class, and their sizes."""
     inside = probabilities >= calibration.lowest_probability(coverage)
-    shares = (inside.gather(1, truth[:, None]), inside.sum(1) == 0)
-    right, empty = (100 * share.double().mean().item() for share in shares)
-    return {"asked": 100 * coverage, "inside": right, "classes": inside.sum(1).double().mean().item(), "empty": empty}
+    parts = {"inside": 100 * inside.gather(1, truth[:, None]), "classes": inside.sum(1), "empty": 100 * ~inside.any(1)}
+    return {"asked": 100 * coverage} | {name: part.double().mean().item() for name, part in parts.items()}
 
 
 def open_scored(

@@ -1,13 +1,12 @@
 """``frugalvit predict``: classify images with a trained model, its class names and its preprocessing."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from frugalvit.backbones.base import Backbone
 from frugalvit.backbones.registry import is_model_name
 from frugalvit.backbones.weights.published import has_published
 from frugalvit.config.train import PredictConfig
@@ -33,10 +32,7 @@ def predict(config: PredictConfig) -> CommandResult:
             views = [images, images.flip(-1)] if config.mirror else [images]
             pooled = [model.backbone(view).pooled for view in views]
             answers = answer_features(model, *pooled, top=config.top, coverage=config.coverage)
-        for image, answer in zip(part, answers, strict=True):
-            guesses = [{"class": name, "probability": p} for name, p in answer.predictions]
-            row = {"image": str(image.path), "predictions": guesses, "unlike_training": answer.unlike_training}
-            rows.append(row | ({} if answer.likely is None else {"set": list(answer.likely)}))
+        rows += [{"image": str(image.path)} | asdict(answer) for image, answer in zip(part, answers, strict=True)]
     data = {"predictions": rows, "unreadable": inputs.unreadable, "calibrated": calibration is not None}
     if config.format == "csv":
         return CommandResult(data, [], [_csv(rows)])
@@ -48,28 +44,26 @@ def predict(config: PredictConfig) -> CommandResult:
         cells = [[*cell, ", ".join(row["set"]) or "none"] for cell, row in zip(cells, rows, strict=True)]
         if calibration.top1 > 100 * config.coverage:
             notes.append(
-                f"the first answer alone is right on {calibration.top1:.1f} % of held-out images, so some sets are "
-                "empty; a higher --coverage avoids them"
+                f"the first answer alone is right on {calibration.top1:.1f} % of held-out images: some sets are empty"
             )
     if any(row["unlike_training"] for row in rows):
         columns.append("unlike training")
-        marks = ("yes" if row["unlike_training"] else "" for row in rows)
-        cells = [[*cell, mark] for cell, mark in zip(cells, marks, strict=True)]
+        cells = [[*cell, row["unlike_training"]] for cell, row in zip(cells, rows, strict=True)]
     return CommandResult(data, [Table(columns, cells)], notes)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a classifier says about an image.
+    """What a classifier says about an image. What was not requested, or not calibrated, is None.
 
-    predictions:     the most probable classes and their probabilities, the highest first
-    likely:          the set of classes that holds the right one with the requested coverage; it may be empty
-    distance:        to the training images; unlike_training: it is larger than for 95 % of held-out images
-    None for ``likely``, ``distance`` and ``unlike_training`` means: not requested, or not calibrated.
+    predictions:     {"class", "probability"} of the most probable classes, the highest first
+    set:             the classes among which the right one is, with the requested coverage; it may be empty
+    distance:        to the training images
+    unlike_training: whether the distance is larger than for 95 % of the held-out images
     """
 
-    predictions: list[tuple[str, float]]
-    likely: tuple[str, ...] | None = None
+    predictions: list[dict[str, Any]]
+    set: list[str] | None = None
     distance: float | None = None
     unlike_training: bool | None = None
 
@@ -77,23 +71,21 @@ class Answer:
 def answer_features(model: Model, *views: Tensor, top: int = 5, coverage: float | None = None) -> list[Answer]:
     """Answer from the pooled features (B, D) of each view; ``check_coverage`` comes first."""
     calibration, names = model.calibration, class_names(model)
-    probabilities = class_probabilities(model.backbone, *views, temperature=temperature_of(calibration))
+    probabilities = class_probabilities(model, *views)
     if not bool(probabilities.isfinite().all()):
         raise UserError(nonfinite_message(model.name))
-    highest, labels = (part.tolist() for part in probabilities.topk(min(top, len(names)), dim=1))
     distances = None if calibration is None else calibration.distances(views[0])
     answers = []
-    for row, (values, best) in enumerate(zip(highest, labels, strict=True)):
-        predictions = [(names[label], value) for label, value in zip(best, values, strict=True)]
+    for row, (values, order) in enumerate(zip(*probabilities.sort(stable=True, dim=1, descending=True), strict=True)):
+        ranked = [{"class": names[i], "probability": p} for i, p in zip(order.tolist(), values.tolist(), strict=True)]
         likely = distance = unlike = None
         if calibration is not None and coverage is not None:
-            order = probabilities[row].argsort(descending=True, stable=True)
-            inside = probabilities[row][order] >= calibration.lowest_probability(coverage)
-            likely = tuple(names[label] for label in order[inside].tolist())
+            lowest = calibration.lowest_probability(coverage)
+            likely = [guess["class"] for guess in ranked if guess["probability"] >= lowest]
         if calibration is not None and distances is not None:
             distance = distances[row].item()
             unlike = calibration.is_unlike(distance)
-        answers.append(Answer(predictions, likely, distance, unlike))
+        answers.append(Answer(ranked[:top], likely, distance, unlike))
     return answers
 
 
@@ -109,24 +101,25 @@ def check_coverage(model: Model, coverage: float | None, mirror: bool = False) -
     return model.calibration
 
 
-def temperature_of(calibration: Calibration | None) -> float:
-    return 1.0 if calibration is None else calibration.temperature
-
-
-def class_names(model: Model) -> tuple[str, ...]:
+def class_names(model: Any) -> tuple[str, ...]:
     """Return the class names, or class numbers if the model has no names."""
     return model.classes or tuple(str(i) for i in range(model.backbone.num_classes))
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
+    has_sets = rows[0]["set"] is not None
     cells = [
-        [row["image"], rank, guess["class"], f"{guess['probability']:.6f}"]
-        + ([int(guess["class"] in row["set"])] if "set" in row else [])
+        [
+            row["image"],
+            rank,
+            guess["class"],
+            f"{guess['probability']:.6f}",
+            *[int(guess["class"] in row["set"])] * has_sets,
+        ]
         for row in rows
         for rank, guess in enumerate(row["predictions"], 1)
     ]
-    columns = ["image", "rank", "class", "probability"] + (["in_set"] if "set" in rows[0] else [])
-    return as_csv(columns, cells).rstrip("\n")
+    return as_csv(["image", "rank", "class", "probability", *["in_set"] * has_sets], cells).rstrip("\n")
 
 
 def load_classifier(
@@ -143,9 +136,10 @@ def load_classifier(
     return model, class_names(model)
 
 
-def class_probabilities(backbone: Backbone, *views: Tensor, temperature: float = 1.0) -> Tensor:
+def class_probabilities(model: Model, *views: Tensor) -> Tensor:
     """Return the class probabilities (B, C), averaged over views, from pooled features (B, D) per view."""
-    return torch.stack([(backbone.classify(pooled).float() / temperature).softmax(1) for pooled in views]).mean(0)
+    temperature = 1.0 if model.calibration is None else model.calibration.temperature
+    return torch.stack([(model.backbone.classify(pooled).float() / temperature).softmax(1) for pooled in views]).mean(0)
 
 
 def nonfinite_message(where: str | Path) -> str:
