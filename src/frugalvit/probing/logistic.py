@@ -305,7 +305,8 @@ def leave_fifths_out(
             continue
         features, labels = data.features[held], data.targets[held]
         problem = LogisticRegression(data.features[~held], data.targets[~held], classes, device)
-        weight, bias = (part.cpu() for part in problem.fit([strength], None, max_iterations).to_linear())
+        part_strength = strength * int((~held).sum()) / len(data)  # the loss is a sum: λ / N stays, and so the scale
+        weight, bias = (part.cpu() for part in problem.fit([part_strength], None, max_iterations).to_linear())
         known = torch.isin(labels, data.targets[~held])
         parts.append((features[known].to(weight) @ weight.T + bias, labels[known]))
     logits, labels = (torch.cat(column) for column in zip(*parts, strict=True))
