@@ -61,7 +61,7 @@ def test_the_endpoint_answers_as_the_model(address: tuple[str, int], run: Path) 
     status, body, _ = ask(address, photo.read_bytes())
     found = json.loads(body)
     expected = fv.load(run).answer(photo, coverage=0.9)[0]
-    assert status == 200 and found["set"] == list(expected.likely or ())
+    assert status == 200 and found["set"] == list(expected.set or ())
     assert [guess["probability"] for guess in found["predictions"]] == pytest.approx(
         [probability for _, probability in expected.predictions], abs=1e-5
     )

@@ -24,7 +24,7 @@ from helpers.tiny_runs import write_images
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("calibrated")
     data = write_images(folder / "photos", train=20, val=8, classes=("cat", "dog", "emu"))
-    fv.run("probe logistic", "vit_tiny_patch16_224", str(data), img_size=32, device="cpu", save=str(folder / "run"))
+    fv.run("probe logistic", "test_vit", str(data), img_size=32, device="cpu", save=str(folder / "run"))
     return folder / "run"
 
 
@@ -94,7 +94,9 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         known = self.headers["Authorization"] == "Bearer hf_right"
-        self._reply({"name": "me", "siblings": [], "id": "me/flowers"} if known else {"error": "no"}, 200 if known else 401)
+        self._reply(
+            {"name": "me", "siblings": [], "id": "me/flowers"} if known else {"error": "no"}, 200 if known else 401
+        )
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
