@@ -63,7 +63,7 @@ def test_the_endpoint_answers_as_the_model(address: tuple[str, int], run: Path) 
     expected = fv.load(run).answer(photo, coverage=0.9)[0]
     assert status == 200 and found["set"] == list(expected.set or ())
     assert [guess["probability"] for guess in found["predictions"]] == pytest.approx(
-        [probability for _, probability in expected.predictions], abs=1e-5
+        [guess["probability"] for guess in expected.predictions], abs=1e-5
     )
     assert found["distance"] == pytest.approx(expected.distance, abs=1e-5)
     assert found["unlike_training"] is expected.unlike_training
