@@ -237,3 +237,15 @@ def test_under_torchrun(server: ForkServer, tmp_path: Path) -> None:
     done = run_script(tmp_path, *torchrun, "-m", "frugalvit.cli", *training(server), "--quiet")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
+
+
+@pytest.mark.parametrize("verb", ["train", "pretrain"])
+def test_fsdp_equals_one_rank(verb: str, server: ForkServer) -> None:
+    """Two ranks share the weights; a run that stopped under DDP continues, and one process reads its checkpoints."""
+    out = server.folder / f"{verb}_fsdp"
+    words = [verb, "images", "--config", f"{verb}.yaml"]
+    if not (server.folder / f"{verb}_1").exists():
+        status, output = server.run(*words, "--out", f"{verb}_1")
+        assert status == 0, output
+    finish(start(server, torchrun_variables(2), *words, "--out", str(out), "--strategy", "fsdp"))
+    assert_same_run(server.folder / f"{verb}_1", out)
