@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
@@ -239,13 +241,18 @@ def test_under_torchrun(server: ForkServer, tmp_path: Path) -> None:
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
 
 
-@pytest.mark.parametrize("verb", ["train", "pretrain"])
-def test_fsdp_equals_one_rank(verb: str, server: ForkServer) -> None:
-    """Two ranks share the weights; a run that stopped under DDP continues, and one process reads its checkpoints."""
-    out = server.folder / f"{verb}_fsdp"
-    words = [verb, "images", "--config", f"{verb}.yaml"]
-    if not (server.folder / f"{verb}_1").exists():
-        status, output = server.run(*words, "--out", f"{verb}_1")
+def test_fsdp_equals_one_rank(server: ForkServer) -> None:
+    """Two ranks share the weights; they also continue a run of one rank, from its second newest checkpoint."""
+    folder, words = server.folder, ["train", "images", "--config", "train.yaml"]
+    if not (folder / "train_1").exists():
+        status, output = server.run(*words, "--out", "train_1")
         assert status == 0, output
-    finish(start(server, torchrun_variables(2), *words, "--out", str(out), "--strategy", "fsdp"))
-    assert_same_run(server.folder / f"{verb}_1", out)
+    finish(start(server, torchrun_variables(2), *words, "--out", "train_fsdp", "--strategy", "fsdp"))
+    shutil.copytree(folder / "train_1", folder / "continued")
+    for name in ("summary.json", "checkpoints/last.pt"):
+        (folder / "continued" / name).unlink()
+    finish(start(server, torchrun_variables(2), "train", "--resume", "continued", "--strategy", "fsdp"))
+    for name in ("train_fsdp", "continued"):
+        assert_same_run(folder / "train_1", folder / name)
+    weights = [load_file(folder / name / "model" / "model.safetensors") for name in ("train_1", "train_fsdp")]
+    torch.testing.assert_close(*weights, rtol=2e-3, atol=5e-5)

@@ -1,7 +1,7 @@
 """An index on disk: clusters of similar rows, in which duplicates, neighbours and representatives are exact.
 
 FAISS learns the centroids from a sample, as for an IVF index. Each row belongs to the centroid with the largest inner
-product, and the unit vectors lie on disk, cluster by cluster. Memory holds a few clusters and about 30 bytes a row.
+product, and the unit vectors lie on disk, cluster by cluster. Memory holds a few clusters and about 50 bytes a row.
 """
 
 import json

@@ -213,17 +213,7 @@ def _cut(path: Path, split: str) -> Iterator[tuple[TablePart, int]]:
     except (OSError, pyarrow.ArrowException) as error:
         raise UserError(f"Cannot read {path} as Parquet ({short_message(error)}).") from None
     schema = metadata.schema.to_arrow_schema()
-    types = pyarrow.types
-    image = next(
-        (
-            column.name
-            for column in schema
-            if types.is_binary(column.type)
-            or types.is_large_binary(column.type)
-            or (types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0)
-        ),
-        None,
-    )
+    image = next((column.name for column in schema if "binary" in str(column.type)), None)  # or a struct with bytes
     if image is None:
         raise UserError(f"{path} has no column of encoded images, only {truncate_list(schema.names, 8)}.")
     label = next((name for name in ("fine_label", *LABEL_COLUMNS, "labels") if name in schema.names), None)
@@ -312,7 +302,8 @@ def read_marks(path: Path) -> dict[str, Any] | None:
         return None
     try:
         marks = json.loads((pyarrow.parquet.read_metadata(path).metadata or {})[_MARKS])
-        return {"settings": str(marks["settings"]), "images": str(marks["images"]), "bad": marks["bad"]}
+        bad = [(name, reason) for name, reason in marks["bad"]]
+        return {"settings": str(marks["settings"]), "images": str(marks["images"]), "bad": bad}
     except (OSError, pyarrow.ArrowException, KeyError, ValueError) as error:
         console.warning(f"{path} is damaged ({short_message(error)}); computing it again")
         return None
