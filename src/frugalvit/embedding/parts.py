@@ -237,7 +237,7 @@ def label_names(labels: np.ndarray | None, targets: np.ndarray | None, classes: 
     if classes is None:
         return None
     if labels is not None:
-        return [None if number == UNLABELLED else classes[number] for number in labels.tolist()]
+        return [None if number == UNLABELLED else classes[int(number)] for number in labels.tolist()]
     if targets is None:
         return None
     return [[name for name, mark in zip(classes, marks, strict=True) if mark == 1] for marks in targets.tolist()]
