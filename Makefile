@@ -6,7 +6,7 @@ RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LOWEST := .venv-lowest
 LOWEST_TESTS := tests/backbones tests/objectives tests/data tests/tasks/classification tests/tasks/pretraining tests/runs \
-	tests/engine/test_schedule.py tests/probing tests/visualization tests/report tests/export tests/security/test_fuzz.py
+	tests/engine/test_schedules.py tests/probing tests/visualization tests/report tests/export tests/security/test_fuzz.py
 
 .PHONY: setup demo test unit slow test-lowest lint format docs clean
 .DEFAULT_GOAL := help

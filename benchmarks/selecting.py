@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from frugalvit.data import open_data
-from frugalvit.data.split import hold_out
+from frugalvit.data.splits import hold_out
 from frugalvit.embedding.selection import representatives
 from frugalvit.experiment.load_model import load_model
 from frugalvit.probing.extractor import FeatureExtractor

@@ -25,7 +25,7 @@ from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import MultiCrop
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batches
-from frugalvit.engine.schedule import Constant
+from frugalvit.engine.schedules import Constant
 from frugalvit.experiment.resolve import AutoValues, resolve_training
 from frugalvit.objectives import RegionMatching, ViewMatching
 from frugalvit.tasks.pretraining.task import PretrainingTask

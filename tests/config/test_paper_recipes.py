@@ -10,7 +10,7 @@ from frugalvit import create_backbone
 from frugalvit.config.defaults import Facts
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.engine.schedule import Cosine
+from frugalvit.engine.schedules import Cosine
 from frugalvit.experiment.resolve import AutoValues, resolve_pretraining, resolve_training
 from frugalvit.tasks.classification.train import make_plan, make_task
 

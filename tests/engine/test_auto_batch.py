@@ -12,7 +12,7 @@ from frugalvit.backbones import create_backbone
 from frugalvit.config.train import TrainConfig
 from frugalvit.engine import auto_batch
 from frugalvit.engine.loop import TrainPlan
-from frugalvit.engine.schedule import Constant
+from frugalvit.engine.schedules import Constant
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from helpers.toy_task import ToyBatch, ToyTask

@@ -23,7 +23,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.loader import Batch
 from frugalvit.engine.compile import PAYS_FROM, compile_task, prepare_compiler
 from frugalvit.engine.hardware import configure_cuda
-from frugalvit.engine.schedule import Constant
+from frugalvit.engine.schedules import Constant
 from frugalvit.engine.step import TrainPlan
 from frugalvit.experiment.resolve import AutoValues, add_backbone_facts, resolve_training
 from frugalvit.objectives import DenseLocalization

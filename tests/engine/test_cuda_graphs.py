@@ -14,7 +14,7 @@ import train_step
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.engine import step as engine_step
 from frugalvit.engine.ema import EMA
-from frugalvit.engine.schedule import Constant, Cosine
+from frugalvit.engine.schedules import Constant, Cosine
 from frugalvit.engine.step import WARM_UP, GraphedStep, TrainStep
 from frugalvit.errors import UserError
 

@@ -9,7 +9,7 @@ from torch import nn
 from frugalvit.backbones import create_backbone
 from frugalvit.config.train import LocalizationConfig
 from frugalvit.engine.ema import EMA
-from frugalvit.engine.schedule import Constant
+from frugalvit.engine.schedules import Constant
 from frugalvit.tasks.classification.task import ClassificationTask
 
 

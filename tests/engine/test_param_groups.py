@@ -20,7 +20,7 @@ from frugalvit.engine.param_groups import (
     merge_param_groups,
     remap_optimizer_state,
 )
-from frugalvit.engine.schedule import Constant, Cosine
+from frugalvit.engine.schedules import Constant, Cosine
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.errors import UserError
 from frugalvit.objectives import RelativeLocalization

@@ -13,7 +13,7 @@ from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch
 from frugalvit.engine import step
 from frugalvit.engine.hardware import make_precision
-from frugalvit.engine.schedule import Constant
+from frugalvit.engine.schedules import Constant
 from frugalvit.engine.step import TrainStep, make_optimizer
 from frugalvit.tasks.classification import task as supervised
 from frugalvit.tasks.classification.task import ClassificationTask

@@ -10,7 +10,7 @@ import torch
 
 from frugalvit.engine.health import Alarm, RunHealth
 from frugalvit.engine.loop import GENTLER, Trainer
-from frugalvit.engine.schedule import Constant, Gentler
+from frugalvit.engine.schedules import Constant, Gentler
 from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder
 from helpers.tiny_runs import interrupted_at, load_state, read_metrics, unequal_parts

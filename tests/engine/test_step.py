@@ -14,7 +14,7 @@ from frugalvit.backbones import create_backbone
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch
-from frugalvit.engine.schedule import Constant, Cosine, Linear
+from frugalvit.engine.schedules import Constant, Cosine, Linear
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer, seed_step
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.tasks.classification.task import ClassificationTask

@@ -9,7 +9,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from frugalvit.engine.loop import TrainPlan, fit
-from frugalvit.engine.schedule import Constant
+from frugalvit.engine.schedules import Constant
 from frugalvit.engine.task import Task
 from frugalvit.runs.run_folder import RunFolder
 

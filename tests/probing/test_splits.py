@@ -8,7 +8,7 @@ import torch
 
 from frugalvit.config.probe import KnnConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.data.split import subsample_labels
+from frugalvit.data.splits import subsample_labels
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.splits import make_probe_splits

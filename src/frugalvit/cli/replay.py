@@ -13,7 +13,7 @@ from frugalvit.config.resolved import ResolvedPretrainConfig, ResolvedTrainConfi
 from frugalvit.config.train import ReplayConfig
 from frugalvit.data.loader import Batch, BatchShard
 from frugalvit.engine.failure_dump import REPLAYABLE_TASKS, nonfinite_names
-from frugalvit.engine.schedule import Constant
+from frugalvit.engine.schedules import Constant
 from frugalvit.engine.step import TrainPlan, seed_step
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders

@@ -11,7 +11,7 @@ _MODULES = {
     "ImageDataset": "frugalvit.data.dataset",
     "join": "frugalvit.data.dataset",
     "UnreadableImage": "frugalvit.data.bad_images",
-    "check_trainable": "frugalvit.data.split",
+    "check_trainable": "frugalvit.data.splits",
     "dataset_status": "frugalvit.data.formats.named_catalog",
     "list_datasets": "frugalvit.data.formats.named_catalog",
 }
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from frugalvit.data.formats.named_catalog import dataset_status as dataset_status
     from frugalvit.data.formats.named_catalog import list_datasets as list_datasets
     from frugalvit.data.open import open_data as open_data
-    from frugalvit.data.split import check_trainable as check_trainable
+    from frugalvit.data.splits import check_trainable as check_trainable
 
 
 def __getattr__(name: str) -> Any:

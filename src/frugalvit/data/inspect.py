@@ -15,7 +15,7 @@ from frugalvit.data.copies import find_copies
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, JoinedExamples
 from frugalvit.data.decode import Header, describe_darkness
 from frugalvit.data.open import open_data
-from frugalvit.data.split import absent_classes_note
+from frugalvit.data.splits import absent_classes_note
 from frugalvit.utils import console
 from frugalvit.utils.system import cores
 from frugalvit.utils.tables import CommandResult, Table

@@ -16,7 +16,7 @@ from frugalvit.data.formats.image_folder import is_archive
 from frugalvit.data.formats.named_catalog import DATASETS
 from frugalvit.data.formats.registry import find_format
 from frugalvit.data.paths import local
-from frugalvit.data.split import add_missing_splits, handle_unlabelled
+from frugalvit.data.splits import add_missing_splits, handle_unlabelled
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.utils.files import read_text, utf8_safe
 from frugalvit.utils.text import pluralize, truncate_list

@@ -15,7 +15,7 @@ from frugalvit.data import DatasetSplits, join, open_data
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import decode
 from frugalvit.data.paths import is_inside
-from frugalvit.data.split import add_missing_splits
+from frugalvit.data.splits import add_missing_splits
 from frugalvit.embedding import curate
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from frugalvit.engine import distributed
 from frugalvit.engine.failure_dump import dump_failed_step, is_out_of_memory, out_of_memory_message
-from frugalvit.engine.schedule import Gentler
+from frugalvit.engine.schedules import Gentler
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError

@@ -20,7 +20,7 @@ from torch.optim import AdamW
 
 from frugalvit.config.resolved import ResolvedRunConfig
 from frugalvit.engine.failure_dump import is_out_of_memory
-from frugalvit.engine.schedule import Constant, Schedule
+from frugalvit.engine.schedules import Constant, Schedule
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
 from frugalvit.utils.text import short_message

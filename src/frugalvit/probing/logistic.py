@@ -18,7 +18,7 @@ from torch import Tensor
 from frugalvit.backbones import Backbone
 from frugalvit.config.probe import MAX_ITERATIONS, LogisticConfig
 from frugalvit.data.loader import eval_batches
-from frugalvit.data.split import hold_out
+from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.probing.lbfgs import Axes, minimize, principal_axes
 from frugalvit.probing.metrics import (

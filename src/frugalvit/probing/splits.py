@@ -11,7 +11,7 @@ from torch import Tensor
 from frugalvit.config.probe import ExtractConfig, FrozenModelConfig
 from frugalvit.data import DatasetSplits, open_data
 from frugalvit.data.formats.csv import WANTED_COLUMN
-from frugalvit.data.split import hold_out, subsample_labels
+from frugalvit.data.splits import hold_out, subsample_labels
 from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model

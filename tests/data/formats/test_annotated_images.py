@@ -8,7 +8,7 @@ from PIL import Image
 
 from frugalvit.data.decode import decode
 from frugalvit.data.formats.annotated_images import make_splits, read_image_size
-from frugalvit.data.split import hold_out
+from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.tasks.segmentation.dataset import Scene, open_scenes
 from helpers.dense_samples import make_scenes

@@ -12,7 +12,7 @@ from PIL import Image
 from frugalvit.data import open_data
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.formats.csv import LABEL_COLUMNS, PATH_COLUMNS, SPLIT_COLUMNS
-from frugalvit.data.split import check_trainable
+from frugalvit.data.splits import check_trainable
 from frugalvit.errors import UserError
 from frugalvit.probing.splits import open_labelled
 from helpers.data_layouts import fill, sizes

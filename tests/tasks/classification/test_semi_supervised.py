@@ -15,7 +15,7 @@ from frugalvit.config.train import LocalizationConfig, TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.augmentation.mixup import Blend, mix_images
 from frugalvit.data.loader import Batch
-from frugalvit.engine.schedule import Constant
+from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
 from frugalvit.objectives import FreeMatch, RelativeLocalization
 from frugalvit.tasks.classification import semi_supervised

@@ -10,7 +10,7 @@ from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.cli.main import main
 from frugalvit.config.train import TrainConfig
-from frugalvit.engine.schedule import Linear
+from frugalvit.engine.schedules import Linear
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.tasks.classification.train import train

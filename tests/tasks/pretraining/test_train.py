@@ -18,7 +18,7 @@ from frugalvit.config.data import CropsConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.augmentation.transforms import MultiCrop
-from frugalvit.engine.schedule import Constant
+from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
 from frugalvit.experiment.builders import make_backbone
 from frugalvit.experiment.load_model import adopt_init_architecture, load_model

@@ -11,7 +11,7 @@ from frugalvit.data.bad_images import SkippedFile, UnreadableImage, check_unread
 from frugalvit.data.copies import group_copies
 from frugalvit.data.dataset import FileExamples
 from frugalvit.data.decode import decode, known_formats
-from frugalvit.data.split import hold_out
+from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.files import open_regular

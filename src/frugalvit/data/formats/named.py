@@ -19,7 +19,7 @@ from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.image_folder import open_folder
 from frugalvit.data.formats.named_catalog import DATASETS, DOMAINS, IMAGENET_100, Known, dataset_status
 from frugalvit.data.paths import datasets_root, local
-from frugalvit.data.split import hold_out
+from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.files import read_text

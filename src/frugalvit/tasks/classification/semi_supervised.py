@@ -30,12 +30,12 @@ from frugalvit.data.augmentation.transforms import WeakStrongViews
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
 from frugalvit.data.loader import Batch, BatchSource
 from frugalvit.data.rng import device_generator, generator_for, to_device_packed
-from frugalvit.data.split import subsample_labels
+from frugalvit.data.splits import subsample_labels
 from frugalvit.data.webdataset.shards import is_shards
 from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.engine.ema import EMA
 from frugalvit.engine.param_groups import decay_groups, merge_param_groups
-from frugalvit.engine.schedule import Delayed, Linear, Schedule
+from frugalvit.engine.schedules import Delayed, Linear, Schedule
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders

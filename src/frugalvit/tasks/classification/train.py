@@ -25,12 +25,12 @@ from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.image_folder import are_layout_folders
-from frugalvit.data.split import absent_classes, check_trainable, subsample_labels
+from frugalvit.data.splits import absent_classes, check_trainable, subsample_labels
 from frugalvit.engine.distributed import collective_timeout, run_on_rank_zero
 from frugalvit.engine.loop import TrainPlan, describe_rescue
 from frugalvit.engine.lora import add_lora, merge_lora
 from frugalvit.engine.param_groups import freeze_first
-from frugalvit.engine.schedule import Constant, Cosine, Linear, Ramp, Schedule, warmup_steps
+from frugalvit.engine.schedules import Constant, Cosine, Linear, Ramp, Schedule, warmup_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization

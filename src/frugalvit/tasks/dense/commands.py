@@ -22,7 +22,7 @@ from frugalvit.data.bad_images import SkippedFile
 from frugalvit.data.dataset import FileExamples
 from frugalvit.engine.distributed import collective_timeout
 from frugalvit.engine.loop import TrainPlan
-from frugalvit.engine.schedule import Schedule
+from frugalvit.engine.schedules import Schedule
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.experiment import Experiment

@@ -17,7 +17,7 @@ from frugalvit.config.dense import DetectConfig, DetectEvalConfig, DetectPredict
 from frugalvit.config.resolved import ResolvedDetectConfig
 from frugalvit.data.formats.coco import CocoData, open_coco, rle
 from frugalvit.data.image_inputs import InputImages
-from frugalvit.engine.schedule import Schedule, Steps
+from frugalvit.engine.schedules import Schedule, Steps
 from frugalvit.errors import UserError
 from frugalvit.experiment.resolve_dense import resolve_detection
 from frugalvit.runs import layout

@@ -19,7 +19,7 @@ from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.paths import cache_root
 from frugalvit.data.rng import to_device_packed
 from frugalvit.engine.distributed import run_on_rank_zero
-from frugalvit.engine.schedule import Schedule
+from frugalvit.engine.schedules import Schedule
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.features import Features

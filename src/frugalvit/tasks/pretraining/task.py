@@ -22,7 +22,7 @@ from frugalvit.data.loader import Batch, BatchShard, BatchSource
 from frugalvit.data.rng import device_generator
 from frugalvit.engine.ema import EMA
 from frugalvit.engine.param_groups import decay_groups, no_weight_decay_names
-from frugalvit.engine.schedule import Schedule
+from frugalvit.engine.schedules import Schedule
 from frugalvit.engine.task import Task
 from frugalvit.experiment.extra_objectives import ExtraObjectives
 from frugalvit.features import Features

@@ -16,7 +16,7 @@ from frugalvit.config.resolved import ResolvedLabelFreeConfig, ResolvedPretrainC
 from frugalvit.data.augmentation.transforms import Augment, MultiCrop
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
 from frugalvit.engine.loop import TrainPlan
-from frugalvit.engine.schedule import Cosine, Linear, warmup_steps
+from frugalvit.engine.schedules import Cosine, Linear, warmup_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization

@@ -17,7 +17,7 @@ from frugalvit.config.defaults import Facts
 from frugalvit.config.dense import SegmentConfig, SegmentEvalConfig, SegmentPredictConfig, TestConfig
 from frugalvit.config.resolved import ResolvedSegmentConfig
 from frugalvit.data.image_inputs import InputImages
-from frugalvit.engine.schedule import Polynomial, Schedule
+from frugalvit.engine.schedules import Polynomial, Schedule
 from frugalvit.errors import UserError
 from frugalvit.experiment.resolve_dense import resolve_segmentation
 from frugalvit.runs import layout

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from frugalvit.engine.schedule import Constant, Cosine, Linear, Polynomial, Ramp, Steps, warmup_steps
+from frugalvit.engine.schedules import Constant, Cosine, Linear, Polynomial, Ramp, Steps, warmup_steps
 
 
 def test_released_esvit_schedules(golden) -> None:

@@ -16,7 +16,7 @@ from frugalvit.data import open_data
 from frugalvit.data.copies import NEAR, find_copies, find_near_copies, group_copies
 from frugalvit.data.dataset import ArrayExamples, DatasetSplits, FileExamples, ImageDataset, join
 from frugalvit.data.save_data import save_data
-from frugalvit.data.split import add_missing_splits, check_trainable, hold_out
+from frugalvit.data.splits import add_missing_splits, check_trainable, hold_out
 from frugalvit.errors import UserError
 
 
