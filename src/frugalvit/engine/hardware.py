@@ -3,7 +3,6 @@
 import functools
 import os
 import platform
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,23 +133,11 @@ def numbered_device(wanted: str | torch.device) -> tuple[str, int]:
     return device, int(number or 0)
 
 
-_lock = threading.Lock()
-_nesting = 0  # contexts of preserve_onednn() that are open, over all threads
-_before = True  # the setting outside of them
-
-
 @contextmanager
 def preserve_onednn() -> Iterator[None]:
-    """Restore the oneDNN setting at the end; with several threads, the last one to leave restores it."""
-    global _nesting, _before
-    with _lock:
-        if _nesting == 0:
-            _before = torch.backends.mkldnn.enabled
-        _nesting += 1
+    """Restore the oneDNN setting at the end."""
+    before = torch.backends.mkldnn.enabled
     try:
         yield
     finally:
-        with _lock:
-            _nesting -= 1
-            if _nesting == 0:
-                torch.backends.mkldnn.enabled = _before
+        torch.backends.mkldnn.enabled = before

@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from frugalvit.config.base import flatten
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.runs import layout
@@ -55,16 +57,10 @@ class TensorBoard:
             self.writer.add_scalar(name, value, step)
 
     def image(self, step: int, name: str, path: Path) -> None:
-        """Write the file as it is: ``add_image`` encodes it again, which takes a quarter of a second."""
         from PIL import Image
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         with Image.open(path) as picture:
-            (width, height), bands = picture.size, len(picture.getbands())
-        shown = Summary.Image(height=height, width=width, colorspace=bands, encoded_image_string=path.read_bytes())
-        events = self.writer.file_writer
-        assert events is not None, "the writer is closed"
-        events.add_summary(Summary(value=[Summary.Value(tag=name, image=shown)]), step)
+            self.writer.add_image(name, np.asarray(picture), step, dataformats="HWC")
 
     def table(self, step: int, name: str, table: Table) -> None:
         self.writer.add_text(name, markdown(table), step)  # TensorBoard shows text as Markdown

@@ -54,26 +54,22 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: 
     """Let ``write`` fill a temporary file, flush it to the disk, then rename it to ``path``.
 
     A kill leaves either the old file or the new one, never a part of one.
-    keep: a second name, under which the old file stays
+    keep: the name that the old file gets; after a kill, ``path`` may be missing and ``keep`` is the newest
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file in it.")
-    temporary = _part_path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as handle:
             write(handle)
             handle.flush()
             os.fsync(handle.fileno())
         if keep is not None and path.exists():
-            _link(path, keep)
+            path.replace(keep)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     _flush_folder(path.parent)
-
-
-def _part_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def remove_parts(folder: Path) -> None:
@@ -85,23 +81,6 @@ def remove_parts(folder: Path) -> None:
 def is_part(path: Path) -> bool:
     """True for a half-written file of a killed process."""
     return path.match(_PART)
-
-
-def _link(path: Path, name: Path) -> None:
-    """Make ``name`` a second name of ``path``, atomically; a copy on file systems without links."""
-    temporary = _part_path(name)
-    temporary.unlink(missing_ok=True)
-    try:
-        try:
-            os.link(path, temporary)
-        except (OSError, NotImplementedError):  # FAT, some network file systems
-            shutil.copyfile(path, temporary)
-            with temporary.open("rb+") as handle:
-                os.fsync(handle.fileno())
-        temporary.replace(name)
-    finally:
-        # POSIX does not rename a file to another name of itself: after a kill at this point the part is still there.
-        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
