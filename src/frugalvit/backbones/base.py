@@ -130,11 +130,11 @@ class Backbone(nn.Module):
         padded, size = self._pad(images)
         output, grid = self._forward_timm(padded)
         if padded is not images:  # cells of pure padding count neither in the grid nor in the mean over a map
-            rows, columns = cells_in_image((grid.shape[2], grid.shape[3]), size, (padded.shape[2], padded.shape[3]))
             if isinstance(output, Tensor) and output.dim() == 4:
                 channels_last = output.shape[1:3] == grid.shape[2:]
+                rows, columns = self._crop(grid, size, padded).shape[2:]
                 output = output[:, :rows, :columns] if channels_last else output[:, :, :rows, :columns]
-            grid = grid[:, :, :rows, :columns]
+            grid = self._crop(grid, size, padded)
         return Features(grid, self._pool(output))
 
     def classify(self, pooled: Tensor) -> Tensor:
@@ -279,19 +279,14 @@ class Backbone(nn.Module):
 
     def _check(self, images: Tensor) -> None:
         """Check only type and shape, because reading values would wait for the device."""
-        if not isinstance(images, Tensor) or not images.is_floating_point():
-            kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
-            raise UserError(
-                f"{self.name} takes a tensor of floats, normalized with its mean and std, not {kind}; a model from "
-                "frugalvit.load converts images (transform) or takes them directly (predict)"
-            )
-        if images.dim() != 4 or images.shape[1] != self.in_chans:
-            raise UserError(
-                f"{self.name} takes images (batch, {self.in_chans}, height, width), not {tuple(images.shape)}; "
-                "in_chans of create_backbone sets the channels"
-            )
-        if images.shape[0] == 0:
-            raise UserError(f"{self.name} got an empty batch of 0 images; skip it")
+        is_batch = isinstance(images, Tensor) and images.is_floating_point() and images.dim() == 4
+        if is_batch and images.shape[0] > 0 and images.shape[1] == self.in_chans:
+            return
+        kind = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise UserError(
+            f"{self.name} takes normalized floats (batch, {self.in_chans}, height, width), not {kind}. "
+            "in_chans of create_backbone sets the channels; a model from frugalvit.load takes images (predict)."
+        )
 
     def _forward_timm(self, images: Tensor) -> tuple[Any, Tensor]:
         """Return the input of ``forward_head``, and the grid."""
