@@ -22,6 +22,7 @@ from frugalvit.backbones import timm_features
 from frugalvit.backbones.timm_features import Size, cell_sides, cells_in_image, is_exporting, to_grid
 from frugalvit.errors import UserError
 from frugalvit.features import Features
+from frugalvit.utils.text import short_message
 
 BACKBONE_ONLY_KWARGS = ("mean", "std", "eval_crop", "grid_norm", "drop_path", "keep_patch_size", "knn_head")
 """Keywords of a backbone that are not passed to the network's constructor under these names."""
@@ -377,7 +378,7 @@ class Backbone(nn.Module):
             except (torch.OutOfMemoryError, UserError):
                 raise
             except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
-                reason = reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
+                reason = reason or short_message(error)
                 continue
             self._padded_sizes[size] = padded
             return padded

@@ -18,11 +18,8 @@ from frugalvit.errors import UserError
 def configure_cuda() -> None:
     """Allow TF32, use one CPU thread, and of cuDNN only those convolutions that add in a fixed order.
 
-    The CPU only queues work. Sixteen threads doubled the time to queue a step, and several ranks on one machine made it
-    five times as long.
-
-    cuDNN's attention is off. With it, compiled hybrids fell back to chance (torch 2.11, H200): after 100 steps the norm
-    of the gradients rose from 4 to 400. With flash attention it stayed below 4.4 (docs/FIRST_RUN.md).
+    The CPU only queues work, and more threads make that slower. cuDNN's attention is off: with it, compiled hybrids
+    fell back to chance (docs/FIRST_RUN.md).
     """
     torch.set_float32_matmul_precision("high")
     torch.set_num_threads(1)
@@ -64,8 +61,7 @@ def cpu_settings(device: torch.device) -> Iterator[None]:
 def is_onednn_slow() -> bool:
     """True on an ARM processor without SVE, for which oneDNN has no fast kernels.
 
-    There attention's q kᵀ took 5 to 40 times as long with oneDNN, and every network we tried trained slower. Do not
-    measure this at run time: results differ in the last bits, so a resumed run must make the same choice.
+    Do not measure this at run time: results differ in the last bits, so a resumed run must make the same choice.
     """
     features = _arm_features() if platform.machine() in ("aarch64", "arm64") else set()
     return bool(features) and "sve" not in features

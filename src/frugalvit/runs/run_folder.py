@@ -260,22 +260,10 @@ def read_data_facts(folder: str | Path) -> dict[str, Any]:
     facts = files.read_json(path, dict)
     if facts is None:
         return {}
-    check_stored(_DataFacts, facts, path)
+    files.check_stored(_DataFacts, facts, path)
     if refused := sorted(facts["network"].keys() & {"name", "pretrained"}):  # a resumed run downloads no weights
         raise UserError(f"{path}: network has the keyword {refused[0]!r}. The file is damaged.")
     return facts
-
-
-def check_stored(kind: Any, value: Any, path: Path) -> Any:
-    """Return a value of a run's file as ``kind``; ``UserError`` with the field if it does not fit."""
-    try:
-        return pydantic.TypeAdapter(kind).validate_python(value)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        raise UserError(
-            f"{path} is damaged: {name} is {first['input']!r:.40} ({first['msg']}). Restore it, or start a new run."
-        ) from None
 
 
 def finished_summary(path: str | Path) -> dict[str, Any] | None:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
+import pydantic
+
 from frugalvit.errors import UserError
 
 Read = TypeVar("Read", dict[str, Any], list[Any])
@@ -109,6 +111,16 @@ def read_json(path: Path, kind: type[Read]) -> Read | None:
     if not isinstance(value, kind):
         raise UserError(f"{path} must hold a JSON {'object' if kind is dict else 'list'}: fix or remove it.")
     return value
+
+
+def check_stored(kind: Any, value: Any, path: Path) -> Any:
+    """Return a value of a stored file as ``kind``; ``UserError`` with the field if it does not fit."""
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(value)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name, wrong = ".".join(map(str, first["loc"])), f"{first['input']!r:.40}"
+        raise UserError(f"{path} is damaged: {name} is {wrong} ({first['msg']}). Restore the file.") from None
 
 
 def expand_home(path: str | Path) -> Path:
