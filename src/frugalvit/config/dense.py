@@ -11,7 +11,7 @@ from frugalvit.config.base import Config, option
 from frugalvit.config.compare import Compared
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.train import RunConfig
-from frugalvit.config.types import PUBLISHED, Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Span, Whole
+from frugalvit.config.types import PUBLISHED, Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Side, Span, Whole
 
 DETECTOR_HEADS: dict[str, str | type[Any]] = {
     "mask-rcnn": "frugalvit.tasks.detection.heads:MaskRCNNHead",
@@ -74,7 +74,7 @@ class TransferConfig(RunConfig):
     }
     """Inherited options that are refused, with the reason; --help hides them."""
 
-    img_size: int | Auto = option("auto", "input size in pixels")  # type: ignore[assignment]
+    img_size: Side | Auto = option("auto", "input size in pixels")  # type: ignore[assignment]
     pretrained: bool = option(False, PUBLISHED)
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
     compile: bool | Auto = option("auto", "torch.compile the backbone; auto: no, because sizes change between steps")
@@ -126,7 +126,7 @@ class DetectConfig(TransferConfig):
     data: str | None = option(
         None, "folder of images with boxes (COCO, Pascal VOC, YOLO, Penn-Fudan), or one COCO file", positional=True
     )
-    img_size: int | Auto = option(  # type: ignore[assignment]
+    img_size: Side | Auto = option(  # type: ignore[assignment]
         "auto", "short side of test images, in pixels; auto: 5/3 of the data's, at most 800 (128 on a CPU)"
     )
     head: HeadName = option("mask-rcnn", "one box head, or three in a cascade")
@@ -174,7 +174,7 @@ class SegmentConfig(TransferConfig):
     """UperNet on images with a label for every pixel."""
 
     data: str | None = option(None, "folder of images and masks (also ADE20K, VOC and CamVid)", positional=True)
-    img_size: int | Auto = option(  # type: ignore[assignment]
+    img_size: Side | Auto = option(  # type: ignore[assignment]
         "auto", "side of the training crops, in pixels; auto: the data's short side, at most 512 (128 on a CPU)"
     )
     ignore_index: Label | Auto = option(

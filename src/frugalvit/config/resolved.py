@@ -14,14 +14,15 @@ from frugalvit.config.dense import DecoderConfig, DetectConfig, DetectorConfig, 
 from frugalvit.config.distil import DistilConfig
 from frugalvit.config.pretrain import Centering, LabelFreeConfig, MatchingConfig, PretrainConfig
 from frugalvit.config.train import DrlocConfig, LocalizationConfig, OptimizerConfig, RunConfig, TrainConfig
+from frugalvit.config.types import Count, Positive, Side, Strength
 
 
 class ResolvedRunConfig(RunConfig):
     """What all training commands share."""
 
-    img_size: int | tuple[int, int] = option()
-    batch: int = option()
-    lr: float = option()
+    img_size: Side | tuple[Side, Side] = option()
+    batch: Count = option()
+    lr: Positive = option()
 
     def length(self) -> float:
         """Return the length in epochs; 0 if --steps sets the length."""
@@ -29,7 +30,7 @@ class ResolvedRunConfig(RunConfig):
 
 
 class ResolvedLocalizationConfig(LocalizationConfig):
-    weight: float = option()
+    weight: Strength = option()
 
     def head_settings(self) -> DrlocConfig:
         """Return the settings of one head. If the loss is off, "auto" becomes the paper's value."""
@@ -79,9 +80,9 @@ class ResolvedDistilConfig(ResolvedLabelFreeConfig, DistilConfig):
 class ResolvedTransferConfig(TransferConfig, ResolvedRunConfig):
     """What detection and segmentation share."""
 
-    img_size: int = option()
-    batch: int = option()
-    lr: float = option()
+    img_size: Side = option()
+    batch: Count = option()
+    lr: Positive = option()
     evaluate_every: int = option()
 
 
@@ -93,9 +94,9 @@ class ResolvedDetectorConfig(DetectorConfig):
 
 
 class ResolvedDetectConfig(DetectConfig, ResolvedTransferConfig):
-    img_size: int = option()
-    batch: int = option()
-    lr: float = option()
+    img_size: Side = option()
+    batch: Count = option()
+    lr: Positive = option()
     evaluate_every: int = option()
     masks: bool = option()
     detector: ResolvedDetectorConfig = option()
@@ -107,8 +108,8 @@ class ResolvedDecoderConfig(DecoderConfig):
 
 
 class ResolvedSegmentConfig(SegmentConfig, ResolvedTransferConfig):
-    img_size: int = option()
-    batch: int = option()
-    lr: float = option()
+    img_size: Side = option()
+    batch: Count = option()
+    lr: Positive = option()
     evaluate_every: int = option()
     decoder: ResolvedDecoderConfig = option()
