@@ -11,7 +11,20 @@ from frugalvit.config.base import Config, option
 from frugalvit.config.compare import Compared
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.train import RunConfig
-from frugalvit.config.types import PUBLISHED, Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Side, Span, Whole
+from frugalvit.config.types import (
+    PUBLISHED,
+    Auto,
+    Count,
+    Device,
+    Label,
+    LabelCount,
+    Positive,
+    Rate,
+    Share,
+    Side,
+    Span,
+    Whole,
+)
 
 DETECTOR_HEADS: dict[str, str | type[Any]] = {
     "mask-rcnn": "frugalvit.tasks.detection.heads:MaskRCNNHead",
