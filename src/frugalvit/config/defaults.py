@@ -299,15 +299,7 @@ def teacher_centering() -> tuple[Centering, str]:
 def dense_lr(batch: int, parameters: int, *, detecting: bool) -> tuple[float, str]:
     """Return the papers' rate, scaled with the root of the batch. At batch 16: 1e-4 (detection), 6e-5 (segmentation).
 
-    A small network needs more. ``swin_nano`` at 96 px, batch 4, one seed, from random weights:
-
-    | rate, times the papers' | 1 | 4 | 10 | 20 or 33 |
-    | --- | --- | --- | --- | --- |
-    | box AP, 160 images of coloured squares, 200 steps | 0.02 | 0.15 | 0.33 | 0.46 |
-    | mIoU, 160 images of shapes, 600 steps | 0.38 | 0.51 | 0.63 | 0.77 |
-    | mIoU, CamVid, 400 steps | 0.16 | 0.19 | 0.22 | 0.21 |
-    | box AP after EsViT, 60 images | 0.04 | | 0.35 | |
-    | mIoU after EsViT, CamVid | 0.17 | | 0.22 | |
+    A small network needs ten times that (docs/guides/detection.md, docs/guides/segmentation.md).
     """
     small = 0 < parameters < SMALL_NETWORK
     anchor = (1e-4 if detecting else 6e-5) * (10 if small else 1)

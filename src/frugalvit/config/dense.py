@@ -10,9 +10,8 @@ import pydantic
 from frugalvit.config.base import Config, option
 from frugalvit.config.compare import Compared
 from frugalvit.config.data import CacheConfig
-from frugalvit.config.train import RunConfig
+from frugalvit.config.train import LabelledRunConfig
 from frugalvit.config.types import (
-    PUBLISHED,
     Auto,
     Count,
     Device,
@@ -74,7 +73,7 @@ class PicturesConfig(CacheConfig):
     )
 
 
-class TransferConfig(RunConfig):
+class TransferConfig(LabelledRunConfig):
     """Options that detection and segmentation share."""
 
     unused: ClassVar[dict[str, str]] = {
@@ -88,19 +87,11 @@ class TransferConfig(RunConfig):
     """Inherited options that are refused, with the reason; --help hides them."""
 
     img_size: Side | Auto = option("auto", "input size in pixels")  # type: ignore[assignment]
-    pretrained: bool = option(False, PUBLISHED)
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
     compile: bool | Auto = option("auto", "torch.compile the backbone; auto: no, because sizes change between steps")
-    weights: Literal["auto", "best", "last"] = option(
-        "auto",
-        "weights to export; best: on val; auto: the best if test scores them, else the last: val must not do both",
-    )
     evaluate_every: Count | Auto = option("auto", "steps between evaluations; auto: an epoch, or a tenth of the run")
 
     cache: PicturesConfig = option(default_factory=PicturesConfig)  # type: ignore[assignment]
-
-    def weight_sources(self) -> dict[str, object]:
-        return super().weight_sources() | {"--pretrained": self.pretrained}
 
     @pydantic.model_validator(mode="after")
     def _check_unused(self) -> Self:

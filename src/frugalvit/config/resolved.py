@@ -34,15 +34,10 @@ class ResolvedLocalizationConfig(LocalizationConfig):
 
     def head_settings(self) -> DrlocConfig:
         """Return the settings of one head. If the loss is off, "auto" becomes the paper's value."""
-        return DrlocConfig(
-            weight=self.weight,
-            variant="l1" if self.variant in ("auto", "dense") else self.variant,
-            form=self.form,
-            pairs=self.pairs,
-            hidden=self.hidden,
-            grid_size=7 if self.grid_size == "auto" else self.grid_size,
-            signed=self.signed,
-        )
+        values = {name: getattr(self, name) for name in DrlocConfig.model_fields}
+        values["variant"] = "l1" if self.variant in ("auto", "dense") else self.variant
+        values["grid_size"] = 7 if self.grid_size == "auto" else self.grid_size
+        return DrlocConfig(**values)
 
 
 class ResolvedOptimizerConfig(OptimizerConfig):

@@ -350,7 +350,20 @@ class GuideConfig(Config):
     until: float = option(0.5, "share of the run after which the term is 0", gt=0, le=1, needs="model")
 
 
-class TrainConfig(RunConfig):
+class LabelledRunConfig(RunConfig):
+    """What classification, detection and segmentation share: published weights, and weights chosen on val."""
+
+    pretrained: bool = option(False, PUBLISHED)
+    weights: Literal["auto", "best", "last"] = option(
+        "auto",
+        "weights to export; best: on val; auto: the best if test scores them, else the last: val must not do both",
+    )
+
+    def weight_sources(self) -> dict[str, object]:
+        return super().weight_sources() | {"--pretrained": self.pretrained}
+
+
+class TrainConfig(LabelledRunConfig):
     """Supervised training: cross-entropy + λ · Drloc."""
 
     labels: LabelPart = option(1.0, LABEL_PART)
@@ -360,7 +373,6 @@ class TrainConfig(RunConfig):
         "'unlabelled', rows without a label, and what --labels leaves out)",
     )
     balance: bool = option(False, "draw classes equally often")
-    pretrained: bool = option(False, PUBLISHED)
     freeze: Whole | Auto = option(
         0, "freeze the embedding and the first N blocks; auto: half of the blocks on a CPU, else none"
     )
@@ -372,10 +384,6 @@ class TrainConfig(RunConfig):
         "auto", "stochastic depth; auto: the model's own; paper: its authors' (0.2 for Swin, 0.1 for T2T)"
     )
     stretch: float = option(1.0, "use the schedules of a run this many times as long, and stop early", ge=1)
-    weights: Literal["auto", "best", "last"] = option(
-        "auto",
-        "weights to export; best: on val; auto: the best if test scores them, else the last: val must not do both",
-    )
     ema: Rate | Auto = option("auto", "EMA rate of the weights that are evaluated and exported; 0: no EMA")
     evaluate_every: Count | Auto = option(
         "auto", "steps between evaluations; auto: an epoch, or more if evaluation would take over a quarter of the time"
@@ -387,9 +395,6 @@ class TrainConfig(RunConfig):
     augment: AugmentConfig = option(default_factory=AugmentConfig)
     mixing: MixingConfig = option(default_factory=MixingConfig)
     semi: SemiConfig = option(default_factory=SemiConfig)
-
-    def weight_sources(self) -> dict[str, object]:
-        return super().weight_sources() | {"--pretrained": self.pretrained}
 
     @pydantic.model_validator(mode="after")
     def _check_unlabelled(self) -> Self:

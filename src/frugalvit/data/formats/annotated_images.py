@@ -46,10 +46,8 @@ def read_image_sizes(
     max_bad: a larger share of unreadable images is an error
     bad:     list to which unreadable images are added
     """
-    indices = range(len(paths))
-    sizes = list(
-        read_all(lambda index: read_image_size(paths[index]), indices, "checking images", min(16, 4 * cores()))
-    )
+    threads = min(16, 4 * cores())
+    sizes = list(read_all(lambda i: read_image_size(paths[i]), range(len(paths)), "checking images", threads))
     faults = [size for size in sizes if isinstance(size, UnreadableImage)]
     warn_unreadable(faults, len(paths), max_bad)
     bad += (SkippedFile(split, fault.name, fault.reason) for fault in faults)

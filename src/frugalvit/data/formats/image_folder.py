@@ -13,7 +13,6 @@ import numpy as np
 from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
 from frugalvit.data.decode import EXTENSIONS
 from frugalvit.data.formats.base import OpenOptions
-from frugalvit.data.paths import is_folder
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.files import read_user_text
@@ -74,11 +73,6 @@ class _Tree:
 
     def all_images(self) -> list[str]:
         return self.loose + self.unlabelled + [path for listing in self.classes.values() for path in listing.images]
-
-
-def is_image_folder(where: str) -> bool:
-    """True for any folder: the registry tries this format after all other folder formats."""
-    return is_folder(Path(where))
 
 
 def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
