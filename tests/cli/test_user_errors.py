@@ -267,6 +267,8 @@ def test_short_help_shows_about_twenty_options_and_examples(name: str, capsys: p
         ("photos --batch-size 8", "'--batch'"),
         ("photos --epoch 8", "'--epochs'"),
         ("photos --clip 1", "'--optimizer.clip'"),
+        ("photos epochs=10", "'--epochs 10'"),
+        ("epochs=10", "'--epochs 10'"),
         ("photos --drlok 1", None),
         ("photos --zzz 1", None),
         ("photos more", None),
