@@ -119,7 +119,7 @@ def test_mistake_is_one_line_and_starts_no_run(
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("train photos --steps 1 --backbone swin_nano --init empty", "empty is a folder"),
+        ("train photos --steps 1 --backbone swin_nano --init empty", "empty cannot be read"),
         ("pretrain photos --steps 5 --matching.prototypes 40 --continue pre", "pre has another shape ("),
     ],
 )
