@@ -24,7 +24,6 @@ from frugalvit.tasks.detection.dataset import (
     View,
     make_targets,
     unpack_bits,
-    unpack_on_device,
 )
 from frugalvit.tasks.detection.layers import DetectorSpec
 from frugalvit.tasks.detection.model import Detector
@@ -181,11 +180,6 @@ def test_masks_survive_packing(count: int, height: int, width: int, seed: int) -
     first, second = make_targets([objects] * 2, [size] * 2, [size] * 2, [False, True], torch.device("cpu"))
     assert torch.equal(first["masks"], torch.from_numpy(drawn))
     assert torch.equal(second["masks"], torch.from_numpy(drawn[:, :, ::-1].copy()))
-
-
-def test_torch_unpacks_bits_as_numpy_does() -> None:
-    bits = torch.arange(256, dtype=torch.uint8)
-    assert torch.equal(unpack_on_device(bits), unpack_bits(bits))
 
 
 @pytest.mark.gpu

@@ -27,7 +27,6 @@ from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, Maps, Size
 from frugalvit.tasks.detection.masks import mask_loss, select_masked
 from frugalvit.tasks.detection.regions import (
     add_objects,
-    drop_empty,
     gather_boxes,
     match_regions,
     sample_regions,
@@ -103,7 +102,8 @@ class CascadeHead(DetectorHead):
             moved = self.coders[number].decode(offsets, boxes).reshape(-1, 4)
             box_loss = generalized_box_iou_loss(moved[positive], wanted[positive], reduction="sum")
             losses[f"loss_box_reg_{number + 1}"] = BOX_WEIGHT * weight * box_loss
-            boxes = drop_empty(self._refine(number, offsets.detach(), boxes, sizes))
+            boxes = self._refine(number, offsets.detach(), boxes, sizes)
+            boxes = [part[remove_small_boxes(part, 1e-2)] for part in boxes]  # no lines and points
         return losses
 
     def _masks(self, number: int, features: Maps, boxes: list[Tensor], sizes: Sizes) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler, Matcher
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
-from torchvision.ops import box_iou, remove_small_boxes
+from torchvision.ops import box_iou
 
 from frugalvit.tasks.detection.masks import mask_loss, select_masked
 
@@ -84,11 +84,6 @@ def gather_boxes(owners: Sequence[Tensor], targets: Targets) -> list[Tensor]:
     return [
         part[owner] if len(part) else part.new_zeros(len(owner), 4) for part, owner in zip(boxes, owners, strict=True)
     ]
-
-
-def drop_empty(boxes: Sequence[Tensor]) -> list[Tensor]:
-    """Drop the boxes of every image that are a line or a point."""
-    return [part[remove_small_boxes(part, 1e-2)] for part in boxes]
 
 
 def _take(parts: Sequence[Tensor], indices: Sequence[Tensor]) -> list[Tensor]:

@@ -122,10 +122,6 @@ class Health(RunHealth):
         spread = [values["feature_deviation"] for _, values in self.history if "feature_deviation" in values]
         return metrics.get(other, flat) < 0.9 * flat or (bool(spread) and spread[-1] > max(0.5, 0.9 * spread[0]))
 
-    def _latest(self, name: str) -> float:
-        """Return the newest value of a metric that not every line has; 0 before the first."""
-        return next((values[name] for _, values in reversed(self.history) if name in values), 0.0)
-
     def _one_prototype(self, metrics: Mapping[str, float], level: Level) -> Alarm | None:
         name = f"one-prototype collapse ({level.name}s)"
         entropy = metrics.get(f"{level.prefix}teacher_entropy")
@@ -176,7 +172,8 @@ class Health(RunHealth):
         losses = [values["loss"] for _, values in points if "loss" in values]
         if len(losses) < 9:
             return None
-        if self._latest("knn") >= 99 or _swing(losses) > 0.01:
+        accuracies = [values["knn"] for _, values in self.history if "knn" in values]
+        if (accuracies and accuracies[-1] >= 99) or _swing(losses) > 0.01:
             return self._clear("stagnation")
         start, third = points[0][0], (points[-1][0] - points[0][0]) / 3
         first = [point for point in points if point[0] <= start + third]
@@ -190,10 +187,8 @@ class Health(RunHealth):
         if not math.isfinite(change):  # a third has no loss
             return None
         gained = mean(last, "knn") - mean(first, "knn")
-        rank = (
-            mean(last, "effective_rank") / mean(first, "effective_rank") if mean(first, "effective_rank") else math.nan
-        )
-        if change > 0.005 or (math.isfinite(gained) and gained > 0.5) or (math.isfinite(rank) and rank > 1.05):
+        rank = mean(last, "effective_rank") / mean(first, "effective_rank")
+        if change > 0.005 or gained > 0.5 or rank > 1.05:  # a NaN, for a third without the score, is not larger
             return self._clear("stagnation")
         return Alarm(
             "stagnation",
