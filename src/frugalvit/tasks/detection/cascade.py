@@ -29,8 +29,8 @@ from frugalvit.tasks.detection.regions import (
     add_objects,
     gather_boxes,
     match_regions,
-    sample_regions,
     select_positives,
+    take,
 )
 
 OVERLAPS = (0.5, 0.6, 0.7)
@@ -88,7 +88,9 @@ class CascadeHead(DetectorHead):
             owners, labels = match_regions(boxes, targets, self.matchers[number])
             # The first head samples a fixed number of regions per image, a quarter of them objects; later ones use all.
             if number == 0:
-                boxes, owners, labels = sample_regions(boxes, owners, labels, self.sampler)
+                sampled = zip(*self.sampler(labels), strict=True)
+                chosen = [torch.where(positive | negative)[0] for positive, negative in sampled]
+                boxes, owners, labels = take(boxes, chosen), take(owners, chosen), take(labels, chosen)
             if self.mask_stages:
                 regions, masked = select_masked(*select_positives(boxes, owners, labels), targets)
                 loss = mask_loss(self._masks(number, features, regions, sizes), regions, masked, targets)

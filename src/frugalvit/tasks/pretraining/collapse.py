@@ -160,10 +160,10 @@ class Health(RunHealth):
         )
 
     def _stagnant(self, step: int, metrics: Mapping[str, float]) -> Alarm | None:
-        """Alarm if neither loss, k-NN nor rank improved from the first to the last third of the steps so far.
+        """Alarm if the loss did not move, and k-NN and rank did not rise from the first to the last third of the steps.
 
-        A loss that falls and rises again has moved, although its ends are equal. The check reads all lines, so it runs
-        less often as lines accumulate: otherwise a resume, which replays them, would take hours.
+        The check reads all lines, so it runs less often as lines accumulate: otherwise a resume, which replays them,
+        would take hours.
         """
         is_early = step < max(0.5 * self.steps, _MIN_STAGNATION_STEP)
         if is_early or ("loss" in metrics and self.lines % max(1, self.lines // 200)):
@@ -173,7 +173,8 @@ class Health(RunHealth):
         if len(losses) < 9:
             return None
         accuracies = [values["knn"] for _, values in self.history if "knn" in values]
-        if (accuracies and accuracies[-1] >= 99) or _swing(losses) > 0.01:
+        moved = _swing(losses)
+        if (accuracies and accuracies[-1] >= 99) or moved > 0.005:
             return self._clear("stagnation")
         start, third = points[0][0], (points[-1][0] - points[0][0]) / 3
         first = [point for point in points if point[0] <= start + third]
@@ -183,16 +184,13 @@ class Health(RunHealth):
             numbers = [values[name] for _, values in part if name in values]
             return sum(numbers) / len(numbers) if numbers else math.nan
 
-        change = abs(mean(first, "loss") - mean(last, "loss")) / max(abs(mean(first, "loss")), 1e-9)
-        if not math.isfinite(change):  # a third has no loss
-            return None
         gained = mean(last, "knn") - mean(first, "knn")
         rank = mean(last, "effective_rank") / mean(first, "effective_rank")
-        if change > 0.005 or gained > 0.5 or rank > 1.05:  # a NaN, for a third without the score, is not larger
+        if gained > 0.5 or rank > 1.05:  # NaN, for a third without scores, is not larger
             return self._clear("stagnation")
         return Alarm(
             "stagnation",
-            f"the loss moved by {100 * change:.2f} % since step {start:,}, and the features did not improve",
+            f"the loss moved by {100 * moved:.2f} % since step {start:,}, and the features did not improve",
             f"Raise --lr, {'lower matching.momentum, ' * bool(self.prototypes)}or stop here: more steps will not help",
         )
 
