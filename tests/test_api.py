@@ -176,30 +176,6 @@ def wait(config: Words) -> CommandResult:
     return CommandResult({"with": most})
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_has_a_free_lock() -> None:
-    """The thread that holds the lock is not in the child."""
-    held, released = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with api._lock:
-            held.set()
-            released.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert held.wait(60)
-    try:
-        assert not api._lock.acquire(blocking=False)
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if api._lock.acquire(blocking=False) else 1)
-        assert os.waitpid(child, 0)[1] == 0
-    finally:
-        released.set()
-        thread.join()
-
-
 def test_the_configuration_of_the_caller_is_not_changed(digits: str, tmp_path: Path) -> None:
     """Values that are resolved for one run do not leak into the next."""
     config = TrainConfig.parse({"data": digits, "out": str(tmp_path / "run"), **SMALL})

@@ -24,16 +24,6 @@ PathLike = str | os.PathLike[str]
 _lock = threading.RLock()
 
 
-def _replace_lock() -> None:
-    """Give a forked child a new lock: the thread that holds the old one is not in the child."""
-    global _lock
-    _lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_replace_lock)
-
-
 def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> dict[str, Any]:
     """Run ``frugalvit COMMAND`` and return what it prints with ``--json``; a mistake is a ``UserError``.
 
@@ -137,7 +127,7 @@ def train(data: PathLike | None = None, *, quiet: bool = False, **options: Any) 
     ``["run"]`` is the run folder, ``["top1"]`` the accuracy; ``fv.load(result["run"])`` loads the model.
     Options are those of ``frugalvit train --help``; see :func:`run`.
     """
-    return run("train", *_given(data), quiet=quiet, **options)
+    return run("train", data, quiet=quiet, **options)
 
 
 def pretrain(data: PathLike | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
@@ -146,14 +136,14 @@ def pretrain(data: PathLike | None = None, *, quiet: bool = False, **options: An
     ``["run"]`` is the run folder; pass it to :func:`train` as ``init``.
     Options are those of ``frugalvit pretrain --help``; see :func:`run`.
     """
-    return run("pretrain", *_given(data), quiet=quiet, **options)
+    return run("pretrain", data, quiet=quiet, **options)
 
 
 def distil(
     teacher: PathLike | None = None, data: PathLike | None = None, *, quiet: bool = False, **options: Any
 ) -> dict[str, Any]:
     """Learn the features of a trained network without labels, as ``frugalvit distil`` does; see :func:`run`."""
-    return run("distil", *_given(teacher), *_given(data), quiet=quiet, **options)
+    return run("distil", teacher, data, quiet=quiet, **options)
 
 
 def compare(data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
@@ -210,7 +200,7 @@ def advise(data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, 
 
 def detect_train(data: PathLike | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
     """Train a detector, as ``frugalvit detect train`` does; see :func:`run`."""
-    return run("detect train", *_given(data), quiet=quiet, **options)
+    return run("detect train", data, quiet=quiet, **options)
 
 
 def detect_evaluate(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
@@ -227,7 +217,7 @@ def detect_predict(
 
 def segment_train(data: PathLike | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
     """Train a segmenter, as ``frugalvit segment train`` does; see :func:`run`."""
-    return run("segment train", *_given(data), quiet=quiet, **options)
+    return run("segment train", data, quiet=quiet, **options)
 
 
 def segment_evaluate(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
@@ -242,15 +232,10 @@ def segment_predict(
     return run("segment predict", model, images, quiet=quiet, **options)
 
 
-def _given(data: PathLike | None) -> list[PathLike]:
-    """Return the positional argument, if there is one: a resumed run needs none."""
-    return [] if data is None else [data]
-
-
 def _values(model: type[Config], arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
     """Map the arguments and options of a call to nested option values."""
     values: dict[str, Any] = {}
-    remaining = list(arguments)
+    remaining = [argument for argument in arguments if argument is not None]  # a resumed run needs no data
     for name, field in flat_fields(model).items():
         if not option_extras(field).get("positional") or not remaining:
             continue

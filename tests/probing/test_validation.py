@@ -53,15 +53,7 @@ def relabelled(change: Callable[[np.ndarray], Any], *only: str) -> dict[str, Any
 
 
 @every_probe
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda labels: labels.astype("uint8"),
-        lambda labels: labels.astype("float16"),
-        lambda labels: labels[:, None].tolist(),
-        lambda labels: torch.tensor(labels, dtype=torch.float32, requires_grad=True),
-    ],
-)
+@pytest.mark.parametrize("change", [lambda labels: labels.astype("uint8"), lambda labels: labels.tolist()])
 def test_integers_of_any_type_are_labels(probe: Callable[..., Tensor], change: Callable) -> None:
     assert torch.equal(probe(relabelled(change)), probe(arrays()))
 
@@ -73,7 +65,8 @@ def test_integers_of_any_type_are_labels(probe: Callable[..., Tensor], change: C
     [
         lambda labels: labels - 1,
         lambda labels: labels + 3,  # beyond the last class
-        lambda labels: labels + 0.5,
+        lambda labels: labels + 0.0,
+        lambda labels: labels[:, None],
         lambda labels: np.where(labels > 1, np.nan, labels),
         lambda labels: np.eye(CLASSES, dtype=int)[labels],
         lambda labels: labels[0],
@@ -106,7 +99,7 @@ def test_invalid_features_are_errors(probe: Callable[..., Tensor], change: dict[
         probe(arrays() | change)
 
 
-@pytest.mark.parametrize("kind", ["bool", "uint8", "float32"])
+@pytest.mark.parametrize("kind", ["bool", "uint8"])
 def test_several_labels_of_any_type(kind: str) -> None:
     targets = relabelled(lambda labels: np.eye(CLASSES, dtype=int)[labels])
     converted = relabelled(lambda labels: np.eye(CLASSES, dtype=kind)[labels])

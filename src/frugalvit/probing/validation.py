@@ -32,13 +32,8 @@ def require_finite(values: Tensor, what: str) -> None:
 
 
 def as_labels(labels: Any, features: Tensor, classes: int | None = None) -> Tensor:
-    """Convert labels to int64 (N,), one class from 0 for every image of ``features`` (..., N, D).
-
-    Integers of any type are accepted, also as bool or float, in the shape (N,) or (N, 1).
-    """
+    """Convert labels to int64 (N,), one class from 0 for every image of ``features`` (..., N, D)."""
     labels = _as_integers(labels)
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
     images = features.shape[-2]
     if images == 0 or labels.shape != (images,):
         raise UserError(f"Labels must be one class for each of {images} images, not {_shape(labels)}.")
@@ -62,10 +57,9 @@ def as_targets(targets: Any, features: Tensor) -> Tensor:
 
 def _as_integers(numbers: Any) -> Tensor:
     numbers = _as_tensor(numbers)
-    integers = numbers.detach().to(torch.int64)
-    if numbers.is_floating_point() and not torch.equal(integers.double(), numbers.detach().double()):
+    if numbers.is_floating_point():
         raise UserError("Labels must be integers: number them with numpy.unique(labels, return_inverse=True).")
-    return integers
+    return numbers.to(torch.int64)
 
 
 def _as_tensor(array: Any) -> Tensor:

@@ -27,11 +27,10 @@ from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, Maps, Size
 from frugalvit.tasks.detection.masks import mask_loss, select_masked
 from frugalvit.tasks.detection.regions import (
     add_objects,
-    drop_empty,
     gather_boxes,
     match_regions,
-    sample_regions,
     select_positives,
+    take,
 )
 
 OVERLAPS = (0.5, 0.6, 0.7)
@@ -89,7 +88,9 @@ class CascadeHead(DetectorHead):
             owners, labels = match_regions(boxes, targets, self.matchers[number])
             # The first head samples a fixed number of regions per image, a quarter of them objects; later ones use all.
             if number == 0:
-                boxes, owners, labels = sample_regions(boxes, owners, labels, self.sampler)
+                sampled = zip(*self.sampler(labels), strict=True)
+                chosen = [torch.where(positive | negative)[0] for positive, negative in sampled]
+                boxes, owners, labels = take(boxes, chosen), take(owners, chosen), take(labels, chosen)
             if self.mask_stages:
                 regions, masked = select_masked(*select_positives(boxes, owners, labels), targets)
                 loss = mask_loss(self._masks(number, features, regions, sizes), regions, masked, targets)
@@ -103,7 +104,8 @@ class CascadeHead(DetectorHead):
             moved = self.coders[number].decode(offsets, boxes).reshape(-1, 4)
             box_loss = generalized_box_iou_loss(moved[positive], wanted[positive], reduction="sum")
             losses[f"loss_box_reg_{number + 1}"] = BOX_WEIGHT * weight * box_loss
-            boxes = drop_empty(self._refine(number, offsets.detach(), boxes, sizes))
+            boxes = self._refine(number, offsets.detach(), boxes, sizes)
+            boxes = [part[remove_small_boxes(part, 1e-2)] for part in boxes]  # no lines and points
         return losses
 
     def _masks(self, number: int, features: Maps, boxes: list[Tensor], sizes: Sizes) -> Tensor:

@@ -4,6 +4,7 @@ Masks are rasterized once and cached as bits. A step goes to the device in four 
 other copy waits for all work that is queued there.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,8 +67,8 @@ class DetectionDataset:
         self.images, self.data, self.pictures, self.masks = images, data, pictures, masks
         self._classes = data.class_of()
         bits = sum(image.height * image.width * len(image.masked()) for image in images) if masks else 0
-        self._caches = pictures.is_cached and bits // 8 <= pictures.free_bytes
-        self._cache: dict[int, Objects] = {}
+        caches = pictures.is_cached and bits // 8 <= pictures.free_bytes
+        self.objects = functools.cache(self._read) if caches else self._read
 
     def __len__(self) -> int:
         return len(self.images)
@@ -75,12 +76,7 @@ class DetectionDataset:
     def load(self, index: int) -> tuple[Tensor, Objects]:
         """Return the pixels and objects of a training image; of the next one if it is unreadable."""
         index, pixels = self.pictures.read_or_substitute(index)
-        objects = self._cache.get(index)
-        if objects is None:
-            objects = self._read(index)
-            if self._caches:
-                self._cache[index] = objects
-        return pixels, objects
+        return pixels, self.objects(index)
 
     def _read(self, index: int) -> Objects:
         image = self.images[index]
@@ -99,14 +95,7 @@ class DetectionDataset:
 
 
 def unpack_bits(bits: Tensor) -> Tensor:
-    """Unpack bytes, the highest bit first, to eight times as many zeros and ones, uint8."""
-    if bits.device.type == "cpu":
-        return torch.from_numpy(np.unpackbits(bits.numpy()))
-    return unpack_on_device(bits)
-
-
-def unpack_on_device(bits: Tensor) -> Tensor:
-    """Unpack bytes with torch; on a CPU this takes four times as long as NumPy."""
+    """Unpack bytes on their device, the highest bit first, to eight times as many zeros and ones, uint8."""
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=bits.device)
     return ((bits[:, None] >> shifts) & 1).reshape(-1)
 

@@ -7,17 +7,17 @@ import pkgutil
 from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
-from torchvision.models.detection.faster_rcnn import TwoMLPHead
+from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
 
 from frugalvit.config.dense import DETECTOR_HEADS
 from frugalvit.tasks.dense.pyramid import FeaturePyramid
 from frugalvit.tasks.detection.layers import (
     MIN_SCORE,
     DetectorSpec,
-    FloatPredictor,
     Maps,
     Sizes,
     Target,
+    float_outputs,
     mask_layers,
     roi_align,
 )
@@ -54,7 +54,7 @@ class MaskRCNNHead(MaskedRoIHeads, DetectorHead):
         super().__init__(
             roi_align(spec, features, 7),
             TwoMLPHead(spec.channels * 49, spec.hidden),
-            FloatPredictor(spec.hidden, spec.classes + 1),
+            float_outputs(FastRCNNPredictor(spec.hidden, spec.classes + 1)),
             fg_iou_thresh=0.5,
             bg_iou_thresh=0.5,
             batch_size_per_image=spec.samples,

@@ -6,18 +6,19 @@ pixels only.
 
 import math
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.models.detection.rpn import RPNHead
 from torchvision.ops import MultiScaleRoIAlign
 from torchvision.ops.poolers import initLevelMapper
 
 from frugalvit.tasks.dense.pyramid import FeaturePyramid
+
+M = TypeVar("M", bound=nn.Module)
 
 Target = dict[str, Tensor]
 """boxes (n, 4) as left, top, right, bottom; labels (n,), 1 is the first class. With masks also masks (k, H, W) and
@@ -74,27 +75,14 @@ class FloatAnchors(AnchorGenerator):
         return [torch.cat(anchors)] * len(image_list.image_sizes)
 
 
-class FloatProposals(RPNHead):
-    """torchvision's RPN head with float32 results."""
+def float_outputs(module: M) -> M:
+    """Make a module return float32; its outputs are tensors or lists of them."""
 
-    def forward(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        scores, boxes = super().forward(x)
-        return [part.float() for part in scores], [part.float() for part in boxes]
+    def convert(outputs: Any) -> Any:
+        return outputs.float() if isinstance(outputs, Tensor) else [convert(part) for part in outputs]
 
-
-class FloatPredictor(FastRCNNPredictor):
-    """torchvision's class and box predictor with float32 results."""
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        scores, boxes = super().forward(x)
-        return scores.float(), boxes.float()
-
-
-class FloatMasks(MaskRCNNPredictor):
-    """torchvision's mask predictor with float32 results."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input).float()
+    module.register_forward_hook(lambda module, inputs, outputs: convert(outputs))
+    return module
 
 
 def roi_align(spec: DetectorSpec, features: FeaturePyramid, side: int) -> MultiScaleRoIAlign:
@@ -120,5 +108,5 @@ def mask_layers(spec: DetectorSpec, features: FeaturePyramid) -> dict[str, nn.Mo
     return {
         "mask_roi_pool": roi_align(spec, features, 14),
         "mask_head": MaskRCNNHeads(spec.channels, (spec.channels,) * 4, 1),
-        "mask_predictor": FloatMasks(spec.channels, spec.channels, spec.classes + 1),
+        "mask_predictor": float_outputs(MaskRCNNPredictor(spec.channels, spec.channels, spec.classes + 1)),
     }

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.rpn import RegionProposalNetwork
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
 
 from frugalvit.tasks.dense.pyramid import FeaturePyramid, Pyramid
 from frugalvit.tasks.detection.heads import build_head
-from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, FloatAnchors, FloatProposals, Target
+from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, FloatAnchors, Target, float_outputs
 from frugalvit.tasks.detection.masks import paste_masks
 
 
@@ -31,7 +31,7 @@ class Detector(nn.Module):
         anchors = FloatAnchors(sizes, self.features.strides)
         self.rpn = RegionProposalNetwork(
             anchors,
-            FloatProposals(spec.channels, anchors.num_anchors_per_location()[0]),
+            float_outputs(RPNHead(spec.channels, anchors.num_anchors_per_location()[0])),
             fg_iou_thresh=0.7,
             bg_iou_thresh=0.3,
             batch_size_per_image=256,

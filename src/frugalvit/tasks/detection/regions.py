@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torchvision.models.detection._utils import BalancedPositiveNegativeSampler, Matcher
+from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
-from torchvision.ops import box_iou, remove_small_boxes
+from torchvision.ops import box_iou
 
 from frugalvit.tasks.detection.masks import mask_loss, select_masked
 
@@ -59,23 +59,12 @@ def match_regions(regions: Sequence[Tensor], targets: Targets, matcher: Matcher)
     return owners, labels
 
 
-def sample_regions(
-    regions: Sequence[Tensor],
-    owners: Sequence[Tensor],
-    labels: list[Tensor],
-    sampler: BalancedPositiveNegativeSampler,
-) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Sample a fixed number of regions per image with a limited share of positives, in their order."""
-    chosen = [torch.where(positive | negative)[0] for positive, negative in zip(*sampler(labels), strict=True)]
-    return _take(regions, chosen), _take(owners, chosen), _take(labels, chosen)
-
-
 def select_positives(
     regions: Sequence[Tensor], owners: Sequence[Tensor], labels: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the sampled regions that match an object, and the index of that object."""
     positives = [torch.where(part > 0)[0] for part in labels]
-    return _take(regions, positives), _take(owners, positives)
+    return take(regions, positives), take(owners, positives)
 
 
 def gather_boxes(owners: Sequence[Tensor], targets: Targets) -> list[Tensor]:
@@ -86,10 +75,6 @@ def gather_boxes(owners: Sequence[Tensor], targets: Targets) -> list[Tensor]:
     ]
 
 
-def drop_empty(boxes: Sequence[Tensor]) -> list[Tensor]:
-    """Drop the boxes of every image that are a line or a point."""
-    return [part[remove_small_boxes(part, 1e-2)] for part in boxes]
-
-
-def _take(parts: Sequence[Tensor], indices: Sequence[Tensor]) -> list[Tensor]:
+def take(parts: Sequence[Tensor], indices: Sequence[Tensor]) -> list[Tensor]:
+    """Return the rows of each image's part with these indices."""
     return [part[index] for part, index in zip(parts, indices, strict=True)]

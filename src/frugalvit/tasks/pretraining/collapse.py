@@ -10,6 +10,7 @@ Views and regions have separate heads, so each level can collapse alone.
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -68,10 +69,10 @@ class Health(RunHealth):
     steps: int
     settled: int
     stop: bool = False
-    history: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    series: defaultdict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    """(step, value) of every metric."""
     losses: dict[frozenset[str], tuple[float, float, int]] = field(default_factory=dict)
     """For each combination of loss parts: the first and the lowest total loss, and the number of lines."""
-    lines: int = 0  # metrics lines with a loss
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Take one metrics line; return the new alarms.
@@ -79,8 +80,8 @@ class Health(RunHealth):
         Non-finite values are ignored: the trainer counts non-finite steps itself.
         """
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        self.history.append((step, metrics))
-        self.lines += "loss" in metrics
+        for name, value in metrics.items():
+            self.series[name].append((step, value))
         diverged = self._diverged(metrics)
         if step < self.settled:
             return []
@@ -119,12 +120,8 @@ class Health(RunHealth):
         A random network's features are spread too, but shrink in a uniform collapse.
         """
         other = "region_loss" if level.name == "view" else "view_loss"
-        spread = [values["feature_deviation"] for _, values in self.history if "feature_deviation" in values]
+        spread = [value for _, value in self.series["feature_deviation"]]
         return metrics.get(other, flat) < 0.9 * flat or (bool(spread) and spread[-1] > max(0.5, 0.9 * spread[0]))
-
-    def _latest(self, name: str) -> float:
-        """Return the newest value of a metric that not every line has; 0 before the first."""
-        return next((values[name] for _, values in reversed(self.history) if name in values), 0.0)
 
     def _one_prototype(self, metrics: Mapping[str, float], level: Level) -> Alarm | None:
         name = f"one-prototype collapse ({level.name}s)"
@@ -164,40 +161,34 @@ class Health(RunHealth):
         )
 
     def _stagnant(self, step: int, metrics: Mapping[str, float]) -> Alarm | None:
-        """Alarm if neither loss, k-NN nor rank improved from the first to the last third of the steps so far.
+        """Alarm if the loss did not move, and k-NN and rank did not rise from the first to the last third of the steps.
 
-        A loss that falls and rises again has moved, although its ends are equal. The check reads all lines, so it runs
-        less often as lines accumulate: otherwise a resume, which replays them, would take hours.
+        The check reads all lines, so it runs less often as lines accumulate: otherwise a resume, which replays them,
+        would take hours.
         """
+        lines = len(self.series["loss"])
         is_early = step < max(0.5 * self.steps, _MIN_STAGNATION_STEP)
-        if is_early or ("loss" in metrics and self.lines % max(1, self.lines // 200)):
+        if is_early or ("loss" in metrics and lines % max(1, lines // 200)):
             return None
-        points = [(at, values) for at, values in self.history if at >= self.settled]
-        losses = [values["loss"] for _, values in points if "loss" in values]
-        if len(losses) < 9:
+        settled = [(at, value) for at, value in self.series["loss"] if at >= self.settled]
+        if len(settled) < 9:
             return None
-        if self._latest("knn") >= 99 or _swing(losses) > 0.01:
+        moved, start = _swing([value for _, value in settled]), settled[0][0]
+        if moved > 0.005 or any(value >= 99 for _, value in self.series["knn"][-1:]):
             return self._clear("stagnation")
-        start, third = points[0][0], (points[-1][0] - points[0][0]) / 3
-        first = [point for point in points if point[0] <= start + third]
-        last = [point for point in points if point[0] >= step - third]
+        third = (step - start) / 3
 
-        def mean(part: list[tuple[int, dict[str, float]]], name: str) -> float:
-            numbers = [values[name] for _, values in part if name in values]
+        def mean(name: str, first: float, last: float) -> float:
+            numbers = [value for at, value in self.series[name] if first <= at <= last]
             return sum(numbers) / len(numbers) if numbers else math.nan
 
-        change = abs(mean(first, "loss") - mean(last, "loss")) / max(abs(mean(first, "loss")), 1e-9)
-        if not math.isfinite(change):  # a third has no loss
-            return None
-        gained = mean(last, "knn") - mean(first, "knn")
-        rank = (
-            mean(last, "effective_rank") / mean(first, "effective_rank") if mean(first, "effective_rank") else math.nan
-        )
-        if change > 0.005 or (math.isfinite(gained) and gained > 0.5) or (math.isfinite(rank) and rank > 1.05):
+        gained = mean("knn", step - third, step) - mean("knn", start, start + third)
+        rank = mean("effective_rank", step - third, step) / mean("effective_rank", start, start + third)
+        if gained > 0.5 or rank > 1.05:  # NaN, for a third without scores, is not larger
             return self._clear("stagnation")
         return Alarm(
             "stagnation",
-            f"the loss moved by {100 * change:.2f} % since step {start:,}, and the features did not improve",
+            f"the loss moved by {100 * moved:.2f} % since step {start:,}, and the features did not improve",
             f"Raise --lr, {'lower matching.momentum, ' * bool(self.prototypes)}or stop here: more steps will not help",
         )
 
@@ -218,7 +209,7 @@ class Health(RunHealth):
         now = metrics.get("knn")
         if now is None:
             return None
-        best, at = max((values["knn"], step) for step, values in self.history if "knn" in values)
+        best, at = max((value, step) for step, value in self.series["knn"])
         if best - now <= max(3.0, 0.4 * best):
             return self._clear("worse features")
         return Alarm(

@@ -9,6 +9,7 @@ ignored ones: 255 always, and one more (``--ignore-index``). "auto" ignores a cl
 folder has that name, or contains <split>annot/) and 0 in ADE20K ("reduce zero label").
 """
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,8 +69,8 @@ class SegmentationDataset:
 
     def __init__(self, scenes: list[Scene], data: SceneData, pictures: ImageReader) -> None:
         self.scenes, self.data, self.pictures = scenes, data, pictures
-        self._caches = pictures.is_cached and sum(scene.height * scene.width for scene in scenes) <= pictures.free_bytes
-        self._cache: dict[int, Tensor] = {}
+        caches = pictures.is_cached and sum(scene.height * scene.width for scene in scenes) <= pictures.free_bytes
+        self.labels = functools.cache(self._read) if caches else self._read
 
     def __len__(self) -> int:
         return len(self.scenes)
@@ -79,14 +80,9 @@ class SegmentationDataset:
         index, pixels = self.pictures.read_or_substitute(index)
         return pixels, self.labels(index)
 
-    def labels(self, index: int) -> Tensor:
+    def _read(self, index: int) -> Tensor:
         """Return the classes (H, W) of an image."""
-        classes = self._cache.get(index)
-        if classes is None:
-            classes = torch.from_numpy(self.data.table[read_labels(self.scenes[index].truth)])
-            if self._caches:
-                self._cache[index] = classes
-        return classes
+        return torch.from_numpy(self.data.table[read_labels(self.scenes[index].truth)])
 
 
 def open_scenes(
