@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from frugalvit.config.base import flatten, set_dotted
@@ -42,7 +43,7 @@ _SCORES = {
     "pretrain": ["knn", "linear", "logistic", "match_accuracy", "match_error_px", "attention_bits", "effective_rank"],
     "segment": ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "val_miou"],
 }
-_PER_IMAGE_SCORES = ("top1", "top5", "mean_per_class")
+_PER_IMAGE_SCORES = ("top1", "top5", "mean_per_class", "knn", "linear", "logistic")
 _FACTS = ["seconds", "seconds_per_step", "steps", "skipped_steps", "best_step", "parameters", "scored_images"]
 
 
@@ -125,12 +126,13 @@ def compare_runs(
 
 
 def _ask_which(settings: dict[str, dict[str, Any]], data: str) -> str:
-    """Return the question of a comparison; "with" and "without" stand for their options."""
-    options = {
-        name: " ".join(f"{key}={as_text(value)}" for key, value in flatten(s).items()) for name, s in settings.items()
-    }
-    shown = [options[name] if name in ("with", "without") else name for name in settings]
-    return f"Which is better on {data}: {', '.join(shown[:-1])} or {shown[-1]}?"
+    """Return the question of a comparison, with the options of "with" and "without"."""
+    flat = {name: flatten(values) for name, values in settings.items()}
+    options = {name: " ".join(f"{key}={as_text(value)}" for key, value in s.items()) for name, s in flat.items()}
+    shown = [f"{name} ({options[name]})" if name in ("with", "without") else name for name in settings]
+    is_drloc = all(key.startswith("localization.") for values in flat.values() for key in values)
+    start = "Does Drloc help" if is_drloc and len(settings) == 2 else "Which is better"
+    return f"{start} on {data}: {', '.join(shown[:-1])} or {shown[-1]}?"
 
 
 def _plan_runs(folder: Path, config: Compared, kind: type[RunConfig], settings: dict[str, dict[str, Any]]) -> Plans:
@@ -236,14 +238,19 @@ def write_comparison(
     *others, baseline = scores
     differences = _differences(scores, values, metric)
     is_score = metric.removeprefix("val_") in SCORE_NAMES
-    words = {} if is_score else {"verbs": ("raises", "lowers"), "unit": f"in {metric}"}
+    words: dict[str, Any] = {} if is_score else {"verbs": ("raises", "lowers"), "unit": f"in {metric}"}
+    images = {int(summary.get("scored_images") or 0) for summary in summaries}
+    words["images"] = images.pop() if len(images) == 1 else 0
     verdicts = {name: differences[name].describe(name, baseline, **words) for name in others}
-    columns = ["setting", SCORE_NAMES.get(metric, metric), "95 % interval", "seeds", f"against {baseline}"]
-    rows = _rows(scores, spreads, differences, metric)
-    floors = _mean_floors(scores) if metric == "top1" else {}
+    luck = "images" if len(scores[baseline]) == 1 else "seeds and images" if _pseudo_values(scores, metric) else "seeds"
+    columns = ["setting", SCORE_NAMES.get(metric, metric), f"95 %, {luck}", "seeds", f"against {baseline}"]
+    intervals = _intervals(scores, spreads, metric)
+    rows = _rows(spreads, intervals, differences, " %" if is_score else "")
+    floors = _floors(scores) if metric == "top1" else {}
     if floors:
         columns.append("floor")
-        rows = [[*row, f"{floor:.1f} %"] for row, floor in zip(rows, floors.values(), strict=True)]
+        texts = (f"{floor:.1f} % ({low:.1f} to {high:.1f})" for floor, low, high in floors.values())
+        rows = [[*row, text] for row, text in zip(rows, texts, strict=True)]
     facts = ["seed", metric, "seconds", "seconds_per_step", "run"]
     every_run = [[name, *(summary[fact] for fact in facts)] for name, group in scores.items() for summary in group]
     where = _describe_images(summaries)
@@ -259,9 +266,11 @@ def write_comparison(
         "verdict": "; ".join(verdicts.values()),
         "verdicts": verdicts,
         "scored": where,
+        "luck": luck,
+        "table": {"columns": columns, "rows": rows},
         "settings": {
             name: {"mean": spreads[name].mean, "deviation": spreads[name].deviation, "values": values[name]}
-            | ({"floor": floors[name]} if floors else {})
+            | ({"floor": floors[name][0]} if floors else {})
             for name in scores
         },
         "differences": {
@@ -281,10 +290,15 @@ def write_comparison(
         write_report([folder], folder / layout.REPORT)
         files.append(layout.REPORT)
     notes = [*verdicts.values(), f"{folder}: {', '.join(files)}"]
-    images = max(int(summary.get("scored_images") or 1) for summary in summaries)
-    if below := [name for name, floor in floors.items() if spreads[name].mean < share_interval(floor, images)[0]]:
-        notes.append(f"below the floor: {', '.join(below)}; simple methods without a network score higher")
-    return CommandResult(data, [Table(columns, rows, where)], notes)
+    below = [
+        name
+        for name, (floor, low, _) in floors.items()
+        if spreads[name].mean < low and (intervals[name] or (0, 0))[1] < floor
+    ]
+    if below:
+        notes.append(f"clearly below the floor: {', '.join(below)}; simple methods without a network score higher")
+    title = ". ".join(text for text in (where, question) if text)
+    return CommandResult(data, [Table(columns, rows, title)], notes)
 
 
 def _differences(scores: Scores, values: dict[str, list[float]], metric: str) -> dict[str, statistics.Difference]:
@@ -327,12 +341,14 @@ def _describe_images(summaries: list[dict[str, Any]]) -> str:
     return texts.pop() if len(texts) == 1 else ""
 
 
-def _mean_floors(scores: Scores) -> dict[str, float]:
-    """Return what simple methods reach on the images of each setting; empty if some run has no floor."""
+def _floors(scores: Scores) -> dict[str, tuple[float, float, float]]:
+    """Return what simple methods reach on the images of each setting, with the 95 % interval; {} if a run has none."""
     floors = {name: [summary.get("floor", {}).get("best") for summary in group] for name, group in scores.items()}
     if any(best is None for group in floors.values() for best in group):
         return {}
-    return {name: statistics.spread(group).mean for name, group in floors.items()}
+    means = {name: statistics.spread(group).mean for name, group in floors.items()}
+    images = {name: max(int(summary.get("scored_images") or 1) for summary in group) for name, group in scores.items()}
+    return {name: (mean, *share_interval(mean, images[name])) for name, mean in means.items()}
 
 
 def _draw_chart(folder: Path, scores: Scores, values: dict[str, list[float]], metric: str) -> None:
@@ -374,20 +390,33 @@ def _check_metric(summary: dict[str, Any], metric: str) -> None:
         )
 
 
-def _rows(
-    scores: Scores, spreads: dict[str, statistics.Spread], differences: dict[str, statistics.Difference], metric: str
-) -> list[list[object]]:
-    """Return one table row per setting: mean and deviation over seeds, and the interval over seeds and images."""
-    parts, rows = _pseudo_values(scores, metric), []
-    sign = " %" if metric.removeprefix("val_") in SCORE_NAMES else ""
+def _intervals(
+    scores: Scores, spreads: dict[str, statistics.Spread], metric: str
+) -> dict[str, tuple[float, float] | None]:
+    """Return the 95 % interval of each setting over seeds and images, never narrower than that of one run."""
+    parts = _pseudo_values(scores, metric)
+    intervals: dict[str, tuple[float, float] | None] = {}
     for name, group in scores.items():
-        mean = spreads[name].mean
-        interval = "-"
-        if parts and len(group) > 1:
-            low, high = statistics.mean_interval(mean, parts[name])
-            interval = f"{max(0.0, low):.1f} to {min(100.0, high):.1f}{sign}"
-        elif len(group) == 1 and (score := next((s for s in read_scores(group[0]) if s.value == mean), None)):
-            interval = score.interval_text.removeprefix("95 %: ") + sign
+        scored = (score for run in group for score in read_scores(run) if score.name == SCORE_NAMES.get(metric))
+        ends = list(zip(*(score.interval for score in scored if score.interval), strict=True))
+        of_one_run = [(fmean(ends[0]), fmean(ends[1]))] if ends else []
+        of_all = [statistics.mean_interval(spreads[name].mean, parts[name])] if parts and len(group) > 1 else []
+        found = of_one_run + of_all if of_all or len(group) == 1 else []
+        low, high = min((low for low, _ in found), default=0.0), max((high for _, high in found), default=100.0)
+        intervals[name] = (max(0.0, low), min(100.0, high)) if found else None
+    return intervals
+
+
+def _rows(
+    spreads: dict[str, statistics.Spread],
+    intervals: dict[str, tuple[float, float] | None],
+    differences: dict[str, statistics.Difference],
+    sign: str,
+) -> list[list[object]]:
+    """Return one table row per setting: mean and deviation over seeds, interval, seeds, difference from the last."""
+    rows = []
+    for name, spread in spreads.items():
+        interval = "-" if intervals[name] is None else "{:.1f} to {:.1f}{}".format(*intervals[name], sign)
         against = str(differences[name]) if name in differences else "-"
-        rows.append([name, f"{spreads[name]}{sign}", interval, len(group), against])
+        rows.append([name, f"{spread}{sign}", interval, spread.count, against])
     return rows
