@@ -99,7 +99,7 @@ MISTAKES = [
     ("probe knn empty photos", "empty holds no model"),
     ("export nothere", "There is no folder, file or network 'nothere'"),
     ("predict run empty", "empty holds no images"),
-    ("predict bare.safetensors photos", "bare.safetensors is a bare checkpoint"),
+    ("predict bare.safetensors photos", "bare.safetensors does not store which network"),
     ("report run pre --out photos", "photos is a folder: name a file in it, for instance photos/report.html"),
 ]
 

@@ -119,7 +119,7 @@ def summaries(tmp_path: Path, right: np.ndarray, split: str = "test") -> list[di
         (
             0.7,
             0.71,
-            r"a against b: cannot tell differences below \d+\.\d points: (\d+ seeds would show about .*|the 400 images are .*)",
+            r"a against b: cannot tell differences below \d+\.\d points: (\d+ seeds would show .*|the 400 images .*)",
         ),
     ],
 )

@@ -22,7 +22,7 @@ def test_line_says_all() -> None:
 
 def test_val_that_chose_the_weights_says_so() -> None:
     assert "which also chose the weights" in str(read_scores(TRAIN | {"scored_on": "val", "chosen_on": "val"})[0])
-    assert "of val, which did not choose the weights" in str(
+    assert "of val, not used to train or to choose the weights" in str(
         read_scores(TRAIN | {"scored_on": "val", "chosen_on": None})[0]
     )
     assert "chose" not in str(read_scores(TRAIN | {"scored_on": "val", "best_step": None})[0])

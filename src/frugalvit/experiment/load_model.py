@@ -80,6 +80,8 @@ def load_model(
             if (path / layout.CONFIG).exists():
                 resume = f"frugalvit {command_of(path) or 'train'} --resume {shell_quote(path)}"
                 hint = f"The run is not finished: resume it with '{resume}'"
+            elif runs := sorted(path.glob(f"*/seed_*/{layout.MODEL}")):
+                hint = f"It has several runs: pass one, for example {runs[0].parent}"
             raise UserError(f"{path} holds no model (no config.json). {hint}.")
         backbone, meta = load_model_folder(folder, img_size=img_size)
         if architecture not in (None, backbone.name):

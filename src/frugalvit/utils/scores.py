@@ -61,7 +61,7 @@ class Score:
     @property
     def scored_on(self) -> str:
         """Return the split and the number of images in words."""
-        note = "" if self.chosen is None or self.split == "test" else ", which did not choose the weights"
+        note = "" if self.chosen is None or self.split == "test" else ", not used to train or to choose the weights"
         note = ", which also chose the weights" if self.chosen else note
         return f"{pluralize(self.images, 'image')} of {self.split}{note}"
 

@@ -148,8 +148,8 @@ def describe_file(path: Path, architecture: str | None = None) -> Published:
     name = architecture or network_in_name(path)
     if name is None:
         raise UserError(
-            f"{path} is a bare checkpoint, which does not store its network. Set --backbone NAME, or rename the file "
-            "to NAME.safetensors."
+            f"{path} does not store which network it is for. If it holds weights, set --backbone NAME, or rename it to "
+            "NAME.safetensors. Of a run pass the folder."
         )
     return describe_contents(open_contents(read_with_metadata(path)[0]), name)
 

@@ -100,7 +100,7 @@ def score_detector(task: DetectionTask, dataset: DetectionDataset, folder: Path 
         if counts[number]
     ]
     columns = ["class", "objects", *(f"{names[kind]} AP" for kind in scores)]
-    per_class = {"columns": columns, "rows": sorted(rows, key=lambda row: -(row[2] or 0))}
+    per_class = {"columns": columns, "rows": sorted(rows, key=lambda row: row[2] or 0)}
     if folder is not None:
         make_folder(folder / layout.PICTURES)
         material = {
