@@ -265,6 +265,7 @@ def test_short_help_shows_about_twenty_options_and_examples(name: str, capsys: p
     [
         ("photos --drloc 1", "'--localization.weight'"),
         ("photos --batch-size 8", "'--batch'"),
+        ("photos --amp", "'--precision'"),
         ("photos --epoch 8", "'--epochs'"),
         ("photos --clip 1", "'--optimizer.clip'"),
         ("photos epochs=10", "'--epochs 10'"),

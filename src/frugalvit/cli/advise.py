@@ -52,7 +52,6 @@ REASONS = {
     "pretrain": "without published weights: pre-train on these images first, without labels (--images all adds val and "
     "test). On all images of Flowers-102 this raised a Swin-T from 72 % to 80 % after 320 epochs (one seed)",
     "init": "then start from its folder (RUN) instead of random weights",
-    "compare": "does Drloc help on these images? Three seeds of each setting, with a paired test",
     "rest": "learn from the images without a label too. On digits with 20 labels per class this had 98 %; where "
     "the labels alone had 32 and 43 % it gained nothing. It can start from other weights (--pretrained, --init)",
     "select": "which images to label next? next.csv and next.png list those that represent the others best. Fill in "
@@ -164,9 +163,6 @@ def _propose_for_labels(config: AdviseConfig, source: DatasetSplits, facts: Fact
         probe.seconds = published.seconds_per_step / batch / 2 * sum(map(len, source.splits.values()))
     features = _plan_pretraining(config, source, facts, "pretrain")
     start = replace(scratch, command=f"frugalvit train {data} --init RUN", why=REASONS["init"])
-    settings = "--with localization.weight=paper --without localization.weight=0 --seeds 3"
-    seconds = None if scratch.seconds is None else 6 * scratch.seconds
-    comparison = Proposal(f"frugalvit compare {data} {settings}", REASONS["compare"], seconds)
     rest = Proposal(f"frugalvit train {data} --unlabelled rest", REASONS["rest"])
     count = _count_unlabelled(source)
     start_from = [start] if count < facts.images else [start, rest]
@@ -175,12 +171,12 @@ def _propose_for_labels(config: AdviseConfig, source: DatasetSplits, facts: Fact
         select = f"frugalvit embed probe {data} --select {SELECTED} --known {data} --out next.csv"
         first.append(Proposal(select, REASONS["select"], probe.seconds and probe.seconds * (1 + count / facts.images)))
     if not _has_published(facts.device):
-        return [scratch, features, *start_from, *first, published, comparison]
+        return [scratch, features, *start_from, *first, published]
     if facts.device == "cpu":  # the fastest first
-        return [*first, published, scratch, features, *start_from, comparison]
+        return [*first, published, scratch, features, *start_from]
     if facts.images / max(1, facts.classes) < FEW_PER_CLASS:
-        return [*first, published, features, *start_from, scratch, comparison]
-    return [*first, published, scratch, features, *start_from, comparison]
+        return [*first, published, features, *start_from, scratch]
+    return [*first, published, scratch, features, *start_from]
 
 
 def _has_published(device: str) -> bool:

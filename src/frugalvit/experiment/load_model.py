@@ -227,7 +227,10 @@ def find_init(init: str) -> Path:
         return Path(init)
     if is_published(init):
         return find_published(init)
-    raise UserError(f"--init {init}: there is no such run, exported folder, checkpoint file or published network.")
+    hint = f" For its published weights write --backbone {init} --pretrained." if is_model_name(init) else ""
+    raise UserError(
+        f"--init {init}: there is no such run, exported folder, checkpoint file or published network.{hint}"
+    )
 
 
 def _log_notes(notes: list[str]) -> None:

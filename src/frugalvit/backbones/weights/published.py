@@ -271,7 +271,8 @@ def _download(name: str, repository: str) -> Path:
         raise UserError(
             f"The weights of '{name}' are not on this machine and cannot be downloaded ({reason}). Put "
             f"model.safetensors and config.json of {constants.ENDPOINT}/{repository} into "
-            f"{root}/{repository.removeprefix('timm/')}/ and set {FOLDER}={root}."
+            f"{root}/{repository.removeprefix('timm/')}/ and set {FOLDER}={root}; or pass a file of weights as "
+            "FILE.safetensors (with 'train': --init FILE.safetensors)."
         ) from None
     if folder is None:
         raise UserError(f"{constants.ENDPOINT}/{repository} has no config.json with {' or '.join(_WEIGHTS)}.")
