@@ -31,6 +31,8 @@ def test_val_that_chose_the_weights_says_so() -> None:
 def test_no_top5_for_five_classes_and_no_value_twice() -> None:
     assert [score.name for score in read_scores(TRAIN)] == ["top-1", "mean per class"]
     assert [score.name for score in read_scores(TRAIN | {"mean_per_class": 72.5})] == ["top-1"]
+    sizes = {"box_ap": 0.4, "box_ap_small": 0.4, "box_ap_large": 0.3, "scored_images": 9}
+    assert [score.name for score in read_scores(sizes)] == ["box AP", "box AP, large"]
     six = TRAIN | {"chance": {"top5": 100 * 5 / 6}}
     assert [score.name for score in read_scores(six)] == ["top-1", "top-5", "mean per class"]
 

@@ -122,17 +122,22 @@ def compare_runs(
     if not is_rank_zero(config.devices, config.nodes):
         return CommandResult({"run": str(folder)})
     question = _ask_which(settings, Path(config.data).resolve().name)
-    return write_comparison(folder, scores, config.metric, config.report, question)
+    return write_comparison(folder, scores, config.metric, config.report, question, _describe_settings(settings))
 
 
 def _ask_which(settings: dict[str, dict[str, Any]], data: str) -> str:
-    """Return the question of a comparison, with the options of "with" and "without"."""
-    flat = {name: flatten(values) for name, values in settings.items()}
-    options = {name: " ".join(f"{key}={as_text(value)}" for key, value in s.items()) for name, s in flat.items()}
-    shown = [f"{name} ({options[name]})" if name in ("with", "without") else name for name in settings]
-    is_drloc = all(key.startswith("localization.") for values in flat.values() for key in values)
-    start = "Does Drloc help" if is_drloc and len(settings) == 2 else "Which is better"
-    return f"{start} on {data}: {', '.join(shown[:-1])} or {shown[-1]}?"
+    """Return the question of a comparison."""
+    names = list(settings)
+    is_drloc = all(key.startswith("localization.") for values in settings.values() for key in flatten(values))
+    if is_drloc and names == ["with", "without"]:
+        return f"Does Drloc help on {data}?"
+    return f"Which is better on {data}: {', '.join(names[:-1])} or {names[-1]}?"
+
+
+def _describe_settings(settings: dict[str, dict[str, Any]]) -> str:
+    """Return the options of each setting: "with: localization.weight=paper; without: localization.weight=0"."""
+    texts = ("".join(f" {key}={as_text(value)}" for key, value in flatten(s).items()) for s in settings.values())
+    return "; ".join(f"{name}:{text or ' the defaults'}" for name, text in zip(settings, texts, strict=True))
 
 
 def _plan_runs(folder: Path, config: Compared, kind: type[RunConfig], settings: dict[str, dict[str, Any]]) -> Plans:
@@ -229,7 +234,7 @@ def _request(config: RunConfig) -> dict[str, Any]:
 
 
 def write_comparison(
-    folder: Path, scores: Scores, metric: str, report: bool = True, question: str = ""
+    folder: Path, scores: Scores, metric: str, report: bool = True, question: str = "", meaning: str = ""
 ) -> CommandResult:
     """Write the verdict, tables of means, runs and differences to the last setting in four formats, and a chart."""
     summaries = [summary for group in scores.values() for summary in group]
@@ -262,6 +267,7 @@ def write_comparison(
     data = {
         "run": str(folder),
         "question": question,
+        "meaning": meaning,
         "metric": metric,
         "verdict": "; ".join(verdicts.values()),
         "verdicts": verdicts,
@@ -297,7 +303,7 @@ def write_comparison(
     ]
     if below:
         notes.append(f"clearly below the floor: {', '.join(below)}; simple methods without a network score higher")
-    title = ". ".join(text for text in (where, question) if text)
+    title = ". ".join(text for text in (where, meaning) if text)
     return CommandResult(data, [Table(columns, rows, title)], notes)
 
 
@@ -416,7 +422,8 @@ def _rows(
     """Return one table row per setting: mean and deviation over seeds, interval, seeds, difference from the last."""
     rows = []
     for name, spread in spreads.items():
-        interval = "-" if intervals[name] is None else "{:.1f} to {:.1f}{}".format(*intervals[name], sign)
+        found = intervals[name]
+        interval = "-" if found is None else f"{found[0]:.1f} to {found[1]:.1f}{sign}"
         against = str(differences[name]) if name in differences else "-"
         rows.append([name, f"{spread}{sign}", interval, spread.count, against])
     return rows

@@ -123,7 +123,8 @@ def _comparison(result: dict[str, Any]) -> str:
     """Show the verdicts, and the table of means and of each setting's paired difference from the last."""
     shown = result.get("table") or {}
     verdicts = list(result.get("verdicts", {}).values())
-    scored = [f"Scored on {result['scored']}"] if result.get("scored") else []
+    scored = [result["meaning"]] if result.get("meaning") else []
+    scored += [f"Scored on {result['scored']}"] if result.get("scored") else []
     sentence = "".join(f"<p>{escape(text[:1].upper() + text[1:])}.</p>" for text in [*verdicts, *scored])
     drawn = table(shown["columns"], shown["rows"]) if shown else ""
     if luck := result.get("luck"):

@@ -28,6 +28,8 @@ SCORE_NAMES = {
 }
 """Scores by their key in a summary; the first one of a summary is its main score."""
 
+_SIZES = ("_small", "_medium", "_large")
+
 _IMAGE_COUNTS = ("top1", "top5", "knn")
 """Scores that are a share of the images, so that their interval follows from value and count."""
 
@@ -78,7 +80,10 @@ def share_interval(percent: float, images: int) -> tuple[float, float]:
 
 
 def read_scores(summary: Mapping[str, Any]) -> list[Score]:
-    """Return the scores of a summary, the main one first; no top-5 for five classes or fewer, and no value twice."""
+    """Return the scores of a summary, the main one first; no top-5 for five classes or fewer, and no value twice.
+
+    The mean per class repeats top-1 if all classes are equally large, the AP of a size repeats AP if all objects are.
+    """
     images, split = int(summary.get("scored_images") or 0), str(summary.get("scored_on", "val"))
     chosen = summary["chosen_on"] == split if "chosen_on" in summary else None
     scores: list[Score] = []
@@ -87,7 +92,8 @@ def read_scores(summary: Mapping[str, Any]) -> list[Score]:
         if not isinstance(value, int | float) or not math.isfinite(value):
             continue
         value, chance = as_percent(key, value), (summary.get("chance") or {}).get(key)
-        is_repeated = key == "mean_per_class" and any(abs(score.value - value) < 0.05 for score in scores)
+        same = "top1" if key == "mean_per_class" else key.rpartition("_")[0] if key.endswith(_SIZES) else ""
+        is_repeated = same in summary and abs(as_percent(same, summary[same]) - value) < 0.05
         if is_repeated or (key == "top5" and (chance or 0) >= 100):
             continue
         interval = summary.get(f"{key}_interval")
