@@ -51,8 +51,8 @@ GENERATOR = '<meta name="generator" content="frugalvit">'
 _EXAMPLES_SHOWN = 2
 _EXPLORER_LEAD = (
     "Point at a region, tap it, or move with the arrow keys. The brighter a region of the other image, the more "
-    "similar the network finds it; the outlined one is the most similar. Below is where each attention head of the last block "
-    "looks from that region. Its number is the entropy in bits: low is focused."
+    "similar the network finds it; the outlined one is the most similar. Below is where each attention head of the "
+    "last block looks from that region. Its number is the entropy in bits: low is focused."
 )
 
 

@@ -65,7 +65,8 @@ class Score:
         """Return the split and the number of images in words."""
         note = "" if self.chosen is None or self.split == "test" else ", not used to train or to choose the weights"
         note = ", which also chose the weights" if self.chosen else note
-        return f"{pluralize(self.images, 'image')} of {self.split}{note}"
+        of_split = f"of {self.split}".replace("of train, held out", "held out of train")
+        return f"{pluralize(self.images, 'image')} {of_split}{note}"
 
 
 def as_percent(key: str, value: float) -> float:
