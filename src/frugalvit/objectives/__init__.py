@@ -8,7 +8,6 @@ from frugalvit.objectives.distillation import distillation_targets as distillati
 from frugalvit.objectives.drloc import DenseLocalization as DenseLocalization
 from frugalvit.objectives.drloc import RelativeLocalization as RelativeLocalization
 from frugalvit.objectives.drloc import draw_pairs as draw_pairs
-from frugalvit.objectives.drloc import localization_weight_at as localization_weight_at
 from frugalvit.objectives.esvit import ProjectionHead as ProjectionHead
 from frugalvit.objectives.esvit import RegionMatching as RegionMatching
 from frugalvit.objectives.esvit import ViewMatching as ViewMatching
@@ -18,6 +17,7 @@ from frugalvit.objectives.esvit import region_loss as region_loss
 from frugalvit.objectives.esvit import update_average as update_average
 from frugalvit.objectives.esvit import update_center as update_center
 from frugalvit.objectives.esvit import view_loss as view_loss
+from frugalvit.objectives.instances import InstanceClassification as InstanceClassification
 from frugalvit.objectives.pseudo_labels import FlexMatch as FlexMatch
 from frugalvit.objectives.pseudo_labels import FreeMatch as FreeMatch
 from frugalvit.objectives.pseudo_labels import SoftMatch as SoftMatch

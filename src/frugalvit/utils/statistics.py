@@ -168,14 +168,22 @@ def crossed_difference(
     resolution: as in ``paired_difference``
     """
     import numpy as np
-    from scipy import stats
 
     values = np.asarray(first, float) - np.asarray(second, float)
     error, freedom, share = (float(number) for number in crossed_error(values, resolution or 0.0))
-    if error <= _ROUNDING * float(np.abs([first, second]).max()):
-        return Difference(mean, math.nan, math.nan, math.nan, len(values))
+    return _student_test(mean, len(values), error, freedom, float(np.abs([first, second]).max()), share)
+
+
+def _student_test(
+    mean: float, count: int, error: float, freedom: float, largest: float, seed_share: float
+) -> Difference:
+    """Return the difference with p and interval; without them if it varies only by rounding."""
+    from scipy import stats
+
+    if error <= _ROUNDING * largest:
+        return Difference(mean, math.nan, math.nan, math.nan, count)
     p_value = float(2 * stats.t.sf(abs(mean) / error, freedom))
-    return Difference(mean, math.nan, math.nan, p_value, len(values), error, freedom, share).at_level(0.05)
+    return Difference(mean, math.nan, math.nan, p_value, count, error, freedom, seed_share).at_level(0.05)
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -219,17 +227,12 @@ def paired_difference(first: Sequence[float], second: Sequence[float], resolutio
     resolution: what one image is worth, 100 / n for a percentage of n images. The standard error is at least this, also
     if all seeds agree: they are scored on the same images.
     """
-    from scipy import stats
-
     differences = [a - b for a, b in zip(first, second, strict=True)]
     mean = statistics.fmean(differences)
     count = len(differences)
     if count < 2:
         return Difference(mean, math.nan, math.nan, math.nan, count)
-    by_seed, fixed = statistics.stdev(differences) / math.sqrt(count), resolution or 0.0
-    error = max(by_seed, fixed)
-    if error <= _ROUNDING * max(map(abs, [*first, *second])):
-        return Difference(mean, math.nan, math.nan, math.nan, count)
-    p_value = float(2 * stats.t.sf(abs(mean) / error, count - 1))
-    share = 1 - (fixed / error) ** 2
-    return Difference(mean, math.nan, math.nan, p_value, count, error, count - 1, share).at_level(0.05)
+    fixed = resolution or 0.0
+    error = max(statistics.stdev(differences) / math.sqrt(count), fixed)
+    share = 1 - (fixed / error) ** 2 if error else 1.0
+    return _student_test(mean, count, error, count - 1, max(map(abs, [*first, *second])), share)
