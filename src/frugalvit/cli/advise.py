@@ -97,15 +97,12 @@ def advise(config: AdviseConfig) -> CommandResult:
         proposals = propose(config, source, facts)
     notes = _warnings(inspected, facts)
     if annotations is None and source.classes and not _has_published(device):
-        notes.append(
-            "Published weights are not on this machine and cannot be downloaded: commands with them come later."
-        )
+        notes.append("Published weights are neither here nor within reach: commands that need them come later.")
     floor = _floor(source) if annotations is None and source.classes else None
     if floor is not None:
         notes.append(
             f"The floor on {floor['scored_on']} ({pluralize(floor['scored_images'], 'image')}) is about "
-            f"{describe_floor(floor)}. {'Few images make a rough floor' if floor['scored_images'] < 100 else 'A network should reach it'}. "
-            "What to expect with 2,000 images: docs/FIRST_RUN.md."
+            f"{describe_floor(floor)}. On few images it is rough. What to expect with 2,000: docs/FIRST_RUN.md."
         )
     splits = {name: len(part) for name, part in source.splits.items()}
     splits |= {f"{name} without a label": len(part) for name, part in source.loose.items()}

@@ -244,13 +244,19 @@ def write_comparison(
     differences = _differences(scores, values, metric)
     is_score = metric.removeprefix("val_") in SCORE_NAMES
     words: dict[str, Any] = {} if is_score else {"verbs": ("raises", "lowers"), "unit": f"in {metric}"}
-    images = {int(summary.get("scored_images") or 0) for summary in summaries}
-    words["images"] = images.pop() if len(images) == 1 else 0
+    words["images"] = min(int(summary.get("scored_images") or 0) for summary in summaries)
     verdicts = {name: differences[name].describe(name, baseline, **words) for name in others}
     luck = "images" if len(scores[baseline]) == 1 else "seeds and images" if _pseudo_values(scores, metric) else "seeds"
     columns = ["setting", SCORE_NAMES.get(metric, metric), f"95 %, {luck}", "seeds", f"against {baseline}"]
     intervals = _intervals(scores, spreads, metric)
-    rows = _rows(spreads, intervals, differences, " %" if is_score else "")
+    sign = " %" if is_score else ""
+    ranges = {
+        name: " to ".join(f"{end:.1f}" for end in ends) + sign if ends else "-" for name, ends in intervals.items()
+    }
+    rows: list[list[object]] = [
+        [name, f"{spread}{sign}", ranges[name], spread.count, str(differences.get(name, "-"))]
+        for name, spread in spreads.items()
+    ]
     floors = _floors(scores) if metric == "top1" else {}
     if floors:
         columns.append("floor")
@@ -296,12 +302,8 @@ def write_comparison(
         write_report([folder], folder / layout.REPORT)
         files.append(layout.REPORT)
     notes = [*verdicts.values(), f"{folder}: {', '.join(files)}"]
-    below = [
-        name
-        for name, (floor, low, _) in floors.items()
-        if spreads[name].mean < low and (intervals[name] or (0, 0))[1] < floor
-    ]
-    if below:
+    highest = {name: max(ends, default=0.0) for name, ends in intervals.items()}
+    if below := [n for n, (floor, low, _) in floors.items() if spreads[n].mean < low and highest[n] < floor]:
         notes.append(f"clearly below the floor: {', '.join(below)}; simple methods without a network score higher")
     title = ". ".join(text for text in (where, meaning) if text)
     return CommandResult(data, [Table(columns, rows, title)], notes)
@@ -398,32 +400,16 @@ def _check_metric(summary: dict[str, Any], metric: str) -> None:
 
 def _intervals(
     scores: Scores, spreads: dict[str, statistics.Spread], metric: str
-) -> dict[str, tuple[float, float] | None]:
-    """Return the 95 % interval of each setting over seeds and images, never narrower than that of one run."""
+) -> dict[str, tuple[float, float] | tuple[()]]:
+    """Return each setting's 95 % interval over seeds and images, never narrower than that of one run; () if unknown."""
     parts = _pseudo_values(scores, metric)
-    intervals: dict[str, tuple[float, float] | None] = {}
+    intervals: dict[str, tuple[float, float] | tuple[()]] = {}
     for name, group in scores.items():
         scored = (score for run in group for score in read_scores(run) if score.name == SCORE_NAMES.get(metric))
-        ends = list(zip(*(score.interval for score in scored if score.interval), strict=True))
-        of_one_run = [(fmean(ends[0]), fmean(ends[1]))] if ends else []
-        of_all = [statistics.mean_interval(spreads[name].mean, parts[name])] if parts and len(group) > 1 else []
-        found = of_one_run + of_all if of_all or len(group) == 1 else []
-        low, high = min((low for low, _ in found), default=0.0), max((high for _, high in found), default=100.0)
-        intervals[name] = (max(0.0, low), min(100.0, high)) if found else None
+        ends = [score.interval for score in scored if score.interval]
+        found = [(fmean(low for low, _ in ends), fmean(high for _, high in ends))] if ends else []  # of one run
+        if len(group) > 1:
+            found = [*found, statistics.mean_interval(spreads[name].mean, parts[name])] if parts else []
+        lows, highs = [max(0.0, low) for low, _ in found], [min(100.0, high) for _, high in found]
+        intervals[name] = (min(lows), max(highs)) if found else ()
     return intervals
-
-
-def _rows(
-    spreads: dict[str, statistics.Spread],
-    intervals: dict[str, tuple[float, float] | None],
-    differences: dict[str, statistics.Difference],
-    sign: str,
-) -> list[list[object]]:
-    """Return one table row per setting: mean and deviation over seeds, interval, seeds, difference from the last."""
-    rows = []
-    for name, spread in spreads.items():
-        found = intervals[name]
-        interval = "-" if found is None else f"{found[0]:.1f} to {found[1]:.1f}{sign}"
-        against = str(differences[name]) if name in differences else "-"
-        rows.append([name, f"{spread}{sign}", interval, spread.count, against])
-    return rows

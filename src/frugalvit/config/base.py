@@ -23,9 +23,7 @@ SYNONYMS = {
     "out": ("output",),
     "init": ("checkpoint", "weights-from"),
     "devices": ("gpus",),
-    "precision": ("amp", "amp-dtype"),
-    "ema": ("model-ema",),
-    "augment.operations": ("aa",),
+    "precision": ("amp",),
 }
 """Our options, and what other programs call them."""
 

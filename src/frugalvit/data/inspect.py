@@ -187,10 +187,9 @@ def _notes(data: dict[str, Any]) -> list[str]:
     if duplicates is not None:
         if duplicates["groups"]:
             notes.append(f"{pluralize(duplicates['surplus'], 'exact copy')} of other images.")
-            if across := duplicates["across_classes"]:
-                notes.append(f"{pluralize(across, 'image')} in two or more classes: delete the wrong copies.")
-            if across := duplicates["across_splits"]:
-                notes.append(f"{pluralize(across, 'image')} in two or more splits: scores on them are too high.")
+            for across, what in (("classes", "delete the wrong copies"), ("splits", "scores on them are too high")):
+                if number := duplicates[f"across_{across}"]:
+                    notes.append(f"{pluralize(number, 'image')} in two or more {across}: {what}.")
             notes += ["  the same: " + " = ".join(group) for group in duplicates["examples"][:5]]
         else:
             notes.append("No two images have the same content.")

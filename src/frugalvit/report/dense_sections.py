@@ -62,9 +62,9 @@ def _swatch(colour: str) -> str:
 
 
 def best(record: RunRecord) -> str:
-    results = read_results(record)
-    shown = {entry.get("caption") for entry in results.get("worst", [])}  # with few images they are the same
-    return _pictures(record, [entry for entry in results.get("best", []) if entry.get("caption") not in shown])
+    shown = {entry.get("caption") for entry in read_results(record).get("worst", [])}  # of few images
+    entries = read_results(record).get("best", [])
+    return _pictures(record, [entry for entry in entries if entry.get("caption") not in shown])
 
 
 def worst(record: RunRecord) -> str:

@@ -121,10 +121,9 @@ def _score_tiles(record: RunRecord, scores: list[Score]) -> list[Tile]:
         note = "the best simple method: " + str(summary["floor"].get("method", "")).replace("_", " ")
         if images := summary["floor"].get("scored_images"):
             low, high = share_interval(floor, images)
-            worse = (as_finite(summary.get("top1")) or 0) < low
-            about = "; the model is clearly worse" if worse else "; the model is not clearly better or worse"
-            about = about if _is_near_floor(record) else ""
-            note = f"95 %: {low:.1f} to {high:.1f}; {note}{about}"
+            about = "clearly worse" if summary.get("top1", 0) < low else "not clearly better or worse"
+            note = f"95 %: {low:.1f} to {high:.1f}; {note}"
+            note += f"; the model is {about}" if _is_near_floor(record) else ""
         tiles.append(("floor, without a network", f"{floor:.1f} %", note))
     return tiles + [(score.name, f"{score.value:.1f} %", score.interval_text) for score in scores[1:4]]
 

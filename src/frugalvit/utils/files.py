@@ -100,7 +100,7 @@ def utf8_safe(text: str) -> str:
 
 def read_json(path: Path, kind: type[Read]) -> Read | None:
     """Read a JSON object or list; None if the file does not exist, ``UserError`` if it is damaged."""
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
         value = json.loads(read_text(path))

@@ -65,8 +65,8 @@ class Score:
         """Return the split and the number of images in words."""
         note = "" if self.chosen is None or self.split == "test" else ", not used to train or to choose the weights"
         note = ", which also chose the weights" if self.chosen else note
-        of_split = f"of {self.split}".replace("of train, held out", "held out of train")
-        return f"{pluralize(self.images, 'image')} {of_split}{note}"
+        text = f"{pluralize(self.images, 'image')} of {self.split}{note}"
+        return text.replace("of train, held out", "held out of train")
 
 
 def as_percent(key: str, value: float) -> float:
@@ -81,10 +81,7 @@ def share_interval(percent: float, images: int) -> tuple[float, float]:
 
 
 def read_scores(summary: Mapping[str, Any]) -> list[Score]:
-    """Return the scores of a summary, the main one first; no top-5 for five classes or fewer, and no value twice.
-
-    The mean per class repeats top-1 if all classes are equally large, the AP of a size repeats AP if all objects are.
-    """
+    """Return the scores of a summary, the main one first; no top-5 for five classes or fewer, and no value twice."""
     images, split = int(summary.get("scored_images") or 0), str(summary.get("scored_on", "val"))
     chosen = summary["chosen_on"] == split if "chosen_on" in summary else None
     scores: list[Score] = []

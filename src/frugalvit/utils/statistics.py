@@ -72,10 +72,7 @@ class Difference:
         unit: str = "points",
         images: int = 0,
     ) -> str:
-        """Return the verdict in one sentence: it helps, it hurts, or nobody can tell yet.
-
-        images: the number of images that all seeds were scored on; 0 if unknown
-        """
+        """Return the verdict in one sentence; images: the number that all seeds were scored on, 0 if unknown."""
         if self.clear:
             low, high = sorted((abs(self.low), abs(self.high)))
             verb = verbs[self.mean < 0]
@@ -85,11 +82,8 @@ class Difference:
         if math.isnan(self.p_value):
             return f"{name} against {baseline}: no difference that varies between seeds, so no verdict"
         limit, needed = (self.high - self.low) / 2, self._find_needed_seeds()
-        if needed is not None:
-            advice = f"{needed[0]} seeds would show about {needed[1]:.1f}"
-        else:
-            scored = f"the {images:,} images" if images else "the images"
-            advice = f"{scored} are the limit, not the seeds: score on more images"
+        advice = f"the {f'{images:,} ' if images else ''}images are the limit, not the seeds: score on more images"
+        advice = advice if needed is None else f"{needed[0]} seeds would show about {needed[1]:.1f}"
         return f"{name} against {baseline}: cannot tell differences below {limit:.1f} {unit}: {advice}"
 
     def _find_needed_seeds(self) -> tuple[int, float] | None:

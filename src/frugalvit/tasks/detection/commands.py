@@ -121,9 +121,8 @@ def find_alarms(ap50: float | None, per_class: list[list[Any]], detections: list
     missed = [str(name) for name, _, ap, *_ in per_class if not ap]
     if len(missed) < len(per_class):
         return [f"it finds none of {truncate_list(missed)}: their AP is 0. {LEARN_MORE}"] if missed else []
-    found = f"{pluralize(sure, 'detection') if sure else 'no detection'} with a score of {_MIN_SCORE} or more"
-    wrong = ", all wrong" if sure else ""
-    return [f"the detector finds nothing ({found}{wrong}): the box AP of all classes is 0. {LEARN_MORE}"]
+    found = f"{pluralize(sure, 'wrong detection') if sure else 'no detection'} with a score of {_MIN_SCORE} or more"
+    return [f"the detector finds nothing ({found}): the box AP of all classes is 0. {LEARN_MORE}"]
 
 
 def _draw_images(
