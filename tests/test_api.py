@@ -201,6 +201,7 @@ def echo(config: Words) -> CommandResult:
         (lambda: fv.run("fly"), "There is no command 'fly'"),
         (lambda: fv.run("probe"), "There is no command 'probe'"),
         (lambda: fv.train("photos", epoch=3), "no option 'epoch'. Did you mean 'epochs'"),
+        (lambda: fv.train("photos", model="x"), "no option 'model'. Did you mean 'backbone'"),
         (lambda: fv.run("train", "photos", "others"), "'others' is one argument too many"),
         (lambda: fv.run("train", "photos", data="others"), "'data' is passed twice"),
         (lambda: fv.train(np.zeros((400, 8, 8))), r"data = a ndarray: it must be text\.$"),

@@ -27,7 +27,7 @@ GUARD = "put the code below 'if __name__ == \"__main__\":', because worker proce
 
 def did_you_mean(word: str, options: Iterable[str], count: int = 1) -> str:
     """Return `` Did you mean 'x'?`` for the closest options, or an empty string."""
-    close = difflib.get_close_matches(word, list(dict.fromkeys(options)), n=count, cutoff=0.6)
+    close = difflib.get_close_matches(word, list(dict.fromkeys(options)), n=count, cutoff=0.7)
     return f" Did you mean {' or '.join(repr(option) for option in close)}?" if close else ""
 
 

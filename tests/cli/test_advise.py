@@ -79,7 +79,7 @@ def test_labelled_images(tmp_path: Path) -> None:
     for proposal in proposals:
         check_command(proposal["command"])
         assert proposal["seconds"] > 0 and proposal["why"]
-    assert [p["command"].split()[1] for p in proposals] == ["train", "pretrain", "train", "probe", "train", "compare"]
+    assert [p["command"].split()[1] for p in proposals] == ["train", "pretrain", "train", "probe", "train"]
     assert proposals[0]["seconds"] >= proposals[0]["steps"] * proposals[0]["seconds_per_step"]
     floor = data["floor"]
     assert floor["train_images"] == data["splits"]["train"] and 0 < floor["majority"] <= floor["best"] <= 100

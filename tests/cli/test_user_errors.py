@@ -99,7 +99,7 @@ MISTAKES = [
     ("probe knn empty photos", "empty holds no model"),
     ("export nothere", "There is no folder, file or network 'nothere'"),
     ("predict run empty", "empty holds no images"),
-    ("predict bare.safetensors photos", "bare.safetensors is a bare checkpoint"),
+    ("predict bare.safetensors photos", "bare.safetensors does not store which network"),
     ("report run pre --out photos", "photos is a folder: name a file in it, for instance photos/report.html"),
 ]
 
@@ -265,6 +265,7 @@ def test_short_help_shows_about_twenty_options_and_examples(name: str, capsys: p
     [
         ("photos --drloc 1", "'--localization.weight'"),
         ("photos --batch-size 8", "'--batch'"),
+        ("photos --amp", "'--precision'"),
         ("photos --epoch 8", "'--epochs'"),
         ("photos --clip 1", "'--optimizer.clip'"),
         ("photos epochs=10", "'--epochs 10'"),

@@ -20,6 +20,7 @@ from frugalvit.probing.metrics import PartCounts
 from frugalvit.tasks.detection.metrics import AveragePrecision
 from frugalvit.tasks.detection.task import summary_of
 from frugalvit.tasks.segmentation.metrics import Confusion
+from frugalvit.utils.statistics import wilson_interval
 from frugalvit.utils.tables import CommandResult
 from helpers.tiny_runs import SWIN, TRAIN
 
@@ -70,7 +71,9 @@ def test_four_outputs_and_finished_runs_are_kept(photos: Path, tmp_path: Path, m
     assert len(rows) == 4 and {row["seed"] for row in rows} == {"0", "1"}
     assert result.data["differences"]["with"]["count"] == 2 and "\\pm" in (tmp_path / "c/comparison.tex").read_text()
     assert json.loads((tmp_path / "c/comparison.json").read_text())["metric"] == "top1"
-    assert result.tables[0].columns[-1] == "floor" and {row[-1] for row in result.tables[0].rows} == {"100.0 %"}
+    assert result.tables[0].columns[-1] == "floor" and {row[-1] for row in result.tables[0].rows} == {
+        "100.0 % (72.2 to 100.0)"
+    }
     assert result.data["settings"]["with"]["floor"] == 100 and len(result.notes) == 2
     assert result.notes[0] == result.data["verdict"] and result.notes[0].startswith("with against without: ")
     assert (tmp_path / "c" / "comparison.md").read_text().startswith(result.notes[0])
@@ -88,8 +91,8 @@ def test_settings_below_their_floor_are_named(tmp_path: Path) -> None:
 
     scores = {"few": [summary(20, 20), summary(22, 24)], "many": [summary(50, 60), summary(62, 62)]}
     result = module.write_comparison(tmp_path, scores, "top1", report=False)
-    assert [row[-1] for row in result.tables[0].rows] == ["22.0 %", "61.0 %"]
-    assert result.notes[2].startswith("below the floor: many;")  # few is within the floor's interval
+    assert [row[-1] for row in result.tables[0].rows] == ["22.0 % (19.5 to 24.7)", "61.0 % (57.9 to 64.0)"]
+    assert result.notes[2].startswith("clearly below the floor: many;")  # few is within the floor's interval
     del scores["few"][0]["floor"]
     result = module.write_comparison(tmp_path, scores, "top1", report=False)
     assert "floor" not in result.tables[0].columns and len(result.notes) == 2
@@ -113,7 +116,11 @@ def summaries(tmp_path: Path, right: np.ndarray, split: str = "test") -> list[di
     [
         (0.9, 0.5, r"a helps by \d+\.\d points \(\d+\.\d to \d+\.\d\) against b"),
         (0.5, 0.9, r"a hurts by \d+\.\d points \(\d+\.\d to \d+\.\d\) against b"),
-        (0.7, 0.71, r"a against b: cannot tell below \d+\.\d points: (use \d+ seeds|more seeds hardly help.*)"),
+        (
+            0.7,
+            0.71,
+            r"a against b: cannot tell differences below \d+\.\d points: (\d+ seeds would show .*|the 400 images .*)",
+        ),
     ],
 )
 def test_verdict_is_one_sentence(better: float, worse: float, verdict: str, tmp_path: Path) -> None:
@@ -129,7 +136,22 @@ def test_images_limit_what_more_seeds_can_show(tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     scores = {name: summaries(tmp_path, np.repeat(random.random((1, 60)) < 0.7, 4, 0)) for name in "ab"}
     result = module.write_comparison(tmp_path, scores, "top1", report=False)
-    assert "score on more images" in result.notes[0]
+    assert "the 60 images are the limit, not the seeds: score on more images" in result.notes[0]
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 10])
+@pytest.mark.parametrize("images", [6, 100])
+def test_seeds_do_not_replace_images(seeds: int, images: int, tmp_path: Path) -> None:
+    """Interval and limit are not narrower than one run's, or one image's, though all seeds agree on every image."""
+    right = np.repeat(np.arange(images)[None] % 3 > 0, seeds, 0)
+    scores = {name: summaries(tmp_path, right) for name in "ab"}
+    result = module.write_comparison(tmp_path, scores, "top1", report=False)
+    low, high = map(float, str(result.tables[0].rows[0][2]).removesuffix(" %").split(" to "))
+    least, most = wilson_interval(int(right[0].sum()), images)
+    assert low <= round(least, 1) and high >= round(most, 1)
+    difference = result.data["differences"]["a"]
+    assert difference["high"] - difference["low"] > 2 * 1.95 * 100 / images
+    assert f"the {images} images are the limit, not the seeds" in result.notes[0]
 
 
 def test_shares_are_compared_in_points(tmp_path: Path) -> None:

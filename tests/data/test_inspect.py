@@ -82,7 +82,7 @@ def test_counts_sizes_formats_and_duplicates(photos: Path) -> None:
     assert repeated["groups"] == 1 and repeated["surplus"] == 2
     assert repeated["across_splits"] == 1 and repeated["across_classes"] == 1
     assert {Path(name).name for name in repeated["examples"][0]} == {"0.png", "again.png"}
-    assert data["bad"] == [] and any("several splits" in note for note in result.notes)
+    assert data["bad"] == [] and any("two or more splits" in note for note in result.notes)
 
 
 def test_sampling_is_noted(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

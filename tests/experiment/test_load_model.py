@@ -72,7 +72,7 @@ def remove_model(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "text"), [(damage, "is damaged"), (remove_model, "a bare checkpoint, .* --backbone NAME")]
+    ("spoil", "text"), [(damage, "is damaged"), (remove_model, "which network it is for.* --backbone NAME")]
 )
 def test_unreadable_checkpoints_are_one_line(
     runs: Path, tmp_path: Path, spoil: Callable[[Path], None], text: str

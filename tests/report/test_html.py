@@ -149,7 +149,7 @@ def test_few_classes_have_no_fifth_guess(tmp_path, classes, shown):
 )
 def test_the_verdict_comes_first(tmp_path, known, unseen, words):
     run = write_run(tmp_path / "run")
-    bins = [{"images": 30, "confidence": 90.0, "accuracy": 60.0}, {"images": 10, "confidence": 50.0, "accuracy": 40.0}]
+    bins = [{"images": 90, "confidence": 90.0, "accuracy": 60.0}, {"images": 10, "confidence": 50.0, "accuracy": 40.0}]
     more = {"calibration": {"bins": bins, "error": 25.0}, "best_step": 150, "chosen_on": "val"}
     more |= {"steps": 200, "alarms": ["<odd>"]}
     add_to_summary(
@@ -161,7 +161,7 @@ def test_the_verdict_comes_first(tmp_path, known, unseen, words):
     order += ['id="classes"', 'id="calibration"', 'id="curves"', 'id="mistakes"', 'id="details"', 'id="results"']
     positions = [text.index(part) for part in order]
     assert positions == sorted(positions)
-    assert "25.0 points from its accuracy, on average over 40 images: it is too sure" in text
+    assert "25.0 points from its accuracy, on average over 100 images: it is too sure" in text
     assert text.count(">best, 14.9<") == text.count('class="chart"') - 1, "every curve, but not the calibration"
     assert text.index('id="details"') < text.index("gradient norm") and "<details open" not in text
 
@@ -173,7 +173,7 @@ def test_a_model_near_the_floor_does_not_fit_well(tmp_path, floor, near):
     more = {"training_images": {"top1": 95.0, "count": 40}, "floor": simple, "alarms": []}
     add_to_summary(run, top1=92.0, scored_images=200, scored_on="test", **more)
     text = page.report([read_run(run)])
-    assert ("A simple method does as well" in text) is ("frugalvit advise" in text) is near
+    assert ("not clearly better than a simple method" in text) is ("frugalvit advise" in text) is near
     assert ("fits well" in text) is not near
 
 
@@ -336,7 +336,8 @@ def test_no_text_of_a_page_becomes_markup(tmp_path, task):
             dense = {"curves": {change("box"): {change("IoU"): [1.0] * 101}}, "best": [shown], "worst": [shown]}
             (run / "transfer_report.json").write_text(json.dumps(dense if task == "detect" else {}))
             settings = {change("with"): {"mean": 71.5, "deviation": 0.0, "values": [71.5]}}
-            answers = {"verdicts": {"with": change("it helps")}, "scored": change("9 images")}
+            answers = {"luck": change("seeds"), "table": {"columns": [change("setting")], "rows": [[change("with")]]}}
+            answers |= {"verdicts": {"with": change("it helps")}, "scored": change("9 images")}
             compared = json.dumps({"metric": change("top1"), "settings": settings} | answers)
             (run.parent.parent / "comparison.json").write_text(compared)
         given = [run.parent.parent for run in runs] if task == "compare" else runs

@@ -22,7 +22,7 @@ def test_line_says_all() -> None:
 
 def test_val_that_chose_the_weights_says_so() -> None:
     assert "which also chose the weights" in str(read_scores(TRAIN | {"scored_on": "val", "chosen_on": "val"})[0])
-    assert "of val, which did not choose the weights" in str(
+    assert "of val, not used to train or to choose the weights" in str(
         read_scores(TRAIN | {"scored_on": "val", "chosen_on": None})[0]
     )
     assert "chose" not in str(read_scores(TRAIN | {"scored_on": "val", "best_step": None})[0])
@@ -31,6 +31,8 @@ def test_val_that_chose_the_weights_says_so() -> None:
 def test_no_top5_for_five_classes_and_no_value_twice() -> None:
     assert [score.name for score in read_scores(TRAIN)] == ["top-1", "mean per class"]
     assert [score.name for score in read_scores(TRAIN | {"mean_per_class": 72.5})] == ["top-1"]
+    sizes = {"box_ap": 0.4, "box_ap_small": 0.4, "box_ap_large": 0.3, "scored_images": 9}
+    assert [score.name for score in read_scores(sizes)] == ["box AP", "box AP, large"]
     six = TRAIN | {"chance": {"top5": 100 * 5 / 6}}
     assert [score.name for score in read_scores(six)] == ["top-1", "top-5", "mean per class"]
 

@@ -13,8 +13,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from frugalvit.cli.help_layout import EXAMPLES, SHOWN_OPTIONS, SYNONYMS
-from frugalvit.config.base import Config, flat_fields, flatten, merge, option_extras, set_dotted, with_file
+from frugalvit.cli.help_layout import EXAMPLES, SHOWN_OPTIONS
+from frugalvit.config.base import SYNONYMS, Config, flat_fields, flatten, merge, option_extras, set_dotted, with_file
 from frugalvit.config.yaml import read_yaml, read_yaml_text
 from frugalvit.errors import UserError
 

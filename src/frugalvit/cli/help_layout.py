@@ -53,15 +53,3 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "frugalvit segment train scenes/ --init runs/PRETRAINED --epochs 40",
     ),
 }
-
-SYNONYMS = {
-    "localization.weight": ("drloc",),
-    "lr": ("learning-rate",),
-    "batch": ("batch-size",),
-    "backbone": ("model", "arch"),
-    "img-size": ("input-size", "image-size", "size"),
-    "out": ("output",),
-    "init": ("checkpoint", "weights-from"),
-    "devices": ("gpus",),
-}
-"""Our options, and what other programs call them."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from frugalvit.config.base import flatten, set_dotted
@@ -42,7 +43,7 @@ _SCORES = {
     "pretrain": ["knn", "linear", "logistic", "match_accuracy", "match_error_px", "attention_bits", "effective_rank"],
     "segment": ["miou", "mean_accuracy", "pixel_accuracy", "single_scale_miou", "val_miou"],
 }
-_PER_IMAGE_SCORES = ("top1", "top5", "mean_per_class")
+_PER_IMAGE_SCORES = ("top1", "top5", "mean_per_class", "knn", "linear", "logistic")
 _FACTS = ["seconds", "seconds_per_step", "steps", "skipped_steps", "best_step", "parameters", "scored_images"]
 
 
@@ -121,16 +122,22 @@ def compare_runs(
     if not is_rank_zero(config.devices, config.nodes):
         return CommandResult({"run": str(folder)})
     question = _ask_which(settings, Path(config.data).resolve().name)
-    return write_comparison(folder, scores, config.metric, config.report, question)
+    return write_comparison(folder, scores, config.metric, config.report, question, _describe_settings(settings))
 
 
 def _ask_which(settings: dict[str, dict[str, Any]], data: str) -> str:
-    """Return the question of a comparison; "with" and "without" stand for their options."""
-    options = {
-        name: " ".join(f"{key}={as_text(value)}" for key, value in flatten(s).items()) for name, s in settings.items()
-    }
-    shown = [options[name] if name in ("with", "without") else name for name in settings]
-    return f"Which is better on {data}: {', '.join(shown[:-1])} or {shown[-1]}?"
+    """Return the question of a comparison."""
+    names = list(settings)
+    is_drloc = all(key.startswith("localization.") for values in settings.values() for key in flatten(values))
+    if is_drloc and names == ["with", "without"]:
+        return f"Does Drloc help on {data}?"
+    return f"Which is better on {data}: {', '.join(names[:-1])} or {names[-1]}?"
+
+
+def _describe_settings(settings: dict[str, dict[str, Any]]) -> str:
+    """Return the options of each setting: "with: localization.weight=paper; without: localization.weight=0"."""
+    texts = ("".join(f" {key}={as_text(value)}" for key, value in flatten(s).items()) for s in settings.values())
+    return "; ".join(f"{name}:{text or ' the defaults'}" for name, text in zip(settings, texts, strict=True))
 
 
 def _plan_runs(folder: Path, config: Compared, kind: type[RunConfig], settings: dict[str, dict[str, Any]]) -> Plans:
@@ -227,7 +234,7 @@ def _request(config: RunConfig) -> dict[str, Any]:
 
 
 def write_comparison(
-    folder: Path, scores: Scores, metric: str, report: bool = True, question: str = ""
+    folder: Path, scores: Scores, metric: str, report: bool = True, question: str = "", meaning: str = ""
 ) -> CommandResult:
     """Write the verdict, tables of means, runs and differences to the last setting in four formats, and a chart."""
     summaries = [summary for group in scores.values() for summary in group]
@@ -236,14 +243,25 @@ def write_comparison(
     *others, baseline = scores
     differences = _differences(scores, values, metric)
     is_score = metric.removeprefix("val_") in SCORE_NAMES
-    words = {} if is_score else {"verbs": ("raises", "lowers"), "unit": f"in {metric}"}
+    words: dict[str, Any] = {} if is_score else {"verbs": ("raises", "lowers"), "unit": f"in {metric}"}
+    words["images"] = min(int(summary.get("scored_images") or 0) for summary in summaries)
     verdicts = {name: differences[name].describe(name, baseline, **words) for name in others}
-    columns = ["setting", SCORE_NAMES.get(metric, metric), "95 % interval", "seeds", f"against {baseline}"]
-    rows = _rows(scores, spreads, differences, metric)
-    floors = _mean_floors(scores) if metric == "top1" else {}
+    luck = "images" if len(scores[baseline]) == 1 else "seeds and images" if _pseudo_values(scores, metric) else "seeds"
+    columns = ["setting", SCORE_NAMES.get(metric, metric), f"95 %, {luck}", "seeds", f"against {baseline}"]
+    intervals = _intervals(scores, spreads, metric)
+    sign = " %" if is_score else ""
+    ranges = {
+        name: " to ".join(f"{end:.1f}" for end in ends) + sign if ends else "-" for name, ends in intervals.items()
+    }
+    rows: list[list[object]] = [
+        [name, f"{spread}{sign}", ranges[name], spread.count, str(differences.get(name, "-"))]
+        for name, spread in spreads.items()
+    ]
+    floors = _floors(scores) if metric == "top1" else {}
     if floors:
         columns.append("floor")
-        rows = [[*row, f"{floor:.1f} %"] for row, floor in zip(rows, floors.values(), strict=True)]
+        texts = (f"{floor:.1f} % ({low:.1f} to {high:.1f})" for floor, low, high in floors.values())
+        rows = [[*row, text] for row, text in zip(rows, texts, strict=True)]
     facts = ["seed", metric, "seconds", "seconds_per_step", "run"]
     every_run = [[name, *(summary[fact] for fact in facts)] for name, group in scores.items() for summary in group]
     where = _describe_images(summaries)
@@ -255,13 +273,16 @@ def write_comparison(
     data = {
         "run": str(folder),
         "question": question,
+        "meaning": meaning,
         "metric": metric,
         "verdict": "; ".join(verdicts.values()),
         "verdicts": verdicts,
         "scored": where,
+        "luck": luck,
+        "table": {"columns": columns, "rows": rows},
         "settings": {
             name: {"mean": spreads[name].mean, "deviation": spreads[name].deviation, "values": values[name]}
-            | ({"floor": floors[name]} if floors else {})
+            | ({"floor": floors[name][0]} if floors else {})
             for name in scores
         },
         "differences": {
@@ -281,10 +302,11 @@ def write_comparison(
         write_report([folder], folder / layout.REPORT)
         files.append(layout.REPORT)
     notes = [*verdicts.values(), f"{folder}: {', '.join(files)}"]
-    images = max(int(summary.get("scored_images") or 1) for summary in summaries)
-    if below := [name for name, floor in floors.items() if spreads[name].mean < share_interval(floor, images)[0]]:
-        notes.append(f"below the floor: {', '.join(below)}; simple methods without a network score higher")
-    return CommandResult(data, [Table(columns, rows, where)], notes)
+    highest = {name: max(ends, default=0.0) for name, ends in intervals.items()}
+    if below := [n for n, (floor, low, _) in floors.items() if spreads[n].mean < low and highest[n] < floor]:
+        notes.append(f"clearly below the floor: {', '.join(below)}; simple methods without a network score higher")
+    title = ". ".join(text for text in (where, meaning) if text)
+    return CommandResult(data, [Table(columns, rows, title)], notes)
 
 
 def _differences(scores: Scores, values: dict[str, list[float]], metric: str) -> dict[str, statistics.Difference]:
@@ -327,12 +349,14 @@ def _describe_images(summaries: list[dict[str, Any]]) -> str:
     return texts.pop() if len(texts) == 1 else ""
 
 
-def _mean_floors(scores: Scores) -> dict[str, float]:
-    """Return what simple methods reach on the images of each setting; empty if some run has no floor."""
+def _floors(scores: Scores) -> dict[str, tuple[float, float, float]]:
+    """Return what simple methods reach on the images of each setting, with the 95 % interval; {} if a run has none."""
     floors = {name: [summary.get("floor", {}).get("best") for summary in group] for name, group in scores.items()}
     if any(best is None for group in floors.values() for best in group):
         return {}
-    return {name: statistics.spread(group).mean for name, group in floors.items()}
+    means = {name: statistics.spread(group).mean for name, group in floors.items()}
+    images = {name: max(int(summary.get("scored_images") or 1) for summary in group) for name, group in scores.items()}
+    return {name: (mean, *share_interval(mean, images[name])) for name, mean in means.items()}
 
 
 def _draw_chart(folder: Path, scores: Scores, values: dict[str, list[float]], metric: str) -> None:
@@ -374,20 +398,18 @@ def _check_metric(summary: dict[str, Any], metric: str) -> None:
         )
 
 
-def _rows(
-    scores: Scores, spreads: dict[str, statistics.Spread], differences: dict[str, statistics.Difference], metric: str
-) -> list[list[object]]:
-    """Return one table row per setting: mean and deviation over seeds, and the interval over seeds and images."""
-    parts, rows = _pseudo_values(scores, metric), []
-    sign = " %" if metric.removeprefix("val_") in SCORE_NAMES else ""
+def _intervals(
+    scores: Scores, spreads: dict[str, statistics.Spread], metric: str
+) -> dict[str, tuple[float, float] | tuple[()]]:
+    """Return each setting's 95 % interval over seeds and images, never narrower than that of one run; () if unknown."""
+    parts = _pseudo_values(scores, metric)
+    intervals: dict[str, tuple[float, float] | tuple[()]] = {}
     for name, group in scores.items():
-        mean = spreads[name].mean
-        interval = "-"
-        if parts and len(group) > 1:
-            low, high = statistics.mean_interval(mean, parts[name])
-            interval = f"{max(0.0, low):.1f} to {min(100.0, high):.1f}{sign}"
-        elif len(group) == 1 and (score := next((s for s in read_scores(group[0]) if s.value == mean), None)):
-            interval = score.interval_text.removeprefix("95 %: ") + sign
-        against = str(differences[name]) if name in differences else "-"
-        rows.append([name, f"{spreads[name]}{sign}", interval, len(group), against])
-    return rows
+        scored = (score for run in group for score in read_scores(run) if score.name == SCORE_NAMES.get(metric))
+        ends = [score.interval for score in scored if score.interval]
+        found = [(fmean(low for low, _ in ends), fmean(high for _, high in ends))] if ends else []  # of one run
+        if len(group) > 1:
+            found = [*found, statistics.mean_interval(spreads[name].mean, parts[name])] if parts else []
+        lows, highs = [max(0.0, low) for low, _ in found], [min(100.0, high) for _, high in found]
+        intervals[name] = (min(lows), max(highs)) if found else ()
+    return intervals

@@ -14,6 +14,19 @@ import yaml
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.utils.files import expand_home
 
+SYNONYMS = {
+    "localization.weight": ("drloc",),
+    "lr": ("learning-rate",),
+    "batch": ("batch-size",),
+    "backbone": ("model", "arch"),
+    "img-size": ("input-size", "image-size", "size"),
+    "out": ("output",),
+    "init": ("checkpoint", "weights-from"),
+    "devices": ("gpus",),
+    "precision": ("amp",),
+}
+"""Our options, and what other programs call them."""
+
 
 class Config(pydantic.BaseModel):
     """A typed, frozen group of options: unknown names are errors, numbers are finite."""
@@ -167,7 +180,10 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
         group = location.rpartition(".")[0]
         groups = {n.rpartition(".")[0]: None for n in known if "." in n}
         siblings = [n for n in (*known, *groups) if n.rpartition(".")[0] == group] or list(known)
-        return f"There is no option '{location}'.{did_you_mean(location, siblings) or did_you_mean(location, known)}"
+        same = [ours.replace("-", "_") for ours, theirs in SYNONYMS.items() if location.replace("_", "-") in theirs]
+        hint = "".join(f" Did you mean '{name}'?" for name in same if name in known)
+        hint = hint or did_you_mean(location, siblings) or did_you_mean(location, known)
+        return f"There is no option '{location}'.{hint}"
     if first["type"] == "missing" and location == name:
         return f"'{name}' is missing."
     if name not in known and first["type"] == "value_error":  # options that contradict each other

@@ -186,10 +186,10 @@ def _notes(data: dict[str, Any]) -> list[str]:
     duplicates = data["duplicates"]
     if duplicates is not None:
         if duplicates["groups"]:
-            notes.append(
-                f"{pluralize(duplicates['surplus'], 'exact copy')} of other images; {duplicates['across_splits']:,} "
-                f"groups span several splits, {duplicates['across_classes']:,} several classes."
-            )
+            notes.append(f"{pluralize(duplicates['surplus'], 'exact copy')} of other images.")
+            for across, what in (("classes", "delete the wrong copies"), ("splits", "scores on them are too high")):
+                if number := duplicates[f"across_{across}"]:
+                    notes.append(f"{pluralize(number, 'image')} in two or more {across}: {what}.")
             notes += ["  the same: " + " = ".join(group) for group in duplicates["examples"][:5]]
         else:
             notes.append("No two images have the same content.")
@@ -197,7 +197,7 @@ def _notes(data: dict[str, Any]) -> list[str]:
     if decoded["brightest"] is not None and (dark := describe_darkness(decoded["brightest"])):
         notes.append(f"{dark[0].upper()}{dark[1:]}.")
     summary = {
-        "all": f"Decoded all {decoded['images']:,} images with a valid header",
+        "all": f"Decoded {pluralize(decoded['images'], 'image')}",
         "sample": f"Read all headers and file ends, decoded {decoded['images']:,} images (--decode all: every image)",
         "headers": "Read only headers and file ends",
     }[decoded["mode"]]

@@ -276,7 +276,7 @@ def _load_init(backbone: Backbone, init: str, classes: Sequence[str]) -> None:
     report = load_weights(backbone, path, classifier=same_classes)
     parts = [f"{len(report.matched)} tensors loaded"]
     for names, text in ((report.missing, "missing"), (report.left_over, "left over")):
-        parts.append(f"{len(names)} {text}{f' ({truncate_list(names, 4)})' if names else ''}")
+        parts += [f"{len(names)} {text} ({truncate_list(names, 4)})"] if names else []
     console.info(f"{init}: {report.kind}, {', '.join(parts)}" + "".join(f"; {note}" for note in report.notes))
     if not backbone.num_classes:
         return

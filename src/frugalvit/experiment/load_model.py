@@ -80,6 +80,8 @@ def load_model(
             if (path / layout.CONFIG).exists():
                 resume = f"frugalvit {command_of(path) or 'train'} --resume {shell_quote(path)}"
                 hint = f"The run is not finished: resume it with '{resume}'"
+            elif runs := sorted(path.glob(f"*/seed_*/{layout.MODEL}")):
+                hint = f"It has several runs: pass one, for example {runs[0].parent}"
             raise UserError(f"{path} holds no model (no config.json). {hint}.")
         backbone, meta = load_model_folder(folder, img_size=img_size)
         if architecture not in (None, backbone.name):
@@ -225,7 +227,10 @@ def find_init(init: str) -> Path:
         return Path(init)
     if is_published(init):
         return find_published(init)
-    raise UserError(f"--init {init}: there is no such run, exported folder, checkpoint file or published network.")
+    hint = f" For its published weights write --backbone {init} --pretrained." if is_model_name(init) else ""
+    raise UserError(
+        f"--init {init}: there is no such run, exported folder, checkpoint file or published network.{hint}"
+    )
 
 
 def _log_notes(notes: list[str]) -> None:

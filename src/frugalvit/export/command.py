@@ -77,6 +77,8 @@ def export(config: ExportConfig) -> CommandResult:
     }
     rows: list[list[object]] = [[name, round(size / 1e6, 3)] for name, size in files.items()]
     notes = [f"checked on {source}: the largest difference from PyTorch is {difference:.2g}"]
+    if config.to == "timm":
+        notes.append(f"next  timm.create_model({f'local-dir:{out}'!r}, pretrained=True)")
     if meta != model.meta:
         notes.append("config.json has no scores: they were measured at another image size")
     if (Path(config.model) / layout.DENSE_FACTS).exists():

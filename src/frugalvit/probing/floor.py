@@ -78,18 +78,16 @@ def describe_images(images: Tensor) -> Tensor:
 
 
 def describe_floor(floor: dict[str, Any], top1: float | None = None) -> str:
-    """Return the floor in one line, with the score of every method, and whether a network's ``top1`` is about that."""
+    """Return the floor in one line, and whether a network's ``top1`` is about that."""
     if "skipped" in floor:
         return f"not computed: {floor['skipped']}"
-    others = ", ".join(f"{text} {floor[name]:.1f} %" for name, text in METHODS.items() if name != floor["method"])
     part = ""
     if floor["fitted_images"] < floor["train_images"]:
-        part = f", {floor['fitted_images']:,} of {floor['train_images']:,} training images"
+        part = f", which learned from {floor['fitted_images']:,} of {floor['train_images']:,} training images"
     low, high = _interval(floor)
     interval = f" (95 %: {low:.1f} to {high:.1f})" if low < high else ""
-    by = METHODS[floor["method"]]
-    text = f"{floor['best']:.1f} %{interval} on the same images without a network, by {by} ({others}){part}"
-    return f"{text}; the network is not clearly better or worse" if low < high and low <= (top1 or 0) <= high else text
+    text = f"{floor['best']:.1f} %{interval} without a network, on the same images: {METHODS[floor['method']]}{part}"
+    return f"{text}. The network is not clearly better or worse" if low < high and low <= (top1 or 0) <= high else text
 
 
 def _interval(floor: dict[str, Any]) -> tuple[float, float]:

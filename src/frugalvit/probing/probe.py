@@ -97,7 +97,8 @@ def run_probe(
         data["saved"] = str(
             save_probe_run(config, model, scores.classifier, source, features, data | where, scores.unseen)
         )
-        notes += [f"saved  {config.save}", f"next   frugalvit predict {shell_quote(config.save)} IMAGE…"]
+        notes += [f"saved   {config.save}", f"report  {config.save}/{layout.REPORT}"]
+        notes += [f"next    frugalvit predict {shell_quote(config.save)} IMAGE…"]
     return CommandResult(data, [scores.table or score_table(read_scores(data | where), title)], notes)
 
 

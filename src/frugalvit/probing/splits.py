@@ -138,7 +138,7 @@ def make_probe_splits(
         test, val = val, None
     if test is None:
         held = _hold_out(full, remaining, val_fraction, seed + 1)
-        notes.append(f"no test split: scored on {held.sum():,} of {len(full):,} training images, held out")
+        notes.append(f"no test split: scored on {held.sum():,} of {len(full):,} labelled images, not used to learn")
         remaining &= ~held
         test_part, unseen = train.subset(held), [full.keys[row] for row in np.flatnonzero(held)]
     else:
@@ -156,7 +156,7 @@ def make_probe_splits(
                 "use 2 or more of each, or 'frugalvit probe knn', which has no settings to choose."
             )
         if labels == 1:
-            notes.append(f"no val split: {held.sum():,} other training images choose the settings")
+            notes.append(f"no val split: {held.sum():,} others choose the settings; it then learns from these too")
         else:
             notes.append(f"settings are chosen on {held.sum():,} of these")
         remaining &= ~held

@@ -62,18 +62,20 @@ def _swatch(colour: str) -> str:
 
 
 def best(record: RunRecord) -> str:
-    return _pictures(record, "best")
+    shown = {entry.get("caption") for entry in read_results(record).get("worst", [])}  # of few images
+    entries = read_results(record).get("best", [])
+    return _pictures(record, [entry for entry in entries if entry.get("caption") not in shown])
 
 
 def worst(record: RunRecord) -> str:
-    return _pictures(record, "worst")
+    return _pictures(record, read_results(record).get("worst", []))
 
 
-def _pictures(record: RunRecord, kind: str) -> str:
+def _pictures(record: RunRecord, entries: list[dict[str, Any]]) -> str:
     items = ""
     segmented = record.summary.get("task") == "segment"
     lead = "The image, the ground truth, the prediction." if segmented else "The ground truth, then the prediction."
-    for entry in read_results(record).get(kind, []):
+    for entry in entries:
         image = to_data_uri(entry["image"], record.folder, limit=_MAX_PIXELS)
         if image is not None:
             caption = escape(entry.get("caption", ""))

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 GENERATOR = '<meta name="generator" content="frugalvit">'
 _EXAMPLES_SHOWN = 2
 _EXPLORER_LEAD = (
-    "Point at a region, tap it, or move with the arrow keys. The other image shows the similarity of each of its "
-    "regions; the outlined one is the most similar. Below is the attention of each head of the last block from "
-    "that region, the most focused first, with the entropy in bits."
+    "Point at a region, tap it, or move with the arrow keys. The brighter a region of the other image, the more "
+    "similar the network finds it; the outlined one is the most similar. Below is where each attention head of the "
+    "last block looks from that region. Its number is the entropy in bits: low is focused."
 )
 
 

@@ -17,13 +17,13 @@ from frugalvit.report import svg_charts
 from frugalvit.report.run_record import RunRecord, as_finite
 from frugalvit.utils import console, palette
 from frugalvit.utils.scores import SCORE_NAMES, as_percent, read_scores, score_table
-from frugalvit.utils.statistics import Difference, Spread
 from frugalvit.utils.tables import as_text
 from frugalvit.utils.text import pluralize, truncate_list
 
 _LARGEST_TABLE = 30  # classes; a larger confusion matrix is a picture, not a table
 _BARS = 15  # classes; the others are folded
 _CALIBRATED = 3.0  # points
+_CALIBRATION_IMAGES = 100  # fewer say nothing about the confidence
 _OPEN = 10  # skipped files; a longer list is folded
 
 _NOT_RESULTS = {"run", "auto", "classes", "confusion", "calibration", "per_class", "notes", "config"}
@@ -120,23 +120,17 @@ def comparisons(results: Mapping[str, dict[str, Any]]) -> str:
 
 
 def _comparison(result: dict[str, Any]) -> str:
-    """Make a table of means, and of each setting's paired difference from the last."""
-    metric = str(result.get("metric", "result"))
-    differences = result.get("differences", {})
-    rows: list[list[Any]] = []
-    settings = result.get("settings", {})
-    floors = all("floor" in values for values in settings.values())
-    for name, values in settings.items():
-        against = str(Difference.from_json(differences[name])) if name in differences else "-"
-        seeds = len(values["values"])
-        rows.append([name, str(Spread(values["mean"], values["deviation"], seeds)), seeds, against])
-        rows[-1] += [values["floor"]] if floors else []
-    columns = ["setting", SCORE_NAMES.get(metric, metric), "seeds", "difference from the last, 95 % interval"]
-    columns += ["without a network"] if floors else []
+    """Show the verdicts, and the table of means and of each setting's paired difference from the last."""
+    shown = result.get("table") or {}
     verdicts = list(result.get("verdicts", {}).values())
-    scored = [f"Scored on {result['scored']}"] if result.get("scored") else []
+    scored = [result["meaning"]] if result.get("meaning") else []
+    scored += [f"Scored on {result['scored']}"] if result.get("scored") else []
     sentence = "".join(f"<p>{escape(text[:1].upper() + text[1:])}.</p>" for text in [*verdicts, *scored])
-    return f'<div class="verdict">{sentence}{table(columns, rows)}</div>' if rows else ""
+    drawn = table(shown["columns"], shown["rows"]) if shown else ""
+    if luck := result.get("luck"):
+        note = f"± is the deviation over seeds. The 95 % intervals are about the luck of the {luck}."
+        drawn += f'<p class="quiet">{escape(note)} More seeds do not make up for few images.</p>'
+    return f'<div class="verdict">{sentence}{drawn}</div>' if drawn else ""
 
 
 def unfinished(records: list[RunRecord]) -> str:
@@ -179,6 +173,8 @@ def calibration(record: RunRecord) -> str:
     if error is None or not bins:
         return ""
     images = sum(row["images"] for row in bins)
+    if images < _CALIBRATION_IMAGES:
+        return f"<p>{pluralize(images, 'image')}: too few to judge the confidence of the model.</p>"
     surplus = sum(row["images"] * (row["confidence"] - row["accuracy"]) for row in bins) / images
     text = f"Its confidence is {error:.1f} points from its accuracy, on average over {pluralize(images, 'image')}: "
     words = "it is too sure" if surplus > 0 else "it is too cautious"

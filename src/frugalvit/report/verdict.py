@@ -79,16 +79,19 @@ def _judge_fit(record: RunRecord) -> list[str]:
     known, unseen = _training_score(record), as_finite(record.summary.get("top1"))
     if known is None or unseen is None:
         return []
-    numbers = f"{known:.1f} % of the training images and {unseen:.1f} % of the others are right"
+    numbers = f"it is right on {known:.1f} % of the training images and on {unseen:.1f} % of the others"
+    simple = as_finite((record.summary.get("floor") or {}).get("best")) if _is_near_floor(record) else None
+    floor = [] if simple is None else [f"A simple method without a network has {simple:.1f} % on these others."]
     if known < _LEARNED:
         also = "; it overfits too" if known - unseen > _GAP else ""
         advice = "Train longer (--epochs), or use a larger --backbone."
-        return [f"It underfits{also}: {numbers}. {advice}"]
+        return [f"It underfits{also}: {numbers}. {advice}", *floor]
     if known - unseen > _GAP:
         advice = "More images help most, with or without labels (pretrain, --unlabelled)."
-        return [f"It overfits: {numbers}. {advice}"]
-    if _is_near_floor(record):
-        return [f"A simple method does as well: {numbers}. Start from published weights (--pretrained), or add images."]
+        return [f"It overfits: {numbers}. {advice}", *floor]
+    if floor:
+        advice = "Add images, or start from published weights: 'frugalvit probe', or --pretrained if you have a GPU."
+        return [f"It is not clearly better than a simple method: {numbers}.", *floor, advice]
     return [f"It fits well: {numbers}."]
 
 
@@ -118,9 +121,10 @@ def _score_tiles(record: RunRecord, scores: list[Score]) -> list[Tile]:
         note = "the best simple method: " + str(summary["floor"].get("method", "")).replace("_", " ")
         if images := summary["floor"].get("scored_images"):
             low, high = share_interval(floor, images)
-            about = "; the model is not clearly better" if _is_near_floor(record) else ""
-            note = f"95 %: {low:.1f} to {high:.1f}; {note}{about}"
-        tiles.append(("without a network", f"{floor:.1f} %", note))
+            about = "clearly worse" if summary.get("top1", 0) < low else "not clearly better or worse"
+            note = f"95 %: {low:.1f} to {high:.1f}; {note}"
+            note += f"; the model is {about}" if _is_near_floor(record) else ""
+        tiles.append(("floor, without a network", f"{floor:.1f} %", note))
     return tiles + [(score.name, f"{score.value:.1f} %", score.interval_text) for score in scores[1:4]]
 
 

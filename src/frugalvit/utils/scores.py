@@ -28,6 +28,8 @@ SCORE_NAMES = {
 }
 """Scores by their key in a summary; the first one of a summary is its main score."""
 
+_SIZES = ("_small", "_medium", "_large")
+
 _IMAGE_COUNTS = ("top1", "top5", "knn")
 """Scores that are a share of the images, so that their interval follows from value and count."""
 
@@ -61,9 +63,10 @@ class Score:
     @property
     def scored_on(self) -> str:
         """Return the split and the number of images in words."""
-        note = "" if self.chosen is None or self.split == "test" else ", which did not choose the weights"
+        note = "" if self.chosen is None or self.split == "test" else ", not used to train or to choose the weights"
         note = ", which also chose the weights" if self.chosen else note
-        return f"{pluralize(self.images, 'image')} of {self.split}{note}"
+        text = f"{pluralize(self.images, 'image')} of {self.split}{note}"
+        return text.replace("of train, held out", "held out of train")
 
 
 def as_percent(key: str, value: float) -> float:
@@ -87,7 +90,8 @@ def read_scores(summary: Mapping[str, Any]) -> list[Score]:
         if not isinstance(value, int | float) or not math.isfinite(value):
             continue
         value, chance = as_percent(key, value), (summary.get("chance") or {}).get(key)
-        is_repeated = key == "mean_per_class" and any(abs(score.value - value) < 0.05 for score in scores)
+        same = "top1" if key == "mean_per_class" else key.rpartition("_")[0] if key.endswith(_SIZES) else ""
+        is_repeated = same in summary and abs(as_percent(same, summary[same]) - value) < 0.05
         if is_repeated or (key == "top5" and (chance or 0) >= 100):
             continue
         interval = summary.get(f"{key}_interval")

@@ -45,12 +45,6 @@ class Difference:
     freedom: float = math.nan
     seed_share: float = 1.0
 
-    @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Self:
-        """Read a difference of comparison.json, where None stands for NaN."""
-        numbers: dict[str, Any] = {name: math.nan if value is None else value for name, value in values.items()}
-        return cls(**numbers)
-
     def __str__(self) -> str:
         if self.count < 2:
             return f"{self.mean:+.2f} (one seed: no interval)"
@@ -71,9 +65,14 @@ class Difference:
         return replace(self, low=self.mean - half, high=self.mean + half)
 
     def describe(
-        self, name: str, baseline: str, verbs: tuple[str, str] = ("helps", "hurts"), unit: str = "points"
+        self,
+        name: str,
+        baseline: str,
+        verbs: tuple[str, str] = ("helps", "hurts"),
+        unit: str = "points",
+        images: int = 0,
     ) -> str:
-        """Return the verdict in one sentence: it helps, it hurts, or nobody can tell yet."""
+        """Return the verdict in one sentence; images: the number that all seeds were scored on, 0 if unknown."""
         if self.clear:
             low, high = sorted((abs(self.low), abs(self.high)))
             verb = verbs[self.mean < 0]
@@ -82,21 +81,25 @@ class Difference:
             return f"{name} against {baseline}: one seed cannot tell: use 3 seeds or more"
         if math.isnan(self.p_value):
             return f"{name} against {baseline}: no difference that varies between seeds, so no verdict"
-        limit, seeds = (self.high - self.low) / 2, self._seeds_needed()
-        advice = f"use {seeds} seeds" if seeds else "more seeds hardly help, score on more images"
-        return f"{name} against {baseline}: cannot tell below {limit:.1f} {unit}: {advice}"
+        limit, needed = (self.high - self.low) / 2, self._find_needed_seeds()
+        advice = f"the {f'{images:,} ' if images else ''}images are the limit, not the seeds: score on more images"
+        advice = advice if needed is None else f"{needed[0]} seeds would show about {needed[1]:.1f}"
+        return f"{name} against {baseline}: cannot tell differences below {limit:.1f} {unit}: {advice}"
 
-    def _seeds_needed(self) -> int | None:
-        """Return the seeds after which this difference, or half of today's limit, would show; None if images limit."""
+    def _find_needed_seeds(self) -> tuple[int, float] | None:
+        """Return the seeds that show this difference, or half of today's limit, and their limit; None: images limit."""
         from scipy import stats
 
+        if self.seed_share < 0.5:
+            return None
         half = (self.high - self.low) / 2
         coverage = stats.t.cdf(half / self.error, self.freedom)  # of Holm's level
         for seeds in range(self.count + 1, 31):
             error = self.error * math.sqrt(self.seed_share * self.count / seeds + 1 - self.seed_share)
             freedom = self.freedom * (seeds - 1) / (self.count - 1)
-            if float(stats.t.ppf(coverage, freedom)) * error < max(abs(self.mean), half / 2):
-                return seeds
+            limit = float(stats.t.ppf(coverage, freedom)) * error
+            if limit < max(abs(self.mean), half / 2):
+                return seeds, limit
         return None
 
 
@@ -112,13 +115,16 @@ def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
     return levels
 
 
-def crossed_error(values: Any) -> tuple[Any, Any, Any]:
+def crossed_error(values: Any, resolution: float = 0.0) -> tuple[Any, Any, Any]:
     """Return standard error, degrees of freedom and seed share of the mean of values (..., S seeds, G parts of images).
 
     Both seeds and images are random, and crossed: all seeds see the same images. With the mean squares of a two-way
     analysis of variance, the mean of all S·G values has the variance
 
         (max(MS_seed, MS_rest) + max(MS_image - MS_rest, 0)) / (S·G)
+
+    The part of the images, the second term, is at least the square of one image's worth, the ``resolution``. So more
+    seeds never reduce it, also if no image happens to tell the settings apart (Agresti and Min 2005).
 
     Satterthwaite's degrees of freedom are limited to 2 (S - 1): with three seeds MS_seed is often too small. Then at
     most 5 % of comparisons of equally good settings show a difference, which a test simulates.
@@ -132,10 +138,11 @@ def crossed_error(values: Any) -> tuple[Any, Any, Any]:
     rest = values - by_seed[..., None] - by_part[..., None, :] + mean[..., None, None]
     rest = (rest**2).sum((-2, -1)) / ((seeds - 1) * max(1, parts - 1))
     seed, added = np.maximum(seed, rest), np.maximum(image - rest, 0)
-    total = np.maximum(seed + added, 1e-300)
-    freedom = total**2 / np.maximum(seed**2 / (seeds - 1) + image**2 / max(1, parts - 1), 1e-300)
+    fixed = np.maximum(added, resolution**2 * seeds * parts)
+    total = np.maximum(np.maximum(seed + added, fixed), 1e-100)
+    freedom = total**2 / np.maximum(seed**2 / (seeds - 1) + image**2 / max(1, parts - 1), 1e-9 * total**2)
     freedom = np.clip(freedom, seeds - 1, 2 * (seeds - 1))
-    return np.sqrt(total / (seeds * parts)), freedom, seed / total
+    return np.sqrt(total / (seeds * parts)), freedom, 1 - fixed / total
 
 
 def mean_interval(mean: float, values: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -157,13 +164,12 @@ def crossed_difference(
     import numpy as np
 
     values = np.asarray(first, float) - np.asarray(second, float)
-    error, freedom, share = (float(number) for number in crossed_error(values))
-    error = max(error, (resolution or 0) / math.sqrt(6 * len(values)))
+    error, freedom, share = (float(number) for number in crossed_error(values, resolution or 0.0))
     return _student_test(mean, len(values), error, freedom, float(np.abs([first, second]).max()), share)
 
 
 def _student_test(
-    mean: float, count: int, error: float, freedom: float, largest: float, seed_share: float = 1.0
+    mean: float, count: int, error: float, freedom: float, largest: float, seed_share: float
 ) -> Difference:
     """Return the difference with p and interval; without them if it varies only by rounding."""
     from scipy import stats
@@ -212,13 +218,15 @@ def jackknife_interval(score: float, values: Sequence[float], highest: float = 1
 def paired_difference(first: Sequence[float], second: Sequence[float], resolution: float | None = None) -> Difference:
     """Return first - second, paired by seed, so that variation common to both cancels.
 
-    resolution: the distance between two possible scores, 100 / n for a percentage of n images. Rounding to it has a
-    variance of resolution² / 12, so a difference has at least twice that, even if it is the same at every seed.
+    resolution: what one image is worth, 100 / n for a percentage of n images. The standard error is at least this, also
+    if all seeds agree: they are scored on the same images.
     """
     differences = [a - b for a, b in zip(first, second, strict=True)]
     mean = statistics.fmean(differences)
     count = len(differences)
     if count < 2:
         return Difference(mean, math.nan, math.nan, math.nan, count)
-    error = max(statistics.stdev(differences), (resolution or 0) / math.sqrt(6)) / math.sqrt(count)
-    return _student_test(mean, count, error, count - 1, max(map(abs, [*first, *second])))
+    fixed = resolution or 0.0
+    error = max(statistics.stdev(differences) / math.sqrt(count), fixed)
+    share = 1 - (fixed / error) ** 2 if error else 1.0
+    return _student_test(mean, count, error, count - 1, max(map(abs, [*first, *second])), share)

@@ -68,7 +68,7 @@ def test_a_run_below_its_floor_is_an_alarm(tmp_path: Path, capsys: pytest.Captur
     assert {name: summary["floor"][name] for name in methods} == methods and summary["top1"] < 100
     (alarm,) = summary["alarms"]
     assert f"warning: {alarm}" in printed.err and f"alarm       {alarm}" in printed.out
-    floor = r"floor +100.0 % \(95 %: 75.8 to 100.0\) on the same images without a network, by nearest neighbour"
+    floor = r"floor +100.0 % \(95 %: 75.8 to 100.0\) without a network, on the same images: nearest neighbour"
     assert re.search(floor, printed.out) and re.search(r"top-1 .* % +\d.* to .* % +33.3 %", printed.out)
     page = html.unescape((tmp_path / "run" / "report.html").read_text())
     assert "without a network<span>95 %: 75.8 to 100.0; the best simple method" in page

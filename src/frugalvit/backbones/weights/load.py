@@ -87,7 +87,7 @@ def load_weights(
         raise UserError(
             f"{origin} contains another architecture: it seems to be a {contents.layout.label}. Only "
             f"{len(required) - len(missing)} of {len(required)} tensors of {own_name} fit. "
-            "Create the backbone of these weights."
+            "Set --backbone to the network of these weights."
         )
     heads = [*contents.heads, *contents.localization]
     if heads:

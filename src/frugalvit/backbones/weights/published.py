@@ -148,8 +148,8 @@ def describe_file(path: Path, architecture: str | None = None) -> Published:
     name = architecture or network_in_name(path)
     if name is None:
         raise UserError(
-            f"{path} is a bare checkpoint, which does not store its network. Set --backbone NAME, or rename the file "
-            "to NAME.safetensors."
+            f"{path} does not store which network it is for. If it holds weights, set --backbone NAME, or rename it to "
+            "NAME.safetensors. Of a run pass the folder."
         )
     return describe_contents(open_contents(read_with_metadata(path)[0]), name)
 
@@ -271,7 +271,8 @@ def _download(name: str, repository: str) -> Path:
         raise UserError(
             f"The weights of '{name}' are not on this machine and cannot be downloaded ({reason}). Put "
             f"model.safetensors and config.json of {constants.ENDPOINT}/{repository} into "
-            f"{root}/{repository.removeprefix('timm/')}/ and set {FOLDER}={root}."
+            f"{root}/{repository.removeprefix('timm/')}/ and set {FOLDER}={root}; or pass a file of weights as "
+            "FILE.safetensors (with 'train': --init FILE.safetensors)."
         ) from None
     if folder is None:
         raise UserError(f"{constants.ENDPOINT}/{repository} has no config.json with {' or '.join(_WEIGHTS)}.")

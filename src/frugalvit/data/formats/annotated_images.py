@@ -89,7 +89,8 @@ def select_split(splits: dict[str, T], only: str | None, where: str | Path, mode
     if only is None or (only not in splits and only == "val" and mode in ("auto", "remake")):
         return splits
     if only not in splits:
-        raise UserError(f"{where} has no split '{only}'. It has: {', '.join(splits)}. Choose one with --split.")
+        made = ", val (made from train)" if mode in ("auto", "remake") and "val" not in splits else ""
+        raise UserError(f"{where} has no split '{only}'. It has: {', '.join(splits)}{made}. Choose one with --split.")
     return {only: splits[only]}
 
 

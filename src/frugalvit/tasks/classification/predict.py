@@ -14,6 +14,7 @@ from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, described_by, load_model
+from frugalvit.runs.run_folder import read_summary
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.tables import CommandResult, Table, as_csv
 
@@ -57,6 +58,10 @@ def load_classifier(
 ) -> tuple[Model, tuple[str, ...]]:
     """Load a classifier; return the model and its class names, or class numbers if it has no names."""
     is_name = not Path(where).exists() and is_model_name(where) and has_published(where)  # random weights are no use
+    if (kind := (read_summary(Path(where)) or {}).get("task")) in ("detect", "segment"):
+        raise UserError(
+            f"{where} is a run of '{kind} train'. Use 'frugalvit {kind} eval' or 'frugalvit {kind} predict'."
+        )
     model = load_model(where, pick_device(device), img_size=img_size, pretrained=is_name)
     if not model.backbone.num_classes:
         option = f"{'--init' if Path(where).exists() else '--backbone'} {shell_quote(where)}"

@@ -226,7 +226,7 @@ def per_class_tables(summary: dict[str, Any]) -> list[Table]:
     if len(per_class["rows"]) < 2:
         return []
     rows: list[list[object]] = [
-        [f"{100 * cell:.1f} %" if isinstance(cell, float) else cell for cell in row] for row in per_class["rows"][::-1]
+        [f"{100 * cell:.1f} %" if isinstance(cell, float) else cell for cell in row] for row in per_class["rows"]
     ]
     shown = rows[:_SHOWN_CLASSES]
     return [Table(per_class["columns"], shown, f"each class, worst first ({len(shown)} of {len(rows)})")]
@@ -292,6 +292,8 @@ def evaluate_model(
     start = time.monotonic()
     folder = None if config.out is None else make_folder(check_empty_folder(config.out))
     task, data, scored_on = open_model(config)
+    if config.split == "train" and same_data(config.model, config.data):
+        console.warning(f"{config.model} learned from these images (train): its scores on new images will be lower")
     for note in data.notes:
         console.info(note)
     (split,) = data.splits.values()
@@ -308,11 +310,16 @@ def evaluate_model(
 
 def splitting_of(model: str, data: str) -> dict[str, Any]:
     """Return how the run split this data, so that eval scores the val that training made; else the stored splits."""
-    file = Path(model) / layout.CONFIG
-    run = read_yaml(file) if file.is_file() else {}
-    if not run or not same_value("data", str(run.get("data")), data):
+    if not same_data(model, data):
         return {"split": "given"}
+    run = read_yaml(Path(model) / layout.CONFIG)
     return {"split": run["split"], "val_fraction": run["val_fraction"]}
+
+
+def same_data(model: str, data: str) -> bool:
+    """True if the model is a run that was trained on this data."""
+    file = Path(model) / layout.CONFIG
+    return file.is_file() and same_value("data", str(read_yaml(file).get("data")), data)
 
 
 def unique_names(paths: list[Path]) -> list[str]:

@@ -100,7 +100,7 @@ def score_detector(task: DetectionTask, dataset: DetectionDataset, folder: Path 
         if counts[number]
     ]
     columns = ["class", "objects", *(f"{names[kind]} AP" for kind in scores)]
-    per_class = {"columns": columns, "rows": sorted(rows, key=lambda row: -(row[2] or 0))}
+    per_class = {"columns": columns, "rows": sorted(rows, key=lambda row: row[2] or 0)}
     if folder is not None:
         make_folder(folder / layout.PICTURES)
         material = {
@@ -121,10 +121,8 @@ def find_alarms(ap50: float | None, per_class: list[list[Any]], detections: list
     missed = [str(name) for name, _, ap, *_ in per_class if not ap]
     if len(missed) < len(per_class):
         return [f"it finds none of {truncate_list(missed)}: their AP is 0. {LEARN_MORE}"] if missed else []
-    wrong = (
-        f"{pluralize(sure, 'detection')} with a score of {_MIN_SCORE} or more, all wrong" if sure else "no detection"
-    )
-    return [f"the detector finds nothing ({wrong}): the AP of all classes is 0. {LEARN_MORE}"]
+    found = f"{pluralize(sure, 'wrong detection') if sure else 'no detection'} with a score of {_MIN_SCORE} or more"
+    return [f"the detector finds nothing ({found}): the box AP of all classes is 0. {LEARN_MORE}"]
 
 
 def _draw_images(

@@ -142,7 +142,7 @@ def _per_class(confusion: Confusion, dataset: SegmentationDataset) -> dict[str, 
         for name, count, iou, accuracy in parts
         if not math.isnan(iou)
     ]
-    return {"columns": ["class", "of the pixels", "IoU", "accuracy"], "rows": sorted(rows, key=lambda row: -row[2])}
+    return {"columns": ["class", "of the pixels", "IoU", "accuracy"], "rows": sorted(rows, key=lambda row: row[2])}
 
 
 def _draw_images(
