@@ -23,7 +23,9 @@ from frugalvit.backbones.timm_features import Size, cell_sides, cells_in_image, 
 from frugalvit.errors import UserError
 from frugalvit.features import Features
 
-BACKBONE_ONLY_KWARGS = ("mean", "std", "eval_crop", "grid_norm", "drop_path", "keep_patch_size", "knn_head")
+BACKBONE_ONLY_KWARGS = (
+    "mean", "std", "pixel_type", "eval_crop", "grid_norm", "drop_path", "keep_patch_size", "knn_head",
+)  # fmt: skip
 """Keywords of a backbone that are not passed to the network's constructor under these names."""
 
 
@@ -79,6 +81,7 @@ class Backbone(nn.Module):
     dim         D of ``Features.grid``; ``pooled_dim`` is that of ``Features.pooled`` (they differ only in networks
                 that widen between map and classifier, such as MobileNetV3)
     mean, std   for normalizing images, one number per channel
+    pixel_type  uint8: photos, whose mean and std are for values from 0 to 1; float32: the values of files
     notes       what was changed automatically for small images, and why
     """
 
@@ -95,6 +98,7 @@ class Backbone(nn.Module):
         keywords: dict[str, Any],
         mean: tuple[float, ...],
         std: tuple[float, ...],
+        pixel_type: str = "uint8",
         grid_norm: bool = True,
         notes: list[str] | None = None,
     ) -> None:
@@ -109,6 +113,7 @@ class Backbone(nn.Module):
         self.keywords = keywords
         self.mean = mean
         self.std = std
+        self.pixel_type = pixel_type
         self.grid_norm = grid_norm
         self.notes = list(notes or [])
         self.is_grid_model = isinstance(model, GridModel)

@@ -215,6 +215,7 @@ def _plan_training(
     facts = replace(facts, eval_images=validation_images, fits_classifier=settings.pretrained)
     settings = resolve.resolve_input(settings, facts, decisions)
     with console.quiet():
+        settings = builders.resolve_pixels(settings, source.splits["train"], decisions)
         backbone = train.make_network(settings, source.classes)
     settings = resolve.resolve_training(settings, resolve.add_backbone_facts(facts, backbone), decisions)
     plan = train.make_plan(settings, facts.images, 1)
@@ -240,6 +241,7 @@ def _plan_pretraining(config: AdviseConfig, source: DatasetSplits, facts: Facts,
     decisions = resolve.AutoValues()
     settings = resolve.resolve_input(settings, facts, decisions)
     with console.quiet():
+        settings = builders.resolve_pixels(settings, source.splits["train"], decisions)
         student = pretrain.make_network(settings)
     settings = resolve.resolve_pretraining(settings, resolve.add_backbone_facts(facts, student), decisions)
     plan = pretrain.make_plan(settings, facts.images, 1)

@@ -13,7 +13,7 @@ from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.cache.build import check_decoded
 from frugalvit.data.copies import find_copies
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, JoinedExamples
-from frugalvit.data.decode import Header, describe_darkness
+from frugalvit.data.decode import Header, describe_darkness, to_picture
 from frugalvit.data.open import open_data
 from frugalvit.data.splits import absent_classes_note
 from frugalvit.utils import console
@@ -115,7 +115,7 @@ def _decode(parts: dict[str, ImageDataset], scans: dict[str, SplitScan], mode: s
     def find_brightest(number: int) -> str | int:
         split, index = valid[number]
         try:
-            return int(parts[split].read(index).max())
+            return int(to_picture(parts[split].read(index)).max())
         except UnreadableImage as error:
             return error.reason
 
