@@ -210,6 +210,8 @@ class FileExamples(ImageDataset):
         )
 
     def with_pixels(self, pixels: PixelFormat) -> ImageDataset:
+        if pixels == PHOTO and self.pixels.channels not in (1, 3):
+            raise UserError(f"{self.names[0]} and others hold {self.pixels}, but the network takes {PHOTO}.")
         same = copy.copy(self)
         same.pixels = pixels
         return same

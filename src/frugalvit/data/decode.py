@@ -252,7 +252,7 @@ def _find_stored(stream: IO[bytes], label: str) -> Stored | None:
     try:
         stored = find_stored(stream)
     except ImportError as error:
-        raise UnreadableImage(label, f'reading it needs {error.name}: pip install "frugalvit[science]"') from None
+        raise UserError(f'Reading {label} needs {error.name}: pip install "frugalvit[science]".') from None
     except Exception as error:  # hostile bytes raise every kind of error
         raise UnreadableImage(label, str(error) if isinstance(error, ValueError) else _reason(error, None)) from None
     if stored is not None and not 0 < math.prod(stored.shape) <= 3e6 * MAX_MEGAPIXELS:
@@ -286,7 +286,7 @@ def known_formats() -> tuple[str, ...]:
 
 def _identify(stream: IO[bytes], label: str) -> Image.Image:
     """Open the file with the first format that accepts it. ``Image.open`` would apply Pillow's pixel limit."""
-    prefix = stream.read(64)
+    prefix = stream.read(132)
     for format_name in known_formats():
         factory, accepts = Image.OPEN[format_name]
         try:
@@ -296,9 +296,7 @@ def _identify(stream: IO[bytes], label: str) -> Image.Image:
                 return factory(stream, label)
         except Exception:  # a damaged header raises every kind of error
             continue
-    stream.seek(0)
-    stored = _find_stored(stream, label)
-    raise UnreadableImage(label, f"it holds {_format_of(stored)}, not {PHOTO}" if stored else _describe_file(prefix))
+    raise UnreadableImage(label, _describe_file(prefix))
 
 
 def _describe_file(prefix: bytes) -> str:
@@ -311,6 +309,8 @@ def _describe_file(prefix: bytes) -> str:
         return "a Git LFS pointer without its content: run 'git lfs pull'"
     if prefix.lstrip().lower().startswith((b"<!doctype html", b"<html")):
         return "a web page, not an image"
+    if prefix.startswith((b"\x93NUMPY", b"II*\0", b"MM\0*")) or prefix[128:] == b"DICM":
+        return f"an array, a DICOM file or a TIFF of several channels, not {PHOTO}; or damaged"
     return "not an image of a known format, or damaged"
 
 
