@@ -94,7 +94,7 @@ def upright_rgb(image: Image.Image) -> np.ndarray:
     """Return the pixels of a Pillow image: uint8 (H, W, 3), rotated upright by EXIF."""
     image.load()
     # Read the orientation after loading: TIFF rotates itself, and PNG may store EXIF after its pixels.
-    return _rotate(_to_rgb(image), exif_orientation(image))
+    return rotate(_to_rgb(image), exif_orientation(image))
 
 
 def exif_orientation(image: Image.Image) -> int:
@@ -106,7 +106,7 @@ def exif_orientation(image: Image.Image) -> int:
         return 1
 
 
-def _rotate(pixels: np.ndarray, orientation: int) -> np.ndarray:
+def rotate(pixels: np.ndarray, orientation: int) -> np.ndarray:
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (3, 4, 7, 8):
@@ -174,18 +174,17 @@ class Stored(NamedTuple):
     shape: tuple[int, int, int]  # (H, W, C)
     read: Callable[[], np.ndarray]
 
+    def load(self) -> np.ndarray:
+        """Return float32 (H, W, C) in memory. NaN and infinity, which mark missing pixels, become 0."""
+        return np.nan_to_num(np.array(self.read(), np.float32, order="C"), copy=False, nan=0, posinf=0, neginf=0)
+
 
 def read_values(path: str | Path) -> np.ndarray:
     """Read the values of a file that holds more than 8-bit RGB: float32 (H, W, C)."""
     with Path(path).open("rb") as stream:
         if (stored := find_stored(stream)) is not None:
-            return load_values(stored)
+            return stored.load()
     raise ValueError(f"{path} holds 8-bit RGB. Give a file with 16-bit or floating-point values.")
-
-
-def load_values(stored: Stored) -> np.ndarray:
-    """Return the values in memory, float32 (H, W, C). NaN and infinity, which mark missing pixels, become 0."""
-    return np.nan_to_num(np.array(stored.read(), np.float32, order="C"), copy=False, nan=0, posinf=0, neginf=0)
 
 
 def find_stored(stream: IO[bytes]) -> Stored | None:
@@ -262,9 +261,8 @@ def _find_tiff(stream: IO[bytes]) -> Stored | None:
 
     stream.seek(0)
     series = tifffile.TiffFile(stream).series[0]
-    size, arrange = _arrange(
-        series.shape, next((series.axes.index(name) for name in "CS" if name in series.axes), None)
-    )
+    axis = next((series.axes.index(name) for name in "CS" if name in series.axes), None)
+    size, arrange = _arrange(series.shape, axis)
     return Stored("TIFF", size, lambda: arrange(series.asarray()))
 
 
