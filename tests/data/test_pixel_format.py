@@ -170,7 +170,7 @@ def test_evaluation_crops_and_normalizes_the_values(tmp_path: Path) -> None:
     for picture in (tmp_path / "a.npy", npy(WIDE), WIDE, torch.from_numpy(PAGES.astype(np.int32))):
         torch.testing.assert_close(transform.image(picture)[0], expected)
     assert EvalTransform(**transform.spec()).pixels == transform.pixels
-    with pytest.raises(UserError, match="values in 5 channels"):
+    with pytest.raises(UserError, match="5 channels of raw values"):
         as_pixels(RGB, transform.pixels)
 
 

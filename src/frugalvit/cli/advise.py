@@ -23,6 +23,7 @@ from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.decode import PHOTO
 from frugalvit.data.inspect import inspect
 from frugalvit.data.loader import Batches
 from frugalvit.engine.hardware import pick_device
@@ -106,7 +107,7 @@ def advise(config: AdviseConfig) -> CommandResult:
         propose = _propose_for_labels if source.classes else _propose_without_labels
         proposals = propose(config, source, facts)
     notes = _warnings(inspected, facts)
-    floor = _floor(source) if annotations is None and source.classes else None
+    floor = _floor(source) if annotations is None and source.classes and examples.pixels == PHOTO else None
     if floor is not None:
         notes.append(
             f"The floor on {floor['scored_on']} ({pluralize(floor['scored_images'], 'image')}) is about "
@@ -165,8 +166,8 @@ def _propose_for_labels(config: AdviseConfig, source: DatasetSplits, facts: Fact
     rest = Proposal(f"frugalvit train {data} --unlabelled rest", REASONS["rest"])
     count = _count_unlabelled(source)
     start_from = [start] if count < facts.images else [start, rest]
-    first = [probe]
-    if count > SELECTED:
+    first = [probe] if source.splits["train"].pixels == PHOTO else []  # published networks see photos
+    if first and count > SELECTED:
         select = f"frugalvit embed probe {data} --select {SELECTED} --known {data} --out next.csv"
         first.append(Proposal(select, REASONS["select"], probe.seconds and probe.seconds * (1 + count / facts.images)))
     if locate_published(network) is None and not is_online():

@@ -55,7 +55,7 @@ class PixelFormat(NamedTuple):
     channels: int = 3
 
     def __str__(self) -> str:
-        return "8-bit RGB" if self == PHOTO else f"values in {pluralize(self.channels, 'channel')}"
+        return "8-bit RGB" if self == PHOTO else f"{pluralize(self.channels, 'channel')} of raw values"
 
 
 PHOTO = PixelFormat()

@@ -82,9 +82,7 @@ class OnnxFormat(ExportFormat):
         _name_batch(graph)
         _drop_weight_shapes(graph)
         _replace_cast_like(graph)
-        backbone = model.backbone
-        facts = {"classes": list(model.classes or ()), "mean": backbone.mean, "std": backbone.std}
-        facts |= {} if backbone.pixel_type == "uint8" else {"pixel_type": backbone.pixel_type}
+        facts = {"classes": list(model.classes or ()), "mean": model.backbone.mean, "std": model.backbone.std}
         texts = {name: json.dumps(value, ensure_ascii=False) for name, value in facts.items()}
         onnx.helper.set_model_props(graph, texts)
         onnx.checker.check_model(graph)

@@ -81,7 +81,7 @@ def test_pretraining_and_fine_tuning_keep_the_statistics(tmp_path: Path) -> None
     fv.train(data, labels=4, out=tmp_path / "run", **short)
     means = [config_of(tmp_path / run)["pretrained_cfg"]["mean"] for run in ("start", "run")]
     assert means[0] == means[1] == open_data(data).splits["train"].measure_statistics()[0]
-    with pytest.raises(UserError, match="network takes values in 5 channels"):
+    with pytest.raises(UserError, match="network takes 5 channels of raw values"):
         fv.train(write_set(tmp_path / "grey", "png", 4), out=tmp_path / "no", **short)
 
 
