@@ -310,6 +310,10 @@ def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
     return 0.04, "no warm-up in a short run: a sharp teacher starts faster"
 
 
+INSTANCES_UP_TO = 10_000
+"""Up to this number of images, instance classification learned better features than EsViT (RESULTS_FEW_LABELS.md)."""
+
+
 def teacher_centering() -> tuple[Centering, str]:
     """Return how the teacher's outputs are centred: EsViT's way until another is measured to be better."""
     return "mean", "EsViT's"
