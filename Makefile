@@ -40,7 +40,7 @@ slow: setup
 test-lowest:
 	test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python .ci/lowest.py > $(LOWEST)/constraints.txt
-	$(LOWEST)/bin/python -m pip install --quiet -e ".[streams,video,export]" pytest pytest-xdist hypothesis \
+	$(LOWEST)/bin/python -m pip install --quiet -e ".[streams,video,science,export]" pytest pytest-xdist hypothesis \
 		-c $(LOWEST)/constraints.txt
 	$(LOWEST)/bin/python -m pytest -q -n 2 --dist worksteal $(LOWEST_TESTS)
 

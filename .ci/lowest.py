@@ -1,6 +1,6 @@
 """Print constraints that pin every dependency to the lowest version pyproject.toml allows: ``name==bound`` lines.
 
-    python .ci/lowest.py > constraints.txt && pip install -e ".[streams,video,export]" -c constraints.txt
+    python .ci/lowest.py > constraints.txt && pip install -e ".[streams,video,science,export]" -c constraints.txt
 
 The bounds of pyproject.toml are the only source; nothing else is written down, so nothing can go stale.
 """
@@ -11,7 +11,7 @@ import re
 import tomllib
 from pathlib import Path
 
-EXTRAS = ("streams", "video", "export", "dev")
+EXTRAS = ("streams", "video", "science", "export", "dev")
 _TOOLS = ("ruff", "pyright")  # they look at the code and are no part of what runs
 
 

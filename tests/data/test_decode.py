@@ -7,11 +7,13 @@ import warnings
 import zlib
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps, features
 
+from frugalvit.data import decode as decoding
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.decode import decode, read_header
 
@@ -210,3 +212,10 @@ def test_too_little_memory_is_not_called_damage(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ImageFile.ImageFile, "load", load)
     with pytest.raises(UnreadableImage, match="too little memory"):
         decode(buffer.getvalue(), "a.bmp")
+
+
+@pytest.mark.parametrize("options", [{}, {"subsampling": 0}, {"progressive": True, "quality": 40}])
+def test_jpegs_equal_those_of_pillow(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    content = encode(Image.fromarray(COLOUR), "JPEG", **options)
+    monkeypatch.setattr(decoding, "upright_rgb", lambda image: pytest.fail("Pillow decoded it"))
+    np.testing.assert_array_equal(decode(content), np.asarray(Image.open(BytesIO(content))))

@@ -126,12 +126,13 @@ def test_data_command(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_dark_16_bit_images_are_noted(
     brightest: int, noted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Microscopes and scanners write such images."""
+    """Microscopes and scanners write such images. Among 8-bit ones they are read as 8-bit RGB."""
     for name in ("a", "b"):
         (tmp_path / "photos" / name).mkdir(parents=True)
         values = random.integers(0, brightest + 1, (8, 8)).astype(np.uint16)
         values[0, 0] = brightest
         Image.fromarray(values).save(tmp_path / "photos" / name / "0.png")
+    Image.new("L", (8, 8)).save(tmp_path / "photos" / "a" / "1.png")
     result = command(DataConfig(data=str(tmp_path / "photos")))
     assert result.data["decoded"]["brightest"] == round(brightest / 257)
     assert any("almost black" in note for note in result.notes) == noted

@@ -19,7 +19,7 @@ class PatchFeatures(nn.Module):
     """Each cell's mean colour through a fixed random projection; attention of a class token and the cells."""
 
     name = "patch features"
-    in_chans = 3
+    in_chans, pixel_type = 3, "uint8"
     mean, std = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
     def __init__(self, img_size: tuple[int, int] = (32, 32), cell: int = 8, dim: int = 6, heads: int = 3) -> None:

@@ -24,7 +24,9 @@ from frugalvit.errors import UserError
 from frugalvit.features import Features
 from frugalvit.utils.text import short_message
 
-BACKBONE_ONLY_KWARGS = ("mean", "std", "eval_crop", "grid_norm", "drop_path", "keep_patch_size", "knn_head")
+BACKBONE_ONLY_KWARGS = (
+    "mean", "std", "pixel_type", "eval_crop", "grid_norm", "drop_path", "keep_patch_size", "knn_head",
+)  # fmt: skip
 """Keywords of a backbone that are not passed to the network's constructor under these names."""
 
 
@@ -80,6 +82,7 @@ class Backbone(nn.Module):
     dim         D of ``Features.grid``; ``pooled_dim`` is that of ``Features.pooled`` (they differ only in networks
                 that widen between map and classifier, such as MobileNetV3)
     mean, std   for normalizing images, one number per channel
+    pixel_type  uint8: photos, whose mean and std are for values from 0 to 1; float32: the values of files
     notes       what was changed automatically for small images, and why
     """
 
@@ -96,6 +99,7 @@ class Backbone(nn.Module):
         keywords: dict[str, Any],
         mean: tuple[float, ...],
         std: tuple[float, ...],
+        pixel_type: str = "uint8",
         grid_norm: bool = True,
         notes: list[str] | None = None,
     ) -> None:
@@ -110,6 +114,7 @@ class Backbone(nn.Module):
         self.keywords = keywords
         self.mean = mean
         self.std = std
+        self.pixel_type = pixel_type
         self.grid_norm = grid_norm
         self.notes = list(notes or [])
         self.is_grid_model = isinstance(model, GridModel)

@@ -38,6 +38,7 @@ def create_backbone(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     eval_crop: dict[str, Any] | None = None,
+    pixel_type: str = "uint8",
     keep_patch_size: bool = False,
     knn_head: dict[str, Any] | None = None,
     **keywords: Any,
@@ -52,6 +53,7 @@ def create_backbone(
     mean, std   of the pixels; None for ImageNet's, or for those of the pretrained weights
     eval_crop   the crop of evaluations, ``{"crop_pct": 0.9, "interpolation": "bicubic", "squash": False}``; None for
                 that of the pretrained weights, or the default of this size
+    pixel_type  uint8 for photos; float32 for images that keep the values of their files (with mean and std)
     keep_patch_size  True keeps patches, windows and strides at any image size: trained weights need this.
                 False makes patches or strides of a new network smaller if its final grid would be too small.
     knn_head    a k-NN classifier instead of a linear one: ``{"images": 100, "k": 20, "temperature": 0.07}``
@@ -98,6 +100,10 @@ def create_backbone(
         raise UserError(f"eval_crop has no {unknown[0]!r}; use {', '.join(default_crop(size))}")
     if eval_crop and default_crop(size) | eval_crop != default_crop(size):
         resolved["eval_crop"] = eval_crop
+    if pixel_type != "uint8":
+        if pixel_type != "float32" or mean is None or std is None:
+            raise UserError(f"pixel_type={pixel_type!r}: use uint8, or float32 with mean and std")
+        resolved["pixel_type"] = pixel_type
     if not grid_norm:
         resolved["grid_norm"] = False
     if drop_path is not None:
@@ -116,6 +122,7 @@ def create_backbone(
         keywords={key: _to_json(value) for key, value in resolved.items()},
         mean=pixel_mean,
         std=pixel_std,
+        pixel_type=pixel_type,
         grid_norm=grid_norm,
         notes=notes,
     )

@@ -23,6 +23,7 @@ from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.decode import PHOTO
 from frugalvit.data.inspect import inspect
 from frugalvit.data.loader import Batches
 from frugalvit.engine.hardware import pick_device
@@ -98,7 +99,7 @@ def advise(config: AdviseConfig) -> CommandResult:
     notes = _warnings(inspected, facts)
     if annotations is None and source.classes and not _has_published(device):
         notes.append("Published weights are neither here nor within reach: commands that need them come later.")
-    floor = _floor(source) if annotations is None and source.classes else None
+    floor = _floor(source) if annotations is None and source.classes and examples.pixels == PHOTO else None
     if floor is not None:
         notes.append(
             f"The floor on {floor['scored_on']} ({pluralize(floor['scored_images'], 'image')}) is about "
@@ -153,8 +154,8 @@ def _propose_for_labels(config: AdviseConfig, source: DatasetSplits, facts: Fact
     rest = Proposal(f"frugalvit train {data} --unlabelled rest", REASONS["rest"])
     count = _count_unlabelled(source)
     start_from = [start] if count < facts.images else [start, rest]
-    first = [probe]
-    if count > SELECTED:
+    first = [probe] if source.splits["train"].pixels == PHOTO else []  # published networks see photos
+    if first and count > SELECTED:
         select = f"frugalvit embed probe {data} --select {SELECTED} --known {data} --out next.csv"
         first.append(Proposal(select, REASONS["select"], probe.seconds and probe.seconds * (1 + count / facts.images)))
     if not _has_published(facts.device):
@@ -207,6 +208,7 @@ def _plan_training(
     facts = replace(facts, eval_images=validation_images, fits_classifier=settings.pretrained)
     settings = resolve.resolve_input(settings, facts, decisions)
     with console.quiet():
+        settings = builders.resolve_pixels(settings, source.splits["train"], decisions)
         backbone = train.make_network(settings, source.classes)
     settings = resolve.resolve_training(settings, resolve.add_backbone_facts(facts, backbone), decisions)
     plan = train.make_plan(settings, facts.images, 1)
@@ -232,6 +234,7 @@ def _plan_pretraining(config: AdviseConfig, source: DatasetSplits, facts: Facts,
     decisions = resolve.AutoValues()
     settings = resolve.resolve_input(settings, facts, decisions)
     with console.quiet():
+        settings = builders.resolve_pixels(settings, source.splits["train"], decisions)
         student = pretrain.make_network(settings)
     settings = resolve.resolve_pretraining(settings, resolve.add_backbone_facts(facts, student), decisions)
     plan = pretrain.make_plan(settings, facts.images, 1)

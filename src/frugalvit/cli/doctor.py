@@ -24,6 +24,7 @@ EXTRAS = {
     "tracking": "W&B, MLflow, Trackio",
     "export": "ONNX",
     "video": "UCF101's middle frames",
+    "science": "multi-channel TIFF and DICOM",
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.config.tools import AttendConfig, CorrespondConfig, ExploreConfig, ReportConfig
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import decode
+from frugalvit.data.decode import PixelFormat, read_pixels
 from frugalvit.data.open import open_data
 from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
@@ -34,6 +34,7 @@ from frugalvit.visualization.model_views import (
     input_batches,
     model_input,
     model_view,
+    shown,
     spread_evenly,
 )
 
@@ -47,9 +48,9 @@ def correspond(config: CorrespondConfig) -> CommandResult:
         raise UserError("Pass one or two images to draw matches, or --data to score them on a dataset.")
     if len(config.images) > 2:
         raise UserError(f"Matches need two images, not {len(config.images)}. Try 'frugalvit look explore'.")
-    pictures = [read_picture(path) for path in config.images]
     examples = _open_examples(config) if config.data else None
     models = _load_models(config, [config.model, *config.against])
+    pictures = [read_picture(path, models[0].transform.pixels) for path in config.images]
     result = CommandResult({})
     if pictures:
         _draw_matches(config, models, pictures, result)
@@ -69,11 +70,12 @@ def _draw_matches(
         )
         first, second = (view for view, _ in views)
         if len(pictures) == 1:
-            second = SecondView()(second[None], torch.Generator().manual_seed(config.seed))[0]
+            second = SecondView.of(pictures[0].pixel_type)(second[None], torch.Generator().manual_seed(config.seed))[0]
         with eval_no_grad(model.backbone):
             features = [model.backbone(model_input(model.backbone, view[None])) for view in (first, second)]
         matches = lens.correspond(*features, top=config.top)
         regions = [Regions.of(model.backbone, (view.shape[1], view.shape[2])) for view in (first, second)]
+        first, second = (shown(view, pictures[0].pixel_type) for view in (first, second))
         rows.append(figures.MatchedViews(model.name, first, second, matches, (regions[0], regions[1])))
     path = _new_file(config.out, f"correspond_{pictures[0].name}", config.format)
     save(figures.correspondence_figure(rows), path)
@@ -101,7 +103,8 @@ def _score_matches(
 ) -> None:
     scores = {}
     for model in models:
-        batches = input_batches(examples, model.backbone, config.batch, model.name)
+        images = examples.with_pixels(model.transform.pixels)
+        batches = input_batches(images, model.backbone, config.batch, model.name)
         scores[model.name] = lens.evaluate_correspondence(model.backbone, batches, top=config.top, seed=config.seed)
     out = config.out
     if config.out and config.images and not Path(config.out).is_dir():  # the drawing has this name
@@ -122,9 +125,10 @@ def _score_matches(
 
 def attend(config: AttendConfig) -> CommandResult:
     """Draw the attention of every head of a block from one point, for one or several models."""
-    picture = read_picture(config.image)
     drawn, result = [], CommandResult({})
-    for model in _load_models(config, [config.model, *config.against]):
+    models = _load_models(config, [config.model, *config.against])
+    picture = read_picture(config.image, models[0].transform.pixels)
+    for model in models:
         image, box = model_view(model.backbone, picture.pixels, config.fit, model.backbone.eval_crop["crop_pct"])
         attention, regions = attention_lens.block_attention(model.backbone, image, config.block)
         size = (picture.pixels.shape[0], picture.pixels.shape[1])
@@ -136,7 +140,7 @@ def attend(config: AttendConfig) -> CommandResult:
         if drawn and out and not Path(out).is_dir():  # each figure has a name of its own
             out = str(Path(out).with_stem(f"{Path(out).stem}_{len(drawn) + 1}"))
         path = _new_file(out, f"attend_{picture.name}", config.format)
-        save(figures.attention_figure(image, view, regions, title, config.mass), path)
+        save(figures.attention_figure(shown(image, picture.pixel_type), view, regions, title, config.mass), path)
         heads = [
             {"head": head, "entropy": view.entropy[head].item(), "regions": int(view.masks[head].sum())}
             | ({"on_class_token": view.elsewhere[head].item()} if view.extra else {})
@@ -164,8 +168,8 @@ def attend(config: AttendConfig) -> CommandResult:
 
 def explore(config: ExploreConfig) -> CommandResult:
     """Write the page of the explorer."""
-    pictures = [read_picture(path) for path in config.images]
     models = _load_models(config, [config.model, *config.against])
+    pictures = [read_picture(path, models[0].transform.pixels) for path in config.images]
     second = len(pictures) == 1 if config.second_views == "auto" else config.second_views
     keep = models[0].backbone.eval_crop["crop_pct"]
     for model in models[1:]:
@@ -189,11 +193,11 @@ def report(config: ReportConfig) -> CommandResult:
     if out.is_dir():
         raise UserError(f"{out} is a folder: name a file in it, for instance {out / layout.REPORT}.")
     _check_replaceable(out, [Path(run) for run in config.runs])
-    pictures = [read_picture(path) for path in config.images]
     make_folder(out.parent)
     explored: dict[Path, dict[str, Any]] = {}
-    for folder in console.progress(folders if pictures else [], label="exploring"):
+    for folder in console.progress(folders if config.images else [], label="exploring"):
         model = load_model(str(folder), pick_device(config.device))
+        pictures = [read_picture(path, model.transform.pixels) for path in config.images]
         named = [(console.sanitize(model.name), model.backbone)]
         explored[folder] = gather(
             named, pictures, second_views=len(pictures) == 1, keep=model.backbone.eval_crop["crop_pct"]
@@ -218,15 +222,17 @@ def _check_replaceable(out: Path, runs: list[Path]) -> None:
         raise UserError(f"{out} exists and is not a report of frugalvit; choose another --out.")
 
 
-def read_picture(path: str) -> Picture:
-    """Read an image file, upright and in RGB."""
-    return Picture.of(path, decode(Path(path)))
+def read_picture(path: str, pixels: PixelFormat) -> Picture:
+    """Read an image file in the pixel format of a model."""
+    return Picture.of(path, read_pixels(Path(path), pixels))
 
 
 def _load_models(config: Any, paths: list[str]) -> list[Model]:
     device = pick_device(config.device)
     options = {"img_size": config.img_size, "architecture": config.backbone, "pretrained": config.pretrained}
     models = [load_model(path, device, **options) for path in paths]
+    if len({model.transform.pixels for model in models}) > 1:
+        raise UserError("These models take different kinds of images. Show them one by one.")
     names = [model.name for model in models]
     for number, model in enumerate(models):
         name = f"{model.name} ({paths[number]})" if names.count(model.name) > 1 else model.name

@@ -139,7 +139,7 @@ class RunConfig(Config):
         for name, hint in _RESERVED_KWARGS.items():
             if name in arguments:
                 raise ValueError(f"'{name}' cannot be set here: {hint}")
-        if arguments.get("in_chans", 3) not in (1, 3):
+        if arguments.get("in_chans", 3) not in (1, 3) and "pixel_type" not in arguments:
             raise ValueError("in_chans must be 3, or 1 for grey images")
         return arguments
 

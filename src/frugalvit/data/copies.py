@@ -11,7 +11,7 @@ from torch.nn.functional import avg_pool2d
 
 from frugalvit.data.bad_images import UnreadableImage, read_all
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import resize_to
+from frugalvit.data.decode import resize_to, to_picture
 from frugalvit.utils.text import pluralize
 
 SIDE = 16  # of a thumbnail
@@ -57,7 +57,7 @@ def read_thumbnails(examples: ImageDataset) -> Tensor | None:
         return header.width * header.height / (4 if header.format in ("JPEG", "MPO") else 1)  # decoded at half size
 
     def read(index: int) -> Tensor:
-        pixels = examples.read(index, at_least=(8 * SIDE, 8 * SIDE))
+        pixels = to_picture(examples.read(index, at_least=(8 * SIDE, 8 * SIDE)))
         return torch.from_numpy(resize_to(pixels, (SIDE, SIDE))).permute(2, 0, 1).float()
 
     indices = range(len(examples))

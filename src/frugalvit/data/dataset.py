@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -14,8 +16,9 @@ import numpy as np
 from PIL import Image
 
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.decode import Header, decode, read_header, resize_to, turn_of
+from frugalvit.data.decode import PHOTO, Header, PixelFormat, decode, read_header, read_pixels, resize_to, turn_of
 from frugalvit.data.preprocessing import CenterCrop
+from frugalvit.errors import UserError
 from frugalvit.utils.files import open_regular, read_bytes, utf8_safe
 from frugalvit.utils.text import pluralize
 
@@ -51,6 +54,7 @@ class ImageDataset:
 
     streaming: StreamedShards | None = None  # None if the images can be read one by one
     decoded: PackedImages | None = None  # decoded images stored with a packed dataset
+    pixels: PixelFormat = PHOTO  # how images are read; ``open_data`` decides it
 
     def __init__(self, names: Sequence[str], labels: np.ndarray | None, keys: Sequence[str] | None = None) -> None:
         self.names = list(names)
@@ -85,14 +89,24 @@ class ImageDataset:
         """Return a few bytes of an image, cheap to read; equal images have equal ones. Raises ``UnreadableImage``."""
         return self.raw(index)
 
+    def stored_format(self, index: int) -> PixelFormat:
+        """Return the pixel format that keeps the range and the channels of an image. Raises ``UnreadableImage``."""
+        return PHOTO
+
+    def with_pixels(self, pixels: PixelFormat) -> ImageDataset:
+        """Return the same images, read in another pixel format."""
+        if pixels != self.pixels:
+            raise UserError(f"These images are {self.pixels}, not {pixels}. Give files in folders or tables.")
+        return self
+
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        """Decode an image to uint8 (H, W, 3), RGB, upright. Raises ``UnreadableImage``."""
+        """Read an image (H, W, C), upright, in the pixel format. Raises ``UnreadableImage``."""
         return decode(self.raw(index), self.names[index], at_least=at_least)
 
     def read_sized(
         self, index: int, size: tuple[int, int], crop: CenterCrop | None = None
     ) -> tuple[np.ndarray, tuple[int, int]]:
-        """Decode an image to a cached size: uint8 (S, S', 3). Also return the size that crops are drawn in.
+        """Read an image at a cached size: (S, S', C). Also return the size that crops are drawn in.
 
         crop: evaluation's, from all pixels; without it a JPEG may be decoded at a reduced size, for training
         """
@@ -145,6 +159,21 @@ class ImageDataset:
         """Yield one item per image; it changes if the image changes. ``times`` adds the modification time."""
         raise NotImplementedError
 
+    def measure_statistics(self) -> tuple[list[float], list[float], int]:
+        """Return mean and standard deviation of each channel, and the number of images they come from."""
+        measured = []
+        for index in sorted(spread(len(self), _MEASURED)):
+            with contextlib.suppress(UnreadableImage):
+                values = self.read(index).reshape(-1, self.pixels.channels).astype(np.float64)
+                measured.append((len(values), values.mean(0), values.var(0)))
+        if not measured:
+            raise UserError(f"No training image can be read as {self.pixels}. 'frugalvit data' lists the reasons.")
+        sizes, means, variances = (np.array(column) for column in zip(*measured, strict=True))
+        share = sizes / sizes.sum()
+        deviation = np.sqrt(share @ (variances + (means - share @ means) ** 2))
+        mean, std = ([float(f"{x:.6g}") for x in values] for values in (share @ means, deviation))
+        return mean, [x or 1.0 for x in std], len(measured)  # 1 for a constant channel
+
 
 class FileExamples(ImageDataset):
     """Images in files."""
@@ -173,17 +202,31 @@ class FileExamples(ImageDataset):
         except (OSError, ValueError):
             return -1
 
+    def stored_format(self, index: int) -> PixelFormat:
+        return (
+            PHOTO
+            if self.names[index].lower().endswith(_PICTURES)
+            else read_header(self.names[index], values=True).pixels
+        )
+
+    def with_pixels(self, pixels: PixelFormat) -> ImageDataset:
+        if pixels == PHOTO and self.pixels.channels not in (1, 3):
+            raise UserError(f"{self.names[0]} and others hold {self.pixels}, but the network takes {PHOTO}.")
+        same = copy.copy(self)
+        same.pixels = pixels
+        return same
+
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        return decode(self.names[index], at_least=at_least)
+        return read_pixels(self.names[index], self.pixels, at_least=at_least)
 
     def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
         """Do nothing: files need only their names."""
 
     def header(self, index: int) -> Header:
-        return read_header(self.names[index], complete=True)
+        return read_header(self.names[index], complete=True, values=self.pixels != PHOTO)
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
-        sampled = {round(i) for i in np.linspace(0, len(self) - 1, _SAMPLED_FILES)}
+        sampled = spread(len(self), _SAMPLED_FILES)
         for index, path in enumerate(self.names):
             try:
                 status = Path(path).stat()
@@ -195,7 +238,14 @@ class FileExamples(ImageDataset):
             yield status.st_size, *modified, *([_hash_start(path)] if index in sampled else [])
 
 
+_PICTURES = (".jpg", ".jpeg", ".webp", ".gif", ".bmp")  # formats that hold no more than 8-bit RGB
+_MEASURED = 512  # images, at most, that mean and deviation come from
 _SAMPLED_FILES, _SAMPLED_BYTES = 16, 4096  # a fingerprint hashes the first bytes of a few files
+
+
+def spread(length: int, most: int) -> set[int]:
+    """Return at most ``most`` evenly spaced indices."""
+    return {round(index) for index in np.linspace(0, length - 1, min(most, length))}
 
 
 def _read_end(path: str) -> bytes:
@@ -281,8 +331,14 @@ class JoinedExamples(ImageDataset):
         super().__init__(names, np.concatenate(labels) if labels and len(labels) == len(parts) else None, keys)
         targets = [part.targets for part in parts if part.targets is not None]
         self.targets = np.concatenate(targets) if targets and len(targets) == len(parts) else None
-        self.parts = list(parts)
+        self.parts, self.pixels = list(parts), parts[0].pixels
         self.rows = [(part, i) for part in parts for i in range(len(part))]
+
+    def with_pixels(self, pixels: PixelFormat) -> ImageDataset:
+        same, parts = copy.copy(self), {part: part.with_pixels(pixels) for part in self.parts}
+        same.parts, same.pixels = list(parts.values()), pixels
+        same.rows = [(parts[part], i) for part, i in self.rows]
+        return same
 
     def raw(self, index: int) -> bytes:
         part, inner = self.rows[index]

@@ -1,11 +1,14 @@
 """Decode image files to pixels, or raise ``UnreadableImage`` with a reason.
 
-The result is RGB, uint8, (height, width, 3), rotated upright by EXIF. Transparent pixels become white. Grey, palette,
-1-bit and CMYK images and the first frame of an animation become RGB. 16-bit grey is scaled from its full range (not
-clipped), floating point from [0, 1], [0, 255] or else its own range. Images above ``MAX_MEGAPIXELS`` are refused.
+``decode`` returns RGB, uint8, (height, width, 3), rotated upright by EXIF. Transparent pixels become white. Grey,
+palette, 1-bit and CMYK images and the first frame of an animation become RGB. 16-bit grey is scaled from its full range
+(not clipped), floating point from [0, 1], [0, 255] or else its own range. Images above ``MAX_MEGAPIXELS`` are refused.
+``read_pixels`` keeps the range and the channels of files that hold more: 16 bits, floating point, other channels.
 """
 
+import contextlib
 import functools
+import math
 import os
 import threading
 import warnings
@@ -19,9 +22,10 @@ import torch
 from PIL import Image
 
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.preprocessing import exif_orientation, upright_rgb
+from frugalvit.data.preprocessing import Stored, exif_orientation, find_stored, on_planes, rotate, upright_rgb
 from frugalvit.errors import UserError
 from frugalvit.utils.files import open_regular
+from frugalvit.utils.text import pluralize
 
 MAX_MEGAPIXELS = 200.0
 LARGE_MEGAPIXELS = 25.0
@@ -35,11 +39,26 @@ EXTENSIONS = frozenset((
     ".pnm", ".jp2", ".j2k", ".jpx", ".avif", ".heic", ".heif",
 ))  # fmt: skip
 """Extensions of image files. HEIC photos cannot be decoded: they are listed so that ``frugalvit data`` reports them."""
+ARRAYS = frozenset((".npy", ".dcm", ".dicom"))
+"""Extensions of files that are images only in folders without other images: arrays may also be features or masks."""
 
 _DARK = 32  # of 255; any set of photographs has far brighter pixels
 _TRUNCATED_TEXTS = ("truncated", "unexpected end", "not enough", "no more images")
 _TRUNCATED = "truncated: the file ends before the {} data"
 _TAIL = 64 * 1024
+
+
+class PixelFormat(NamedTuple):
+    """The type and the number of channels of an image: uint8 is 8-bit RGB, float32 keeps the values of the file."""
+
+    type: str = "uint8"
+    channels: int = 3
+
+    def __str__(self) -> str:
+        return "8-bit RGB" if self == PHOTO else f"{pluralize(self.channels, 'channel')} of raw values"
+
+
+PHOTO = PixelFormat()
 
 
 class Header(NamedTuple):
@@ -49,6 +68,7 @@ class Header(NamedTuple):
     width: int
     height: int
     mode: str
+    pixels: PixelFormat = PHOTO  # that keeps all values of the file, if they are requested
 
     @property
     def channels(self) -> str:
@@ -79,21 +99,53 @@ def decode(
         return pixels_of(image, label, at_least=at_least)
 
 
+def read_pixels(
+    content: bytes | str | Path, pixels: PixelFormat = PHOTO, *, at_least: tuple[int, int] | None = None
+) -> np.ndarray:
+    """Read (H, W, C) in a pixel format: decoded to 8-bit RGB, or the values of the file. Raises ``UnreadableImage``."""
+    if pixels == PHOTO:
+        return decode(content, at_least=at_least)
+    stream, label = _open_stream(content, None)
+    with stream:
+        stored = _find_stored(stream, label)
+        if stored is None:
+            decode(content)  # a damaged file says why
+        if stored is None or _format_of(stored) != pixels:
+            raise UnreadableImage(label, f"it holds {_format_of(stored)}, not {pixels}")
+        return _load(stored, label)
+
+
+def _format_of(stored: Stored | None) -> PixelFormat:
+    return PHOTO if stored is None else PixelFormat("float32", stored.shape[2])
+
+
+def to_picture(values: np.ndarray) -> np.ndarray:
+    """Show (H, W, C) as 8-bit RGB: the first three channels or the first as grey, stretched if they are not uint8."""
+    shown = values[:, :, : 3 if values.shape[2] >= 3 else 1]
+    if values.dtype != np.uint8:
+        low, high = np.percentile(shown, (1, 99), axis=(0, 1)).astype(np.float32)
+        shown = np.rint(((shown - low) * (255 / np.maximum(high - low, 1e-30))).clip(0, 255)).astype(np.uint8)
+    return shown if shown.shape[2] == 3 else np.repeat(shown, 3, axis=2)
+
+
 def resize_to(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize (H, W, 3) to (S, S', 3), antialiased; unchanged if it has that size."""
+    """Resize (H, W, C) to (S, S', C), antialiased; unchanged if it has that size."""
     if pixels.shape[:2] == size:
         return pixels if pixels.flags.writeable else pixels.copy()
-    resized = Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BICUBIC, reducing_gap=3.0)
-    return np.array(resized)
+    shape = (size[1], size[0])
+    return on_planes(pixels, lambda image: image.resize(shape, Image.Resampling.BICUBIC, reducing_gap=3.0))
 
 
-def as_pixels(picture: Any) -> np.ndarray:
-    """Return the pixels (H, W, 1 or 3) of a path, a file's bytes, a PIL image, an array or a tensor.
+def as_pixels(picture: Any, wanted: PixelFormat = PHOTO) -> np.ndarray:
+    """Return the pixels (H, W, C) of a path, a file's bytes, a PIL image, an array or a tensor.
 
-    An array is uint8, (H, W) or (H, W, C). A tensor is (H, W) or (C, H, W), uint8 or floats from 0 to 1.
+    An array is uint8, (H, W) or (H, W, C). A tensor is (H, W) or (C, H, W), uint8 or floats from 0 to 1. C is 1 or 3.
+    In another format than 8-bit RGB, arrays and tensors hold the same values as the files that the model learned from.
     """
     if isinstance(picture, str | bytes | os.PathLike):
-        return decode(os.fspath(picture))
+        return read_pixels(os.fspath(picture), wanted)
+    if wanted != PHOTO:
+        return _as_values(picture, wanted)
     if isinstance(picture, torch.Tensor):
         pixels = _from_tensor(picture)
     else:
@@ -106,6 +158,18 @@ def as_pixels(picture: Any) -> np.ndarray:
             "(3, H, W). Give several images as a list."
         )
     return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def _as_values(picture: Any, wanted: PixelFormat) -> np.ndarray:
+    is_tensor = isinstance(picture, torch.Tensor)
+    values = picture.numpy(force=True) if is_tensor else np.asarray(picture)
+    values = values[:, :, None] if values.ndim == 2 else np.moveaxis(values, 0, -1) if is_tensor else values
+    if values.ndim != 3 or values.dtype.kind not in "uif" or values.shape[2] != wanted.channels or not values.size:
+        raise UserError(
+            f"Expected {wanted}, got a {type(picture).__name__} of {values.dtype} and shape {values.shape}. "
+            f"Give a path, an array (H, W, {wanted.channels}) or a tensor ({wanted.channels}, H, W)."
+        )
+    return Stored("array", values.shape, lambda: values).load()
 
 
 def _from_tensor(image: torch.Tensor) -> np.ndarray:
@@ -121,12 +185,16 @@ def _from_tensor(image: torch.Tensor) -> np.ndarray:
 def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, int] | None = None) -> np.ndarray:
     """Return the pixels of a Pillow image in the same form as ``decode``."""
     try:
+        full_size = image.size
         if at_least is not None and image.format in ("JPEG", "MPO"):  # the only formats that decode at a smaller size
             height, width = at_least
             if exif_orientation(image) >= 5:
                 height, width = width, height
             image.draft(None, (width, height))
         with turn_of(image.height, image.width):
+            if image.format == "JPEG" and image.mode == "RGB" and image.size == full_size:
+                with contextlib.suppress(RuntimeError, AttributeError):  # damaged or already loaded: for Pillow
+                    return _decode_jpeg(image)
             return np.array(upright_rgb(image), order="C")  # writable: torch warns about Pillow's read-only memory
     except UnreadableImage as bad:
         raise UnreadableImage(name, bad.reason) from None
@@ -134,13 +202,35 @@ def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, i
         raise UnreadableImage(name, _reason(error, image.format)) from None
 
 
+def _decode_jpeg(image: Image.Image) -> np.ndarray:
+    """Decode with torchvision: equal to Pillow to the bit; 4 to 26 % faster at 500 x 375, 60 % at 1000 x 750."""
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    stream: Any = image.fp  # type: ignore[attr-defined]
+    stream.seek(0)
+    rgb: Any = decode_jpeg(torch.frombuffer(bytearray(stream.read()), dtype=torch.uint8), mode=ImageReadMode.RGB)
+    return np.ascontiguousarray(rotate(rgb.permute(1, 2, 0).numpy(), exif_orientation(image)))
+
+
 def turn_of(height: int, width: int) -> AbstractContextManager[Any]:
     """Return a context in which an image of this size is decoded or resized: a large one waits for the others."""
     return large_images if height * width > LARGE_MEGAPIXELS * 1e6 else nullcontext()
 
 
-def read_header(content: bytes | str | Path, name: str | None = None, *, complete: bool = False) -> Header:
-    """Read format, size and mode without decoding. Raises ``UnreadableImage``; if ``complete``, also if truncated."""
+def read_header(
+    content: bytes | str | Path, name: str | None = None, *, complete: bool = False, values: bool = False
+) -> Header:
+    """Read format, size and mode without decoding. Raises ``UnreadableImage``; if ``complete``, also if truncated.
+
+    values: describe files that hold more than 8-bit RGB by their values
+    """
+    if values:
+        stream, label = _open_stream(content, name)
+        with stream:
+            stored = _find_stored(stream, label)
+        if stored:
+            pixels = _format_of(stored)
+            return Header(stored.kind, stored.shape[1], stored.shape[0], str(pixels), pixels)
     image, stream, label = _open(content, name)
     with stream:
         header = Header(image.format or "?", image.width, image.height, image.mode)
@@ -151,9 +241,7 @@ def read_header(content: bytes | str | Path, name: str | None = None, *, complet
 
 def _open(content: bytes | str | Path, name: str | None) -> tuple[Image.Image, IO[bytes], str]:
     """Recognize the format by the first bytes and read the header. Returns image, stream and name."""
-    _ignore_pillow_warnings()
-    label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
-    stream: IO[bytes] = BytesIO(content) if isinstance(content, bytes) else _open_file(Path(content), label)
+    stream, label = _open_stream(content, name)
     try:
         image = _identify(stream, label)
         megapixels = image.width * image.height / 1e6
@@ -167,6 +255,32 @@ def _open(content: bytes | str | Path, name: str | None) -> tuple[Image.Image, I
         stream.close()
         raise
     return image, stream, label
+
+
+def _open_stream(content: bytes | str | Path, name: str | None) -> tuple[IO[bytes], str]:
+    _ignore_pillow_warnings()
+    label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
+    return (BytesIO(content) if isinstance(content, bytes) else _open_file(Path(content), label)), label
+
+
+def _find_stored(stream: IO[bytes], label: str) -> Stored | None:
+    try:
+        stored = find_stored(stream)
+    except ImportError as error:
+        raise UserError(f'Reading {label} needs {error.name}: pip install "frugalvit[science]".') from None
+    except Exception as error:  # hostile bytes raise every kind of error
+        raise UnreadableImage(label, str(error) if isinstance(error, ValueError) else _reason(error, None)) from None
+    if stored is not None and not 0 < math.prod(stored.shape) <= 3e6 * MAX_MEGAPIXELS:
+        raise UnreadableImage(label, f"its shape is {stored.shape}: empty, or above {MAX_MEGAPIXELS:,g} megapixels RGB")
+    return stored
+
+
+def _load(stored: Stored, label: str) -> np.ndarray:
+    try:
+        with turn_of(stored.shape[0] * stored.shape[2], stored.shape[1]):
+            return stored.load()
+    except Exception as error:  # hostile bytes raise every kind of error
+        raise UnreadableImage(label, _reason(error, stored.kind)) from None
 
 
 def _open_file(path: Path, label: str) -> IO[bytes]:
@@ -187,7 +301,7 @@ def known_formats() -> tuple[str, ...]:
 
 def _identify(stream: IO[bytes], label: str) -> Image.Image:
     """Open the file with the first format that accepts it. ``Image.open`` would apply Pillow's pixel limit."""
-    prefix = stream.read(64)
+    prefix = stream.read(132)
     for format_name in known_formats():
         factory, accepts = Image.OPEN[format_name]
         try:
@@ -210,6 +324,8 @@ def _describe_file(prefix: bytes) -> str:
         return "a Git LFS pointer without its content: run 'git lfs pull'"
     if prefix.lstrip().lower().startswith((b"<!doctype html", b"<html")):
         return "a web page, not an image"
+    if prefix.startswith((b"\x93NUMPY", b"II*\0", b"MM\0*")) or prefix[128:] == b"DICM":
+        return f"an array, a DICOM file or a TIFF of several channels, not {PHOTO}; or damaged"
     return "not an image of a known format, or damaged"
 
 

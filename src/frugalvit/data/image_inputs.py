@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.decode import decode
+from frugalvit.data.decode import PHOTO, PixelFormat, read_pixels
 from frugalvit.data.formats.csv import is_table
 from frugalvit.data.formats.image_folder import list_images
 from frugalvit.data.open import open_data
@@ -19,7 +19,7 @@ _MAX_BYTES = 300_000_000  # of the decoded images in one batch: 100 megapixels
 
 
 class Decoded(NamedTuple):
-    """A decoded image: its index among the inputs, its path, its pixels (H, W, 3)."""
+    """A decoded image: its index among the inputs, its path, its pixels (H, W, C)."""
 
     index: int
     path: Path
@@ -49,12 +49,12 @@ class InputImages:
         if not self.paths:
             raise UserError(f"{self.names[0]} holds no images.")
 
-    def batches(self, size: int, label: str) -> Iterator[list[Decoded]]:
-        """Yield the readable images in lists of ``size``, shorter if images are large."""
+    def batches(self, size: int, label: str, pixels: PixelFormat = PHOTO) -> Iterator[list[Decoded]]:
+        """Yield the readable images in a pixel format, in lists of ``size``, shorter if images are large."""
         batch: list[Decoded] = []
         for index, path in enumerate(console.progress(self.paths, label=label)):
             try:
-                batch.append(Decoded(index, path, decode(path)))
+                batch.append(Decoded(index, path, read_pixels(path, pixels)))
             except UnreadableImage as error:
                 console.warning(str(error))
                 self.unreadable.append(str(path))

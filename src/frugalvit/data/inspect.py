@@ -11,7 +11,7 @@ from frugalvit.data.bad_images import UnreadableImage, read_all
 from frugalvit.data.cache.build import check_decoded
 from frugalvit.data.copies import find_copies
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, JoinedExamples
-from frugalvit.data.decode import Header, describe_darkness
+from frugalvit.data.decode import Header, describe_darkness, to_picture
 from frugalvit.data.open import open_data
 from frugalvit.data.splits import absent_classes_note
 from frugalvit.utils.tables import CommandResult, Table
@@ -96,7 +96,7 @@ def _decode(parts: dict[str, ImageDataset], scans: dict[str, SplitScan], mode: s
 
     def find_brightest(number: int) -> int:
         split, index = valid[number]
-        return int(parts[split].read(index).max())
+        return int(to_picture(parts[split].read(index)).max())
 
     brightest = None
     results = read_all(find_brightest, range(len(valid)), "decoding")

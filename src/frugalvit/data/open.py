@@ -1,5 +1,6 @@
 """``open_data``: open a dataset by its path or name, with labels and splits."""
 
+import contextlib
 import os
 import re
 import unicodedata
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.bad_images import UnreadableImage
+from frugalvit.data.dataset import DatasetSplits, ImageDataset, spread
+from frugalvit.data.decode import PHOTO, PixelFormat
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.csv import split_columns
 from frugalvit.data.formats.named_catalog import DATASETS
@@ -21,6 +24,7 @@ from frugalvit.utils.files import read_text, utf8_safe
 from frugalvit.utils.text import pluralize, truncate_list
 
 _INVISIBLE = re.compile("[\u034f\u115f\u1160\ufe00-\ufe0f]")  # joiners, fillers and variants that count as letters
+_HEADERS = 16  # files of a split whose headers decide how its images are read
 
 
 def open_data(
@@ -66,6 +70,7 @@ def open_data(
         root=root,
     )
     source = _open(location, options)
+    _set_pixel_format(source)
     if wanted is None:
         check_class_names(source)
     else:
@@ -74,6 +79,28 @@ def open_data(
         source = without_labels(source)
     source = handle_unlabelled(source, keep=loose and wanted is None)
     return add_missing_splits(source, split, val_fraction, seed)
+
+
+def _set_pixel_format(source: DatasetSplits) -> None:
+    """Decide how the images of a dataset are read, by the headers of a few files."""
+    examples: dict[PixelFormat, str] = {}
+    for part in (*source.splits.values(), *source.loose.values()):
+        for index in spread(len(part), _HEADERS):
+            with contextlib.suppress(UnreadableImage):
+                examples.setdefault(part.stored_format(index), part.names[index])
+    kinds = "; ".join(f"{name}: {pixels}" for pixels, name in examples.items())
+    if examples.keys() - {PHOTO, PixelFormat("float32", 1)} and len(examples) > 1:
+        raise UserError(f"{source.location} holds images of different kinds: {kinds}. Convert them to one kind.")
+    if len(examples) > 1:
+        source.notes.append(f"All images are read as {PHOTO}, because not all hold 16-bit values: {kinds}.")
+    elif examples.keys() - {PHOTO}:
+        pixels = next(iter(examples))
+        for group in (source.splits, source.loose):
+            group.update({name: part.with_pixels(pixels) for name, part in group.items()})
+        source.notes.append(
+            f"The images hold {pixels}, which stay as they are. Mean and deviation of the training images normalize "
+            "them, and augmentation leaves out operations on colours."
+        )
 
 
 def check_class_names(source: DatasetSplits) -> DatasetSplits:

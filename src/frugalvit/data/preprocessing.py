@@ -1,6 +1,7 @@
 """Turn any image into the input of a network: the same pixels in training's evaluation and everywhere else.
 
-This file needs only NumPy and Pillow. ``frugalvit export`` copies it beside the model:
+This file needs only NumPy and Pillow; multi-channel TIFF also needs tifffile, and DICOM needs pydicom. ``frugalvit
+export`` copies it beside the model:
 
     config = json.load(open("FOLDER/config.json"))
     images = preprocess("photo.jpg", config)             # float32 (1, C, h, w), for ONNX
@@ -8,12 +9,14 @@ This file needs only NumPy and Pillow. ``frugalvit export`` copies it beside the
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
 
 ORIENTATION = 0x0112
 LUMA = (0.2989, 0.587, 0.114)
@@ -25,9 +28,12 @@ def preprocess(path: str | Path, config: dict[str, Any]) -> np.ndarray:
     settings = config["pretrained_cfg"]
     size, is_squashed = tuple(settings["input_size"][1:]), settings.get("crop_mode") == "squash"
     crop = CenterCrop(size, settings["crop_pct"], settings["interpolation"], is_squashed)
-    pixels = crop(np.asarray(read_rgb(path))).astype(np.float32) / 255
-    if len(settings["mean"]) == 1:
-        pixels = pixels @ np.array(LUMA, np.float32)[:, None]
+    if config.get("frugalvit", {}).get("keywords", {}).get("pixel_type", "uint8") != "uint8":
+        pixels = crop(read_values(path)).astype(np.float32)
+    else:
+        pixels = crop(np.asarray(read_rgb(path))).astype(np.float32) / 255
+        if len(settings["mean"]) == 1:
+            pixels = pixels @ np.array(LUMA, np.float32)[:, None]
     normalized = (pixels - np.float32(settings["mean"])) / np.float32(settings["std"])
     return np.ascontiguousarray(normalized.transpose(2, 0, 1)[None])
 
@@ -61,26 +67,34 @@ class CenterCrop:
         return round(height / ratio), round(width / ratio)
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """Convert uint8 (H, W, 3) to (h, w, 3)."""
+        """Convert (H, W, C) to (h, w, C)."""
         height, width = pixels.shape[:2]
         rows, columns = self.resized(height, width)
         if (rows, columns) == (height, width) == self.size:
             return pixels if pixels.flags.writeable else pixels.copy()
         top, left = round((rows - self.size[0]) / 2), round((columns - self.size[1]) / 2)
         bottom, right = top + self.size[0], left + self.size[1]
-        image, kind = Image.fromarray(pixels), Image.Resampling[self.interpolation.upper()]
+        kind = Image.Resampling[self.interpolation.upper()]
         if rows * columns <= _WIDEST * self.size[0] * self.size[1]:
-            return np.array(image.resize((columns, rows), kind).crop((left, top, right, bottom)))
+            return on_planes(pixels, lambda image: image.resize((columns, rows), kind).crop((left, top, right, bottom)))
         # Only the crop of a panorama: all of it, enlarged, could fill the memory. Its 32-bit box rounds differently.
         box = (left * width / columns, top * height / rows, right * width / columns, bottom * height / rows)
-        return np.array(image.resize((self.size[1], self.size[0]), kind, box))
+        return on_planes(pixels, lambda image: image.resize((self.size[1], self.size[0]), kind, box))
+
+
+def on_planes(pixels: np.ndarray, change: Callable[[Image.Image], Image.Image]) -> np.ndarray:
+    """Apply a change of Pillow images to (H, W, C): to 8-bit RGB at once, to float32 channel by channel."""
+    if pixels.dtype == np.uint8:
+        return np.array(change(Image.fromarray(pixels)))
+    planes = (np.ascontiguousarray(plane) for plane in np.moveaxis(pixels, 2, 0))
+    return np.stack([np.asarray(change(Image.fromarray(plane))) for plane in planes], 2)
 
 
 def upright_rgb(image: Image.Image) -> np.ndarray:
     """Return the pixels of a Pillow image: uint8 (H, W, 3), rotated upright by EXIF."""
     image.load()
     # Read the orientation after loading: TIFF rotates itself, and PNG may store EXIF after its pixels.
-    return _rotate(_to_rgb(image), exif_orientation(image))
+    return rotate(_to_rgb(image), exif_orientation(image))
 
 
 def exif_orientation(image: Image.Image) -> int:
@@ -92,7 +106,7 @@ def exif_orientation(image: Image.Image) -> int:
         return 1
 
 
-def _rotate(pixels: np.ndarray, orientation: int) -> np.ndarray:
+def rotate(pixels: np.ndarray, orientation: int) -> np.ndarray:
     if orientation >= 5:
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (3, 4, 7, 8):
@@ -148,3 +162,123 @@ def _from_float(values: np.ndarray) -> np.ndarray:
 def _stretch(values: np.ndarray) -> np.ndarray:
     low, high = float(values.min()), float(values.max())
     return np.rint((values - low) * (255.0 / max(high - low, 1e-12))).clip(0, 255).astype(np.uint8)
+
+
+# -- files that hold more than 8-bit RGB: 16 bits, floating point, other numbers of channels
+
+
+class Stored(NamedTuple):
+    """What such a file holds, and a function that reads it."""
+
+    kind: str
+    shape: tuple[int, int, int]  # (H, W, C)
+    read: Callable[[], np.ndarray]
+
+    def load(self) -> np.ndarray:
+        """Return float32 (H, W, C) in memory. NaN and infinity, which mark missing pixels, become 0."""
+        return np.nan_to_num(np.array(self.read(), np.float32, order="C"), copy=False, nan=0, posinf=0, neginf=0)
+
+
+def read_values(path: str | Path) -> np.ndarray:
+    """Read the values of a file that holds more than 8-bit RGB: float32 (H, W, C)."""
+    with Path(path).open("rb") as stream:
+        if (stored := find_stored(stream)) is not None:
+            return stored.load()
+    raise ValueError(f"{path} holds 8-bit RGB. Give a file with 16-bit or floating-point values.")
+
+
+def find_stored(stream: IO[bytes]) -> Stored | None:
+    """Return what a file holds by its first bytes; None for 8-bit pictures, which Pillow decodes."""
+    prefix = stream.read(132)
+    stream.seek(0)
+    if prefix.startswith(b"\x93NUMPY"):
+        return _find_array(stream)
+    if prefix[128:] == b"DICM":
+        return _find_dicom(stream)
+    if prefix[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
+        return _find_tiff(stream)
+    try:
+        return _find_grey(Image.open(stream, formats=("PNG", "PPM", "JPEG2000")))
+    except Exception:  # another format, or damaged: decoding it as a picture says why
+        return None
+
+
+def _find_grey(image: Image.Image) -> Stored | None:
+    """Return the 16-bit, 32-bit or floating point grey values of a Pillow image."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        return Stored(str(image.format), (image.height, image.width, 1), lambda: np.asarray(image)[:, :, None])
+    return None
+
+
+def _find_array(stream: IO[bytes]) -> Stored:
+    formats = np.lib.format
+    version = formats.read_magic(stream)
+    shape, _, dtype = (formats.read_array_header_1_0 if version == (1, 0) else formats.read_array_header_2_0)(stream)
+    if dtype.kind not in "buif":
+        raise ValueError(f"its values are {dtype}, not numbers")
+    size, arrange = _arrange(shape)
+
+    def read() -> np.ndarray:
+        stream.seek(0)
+        return arrange(formats.read_array(stream, allow_pickle=False))
+
+    return Stored("NumPy", size, read)
+
+
+def _find_dicom(stream: IO[bytes]) -> Stored:
+    """Read values after the rescale of the file (Hounsfield units in CT); white is always the largest value."""
+    import pydicom
+    from pydicom.pixels.processing import apply_rescale
+    from pydicom.pixels.utils import pixel_array
+
+    data = pydicom.dcmread(stream)
+    if "PixelData" not in data or int(data.get("NumberOfFrames") or 1) > 1:
+        raise ValueError("it does not hold one image: write one file per image")
+    shape = int(data.Rows), int(data.Columns), int(data.get("SamplesPerPixel", 1))
+
+    def read() -> np.ndarray:
+        values = pixel_array(data)
+        if data.get("PhotometricInterpretation") == "MONOCHROME1":
+            values = (-1 if values.dtype.kind == "i" else 2 ** int(data.BitsStored) - 1) - values.astype(np.int64)
+        return apply_rescale(values, data).reshape(shape)
+
+    return Stored("DICOM", shape, read)
+
+
+# Programs that store the channels of an 8-bit image as pages say so in its description; other pages are documents.
+_STACKS = ("ImageJ=", '{"shape":', "<?xml")
+
+
+def _find_tiff(stream: IO[bytes]) -> Stored | None:
+    """Return the channels of a TIFF (samples, planes or pages), or its 16-bit or floating point grey values."""
+    try:
+        image: Any = TiffImageFile(stream)
+    except (OSError, SyntaxError):  # Pillow knows no TIFF with two or five channels
+        image = None
+    if image is not None and not _has_channels(image):
+        return _find_grey(image)
+    import tifffile
+
+    stream.seek(0)
+    series = tifffile.TiffFile(stream).series[0]
+    axis = next((series.axes.index(name) for name in "CS" if name in series.axes), None)
+    size, arrange = _arrange(series.shape, axis)
+    return Stored("TIFF", size, lambda: arrange(series.asarray()))
+
+
+def _has_channels(image: Any) -> bool:
+    tags = image.tag_v2
+    bits, samples = max(tags.get(258, (1,))), tags.get(277, 1)
+    if samples > 1:  # extra samples 1 and 2 are transparency, and colours of kind 5 are CMYK
+        return bits > 8 or (samples > 3 and not {1, 2} & set(tags.get(338, ())) and tags.get(262) != 5)
+    return (bits > 8 or str(tags.get(270, "")).startswith(_STACKS)) and image.n_frames > 1
+
+
+def _arrange(shape: tuple[int, ...], axis: int | None = None) -> tuple[tuple[int, int, int], Callable[..., np.ndarray]]:
+    """Return (H, W, C) and a function that moves the channels last: they are the shorter of the first and last axis."""
+    shape, axis = ((*shape, 1), 2) if len(shape) == 2 else (shape, axis)
+    if len(shape) != 3:
+        raise ValueError(f"its shape is {shape}: write one image of (H, W) or (H, W, channels) per file")
+    axis = axis if axis is not None else 0 if shape[0] < shape[2] else 2
+    height, width = (side for number, side in enumerate(shape) if number != axis)
+    return (height, width, shape[axis]), lambda values: np.moveaxis(values.reshape(shape), axis, 2)

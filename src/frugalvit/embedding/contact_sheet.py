@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from frugalvit.data import ImageDataset
+from frugalvit.data.decode import to_picture
 from frugalvit.utils import palette
 from frugalvit.utils.console import sanitize
 from frugalvit.utils.plotting import drawing
@@ -28,7 +29,7 @@ class Thumbnail(NamedTuple):
 
 def make_thumbnail(examples: ImageDataset, position: int, caption: str) -> Thumbnail:
     """Read an image at the size of the sheet, and add the end of its file name to the caption."""
-    image = Image.fromarray(examples.read(position, at_least=(_PIXELS, _PIXELS)))
+    image = Image.fromarray(to_picture(examples.read(position, at_least=(_PIXELS, _PIXELS))))
     image.thumbnail((_PIXELS, _PIXELS))  # hundreds of large photographs would fill the memory
     name = " ".join(sanitize(Path(examples.names[position]).name).split())
     return Thumbnail(np.asarray(image), f"{caption}\n{name[-_LETTERS:]}")

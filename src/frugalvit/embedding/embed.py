@@ -13,7 +13,7 @@ from torch import Tensor
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import DatasetSplits, join, open_data
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import decode
+from frugalvit.data.decode import read_pixels, to_picture
 from frugalvit.data.paths import is_inside
 from frugalvit.data.splits import add_missing_splits
 from frugalvit.embedding import curate
@@ -46,7 +46,7 @@ def embed(config: EmbedConfig) -> CommandResult:
         return command(config, source, join(*chosen.values()), out, picture)
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)
-    query = None if config.neighbours is None else decode(config.neighbours)
+    query = None if config.neighbours is None else read_pixels(config.neighbours, model.transform.pixels)
     features = extractor(join(*chosen.values()), source.name)
     # By position: one file may be in several splits.
     splits = [split for split, examples in chosen.items() for _ in range(len(examples))]
@@ -184,11 +184,11 @@ def _draw_neighbours(
     from frugalvit.probing.figures import neighbours_figure
     from frugalvit.utils.plotting import save
 
-    images = [examples.read(features.positions[row]) for row, _ in neighbours]
+    images = [to_picture(examples.read(features.positions[row])) for row, _ in neighbours]
     classes = dict(enumerate(source.classes or ()))
     labels = ["" if features.labels is None else classes.get(int(features.labels[row]), "") for row, _ in neighbours]
     captions = [f"{label}\n{cosine:.3f}".strip() for label, (_, cosine) in zip(labels, neighbours, strict=True)]
-    save(neighbours_figure(query, images, captions), picture)
+    save(neighbours_figure(to_picture(query), images, captions), picture)
     rows: list[list[object]] = [
         [rank, features.names[row], label or None, cosine]
         for rank, (label, (row, cosine)) in enumerate(zip(labels, neighbours, strict=True), 1)

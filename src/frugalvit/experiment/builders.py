@@ -22,6 +22,7 @@ from frugalvit.data.augmentation.transforms import Augment, EvalTransform
 from frugalvit.data.cache.build import CACHE_LOCATIONS, Location, build_store
 from frugalvit.data.cache.store import ImageStore, SharedStores
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.decode import PHOTO, PixelFormat
 from frugalvit.data.image_size import median_side as median_side
 from frugalvit.data.image_size import probe_images
 from frugalvit.data.loader import Batches, BatchSource
@@ -301,7 +302,9 @@ def check_resumed_batch_size(config: ResolvedRunConfig, plan: TrainPlan, run: Ru
 
 def eval_set(examples: ImageDataset, backbone: Backbone, config: ResolvedRunConfig, fabric: Fabric) -> EvalSet:
     """Prepare images for evaluation: resize and center crop."""
-    transform = EvalTransform(backbone.img_size, backbone.mean, backbone.std, **backbone.eval_crop)
+    transform = EvalTransform(
+        backbone.img_size, backbone.mean, backbone.std, pixel_type=backbone.pixel_type, **backbone.eval_crop
+    )
     store = get_image_store(examples, backbone.img_size, config, fabric.device, fabric, transform.crop)
     return EvalSet(store, transform, max(64, config.batch) if fabric.device.type == "cuda" else min(config.batch, 64))
 
@@ -353,6 +356,24 @@ def resolve_readers(config: C, examples: ImageDataset, fabric: Fabric, auto: Aut
     return auto.apply(config, type(config))
 
 
+def resolve_pixels(config: C, examples: ImageDataset, auto: AutoValues) -> C:
+    """Resolve the channels, the pixel type and the statistics of a network for other images than 8-bit RGB."""
+    arguments, pixels = config.backbone_args, examples.pixels
+    channels = arguments.get("in_chans", 3 if pixels == PHOTO else pixels.channels)
+    stored = PixelFormat(arguments.get("pixel_type", pixels.type), channels)
+    if stored != pixels and (pixels != PHOTO or stored.type != "uint8"):
+        source = f"--init {config.init}" if config.init else "--backbone-args"
+        raise UserError(f"{source}: the network takes {stored}, but {config.data} holds {pixels}.")
+    if pixels == PHOTO or {"pixel_type", "mean", "std"} <= arguments.keys():  # of --init or of the resumed run
+        return config
+    mean, std, images = examples.measure_statistics()
+    reason = f"the files hold {pixels}; mean and deviation are those of {pluralize(images, 'training image')}"
+    auto.append(AutoValue("backbone_args.in_chans", channels, reason))
+    measured = {"pixel_type": pixels.type, "in_chans": channels, "mean": mean, "std": std}
+    typed = config.requested("backbone_args", {})
+    return config.with_options({"backbone_args": arguments | measured | typed}, type(config))
+
+
 stores = SharedStores()
 
 
@@ -369,7 +390,7 @@ def get_image_store(
     fabric: its ranks call this together and must get the same images
     crop:   evaluation's crop; without it the images are for training
     """
-    key = (examples.fingerprint(), img_size, str(device), config.cache.model_dump_json(), crop)
+    key = (examples.fingerprint(), examples.pixels, img_size, str(device), config.cache.model_dump_json(), crop)
     return stores.get(key, lambda: _build_store(examples, img_size, config, device, fabric, crop))
 
 

@@ -89,7 +89,9 @@ class Experiment(ABC, Generic[C, R]):
     def resolve_input(self, options: C, facts: Facts) -> C:
         """Resolve what the backbone and a stream need: name, input size, readers."""
         options = resolve_input(options, facts, self.auto_values)
-        return builders.resolve_readers(options, self.training_files()[0], self.fabric, self.auto_values)
+        images = self.training_files()[0]
+        options = builders.resolve_pixels(options, images, self.auto_values)
+        return builders.resolve_readers(options, images, self.fabric, self.auto_values)
 
     @abstractmethod
     def build_backbone(self, options: C) -> Backbone:

@@ -110,7 +110,9 @@ def load_model(
         _log_notes(backbone.notes)
         name = source
     classes = meta.get("classes")
-    transform = EvalTransform(backbone.img_size, backbone.mean, backbone.std, **backbone.eval_crop)
+    transform = EvalTransform(
+        backbone.img_size, backbone.mean, backbone.std, pixel_type=backbone.pixel_type, **backbone.eval_crop
+    )
     return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta)
 
 
@@ -149,7 +151,8 @@ def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = Tr
             raise
         return config  # not our folder, and the user names the network: loading shows whether the weights fit
     backbone = auto.choose("backbone", config.backbone, network.name, f"the network of {config.init}")
-    keywords = {key: network.keywords[key] for key in ("mean", "std", "eval_crop") if key in network.keywords}
+    statistics = ("mean", "std", "pixel_type")
+    keywords = {key: network.keywords[key] for key in (*statistics, "eval_crop") if key in network.keywords}
     wanted, stored = (get_architecture(name).partition(".")[0] for name in (backbone, network.name))
     if wanted == stored:
         keywords = network.architecture_kwargs() | ({} if network.in_chans == 3 else {"in_chans": network.in_chans})
@@ -157,7 +160,7 @@ def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = Tr
             auto.choose("img_size", config.img_size, network.img_size, f"the input size of {config.init}")
     keywords |= config.backbone_args
     if keywords.get("in_chans", 3) != network.in_chans:  # mean and std are per channel
-        keywords = {key: value for key, value in keywords.items() if key not in ("mean", "std")} | config.backbone_args
+        keywords = {key: value for key, value in keywords.items() if key not in statistics} | config.backbone_args
     return auto.apply(config.with_options({"backbone_args": keywords}, type(config)), type(config))
 
 

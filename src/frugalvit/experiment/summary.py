@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from frugalvit.backbones import Backbone
 from frugalvit.config.train import RunConfig
 from frugalvit.data.cache.store import ImageStore
+from frugalvit.data.decode import to_picture
 from frugalvit.data.loader import BatchSource, eval_batches
 from frugalvit.experiment.builders import EvalSet
 from frugalvit.runs import layout
@@ -100,10 +101,12 @@ def augmentation_sheet(batches: BatchSource, backbone: Backbone, columns: int = 
     columns = min(columns, *map(len, views)) if len(views) > 1 else columns  # one row per view
     tiles: list[Tensor] = []
     for view in views[: 4 if len(views) > 1 else 1]:
-        mean = torch.tensor(backbone.mean, device=view.device)[:, None, None]
-        std = torch.tensor(backbone.std, device=view.device)[:, None, None]
-        pixels = (view[: columns if len(views) > 1 else 3 * columns].float() * std + mean).clamp(0, 1)
-        tiles += list((pixels * 255).round().byte().cpu())
+        pixels = view[: columns if len(views) > 1 else 3 * columns].float()
+        if backbone.pixel_type == "uint8":
+            mean = torch.tensor(backbone.mean, device=view.device)[:, None, None]
+            std = torch.tensor(backbone.std, device=view.device)[:, None, None]
+            pixels = ((pixels * std + mean).clamp(0, 1) * 255).round().byte()
+        tiles += list(pixels.cpu())
     return _sheet([_picture(tile) for tile in tiles], columns, max(64, min(112, tiles[0].shape[-1])))
 
 
@@ -221,8 +224,7 @@ def _thumbnails(store: ImageStore, indices: list[int], edge: int = 96) -> list[s
 
 
 def _picture(pixels: Tensor) -> Image.Image:
-    channels = pixels if len(pixels) == 3 else pixels[:1].expand(3, -1, -1)
-    return Image.fromarray(channels.permute(1, 2, 0).contiguous().numpy())
+    return Image.fromarray(to_picture(pixels.permute(1, 2, 0).contiguous().numpy()))
 
 
 def _encode(picture: Image.Image) -> bytes:

@@ -18,7 +18,7 @@ from frugalvit.config.tools import EXPORTS, ExportConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data import open_data, preprocessing
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.decode import decode
+from frugalvit.data.decode import PHOTO, PixelFormat, read_pixels
 from frugalvit.data.formats.registry import find_format
 from frugalvit.data.paths import local
 from frugalvit.engine.hardware import configure_cpu
@@ -101,34 +101,35 @@ def check_images(model: ReadyModel, images: str | None, run_data: str | None) ->
     """
     backbone = model.backbone
     data = images or run_data
-    if data and backbone.in_chans == 3 and (images or local(data).exists()):
+    if data and (images or local(data).exists()):
         try:
-            pixels = read_images(data)
+            pixels = model.transform(read_images(data, model.pixels))
         except UserError as error:
             if images:
                 raise
             console.warning(f"cannot read the run's data ({error}); checking the export on noise")
         else:
-            return model.transform(pixels), f"{len(pixels)} images of {data}"
+            return pixels, f"{len(pixels)} images of {data}"
     noise = torch.randn(CHECKED, backbone.in_chans, *backbone.img_size, generator=torch.Generator().manual_seed(0))
     return noise, f"{CHECKED} images of noise"
 
 
-def read_images(data: str) -> list[Any]:
+def read_images(data: str, pixels: PixelFormat = PHOTO) -> list[Any]:
     """Read the first readable images of a file, a folder or a dataset."""
     if Path(data).is_file() and find_format(data) is None:
-        return [decode(data)]
+        return [read_pixels(data, pixels)]
     splits = open_data(data, split="given").splits
     examples: Any = next((splits[name] for name in ("test", "val", "train") if len(splits.get(name, ()))), [])
-    pixels: list[Any] = []
+    examples = examples.with_pixels(pixels) if len(examples) else examples
+    images: list[Any] = []
     for index in range(len(examples)):
         with contextlib.suppress(UnreadableImage):
-            pixels.append(examples.read(index))
-        if len(pixels) == CHECKED:
+            images.append(examples.read(index))
+        if len(images) == CHECKED:
             break
-    if not pixels:
+    if not images:
         raise UserError(f"{data} has no readable image.")
-    return pixels
+    return images
 
 
 def largest_difference(network: nn.Module, run: Run, images: Tensor) -> float:

@@ -28,11 +28,13 @@ class ReadyModel(nn.Module):
         self.classes = model.classes
         self.name, self.meta = model.name, model.meta
         self._transform = model.transform
+        self.pixels = model.transform.pixels
 
     def transform(self, pictures: Any) -> Tensor:
         """Preprocess images as in evaluation: one image or a list of them -> (B, C, h, w).
 
         An image is a path, the bytes of a file, a PIL image, a uint8 array (H, W) or (H, W, C), or a tensor (C, H, W).
+        For a model of 16-bit or multi-channel images, arrays and tensors hold the values of such files.
         A column of a table or a generator counts as a list.
         """
         inputs = as_list(pictures)

@@ -108,6 +108,12 @@ def _scores(known: dict[str, Any], model: ReadyModel) -> str:
 
 
 def _use(model: ReadyModel) -> str:
+    if model.backbone.pixel_type != "uint8":
+        return (
+            f"The network takes {model.pixels} as files hold them. `preprocessing.py` in this folder reads a file as "
+            'training did: `preprocess("image.tif", json.load(open("FOLDER/config.json")))`. '
+            'With frugalvit: `fv.load("FOLDER").predict("image.tif")`.'
+        )
     architecture, _ = timm_architecture(model.backbone)
     is_timms = timm.models.model_entrypoint(architecture).__module__.startswith("timm.")
     import_line = "" if is_timms else "import frugalvit  # adds this architecture to timm\n"

@@ -104,6 +104,7 @@ class FeatureExtractor:
         """
         if len(examples) == 0:
             raise UserError(f"{label} has no images.")
+        examples = examples.with_pixels(self.model.transform.pixels)  # the model decides how images are read
         # Views are cropped from images of one size; a centre crop must not depend on the other images.
         rectangle = None if view is None else probe_images(examples, self.model.transform.out_size)[0]
         folder = None if self.folder is None else self._folder(examples, rectangle, view, seed, mirrored)
@@ -214,7 +215,7 @@ class _Decoded:
     """The decoded images of one chunk."""
 
     number: int
-    images: list[Tensor]  # n of uint8 (3, S, S')
+    images: list[Tensor]  # n of (C, S, S')
     sizes: Tensor  # (n, 2)
     positions: list[int]
     bad: list[tuple[str, str]]

@@ -166,7 +166,7 @@ def next_steps(record: RunRecord) -> list[tuple[str, str]]:
         ("Score it on labelled images that it has not seen", f"frugalvit eval {run} OTHERS/"),
     ]
     data = console.shell_quote(_data_of(record) or "DATA")
-    if record.mistakes:
+    if record.mistakes and "backbone_args.pixel_type" not in record.setting:  # published networks see photos
         # Not the run itself: it has learned these labels, the wrong ones too.
         steps.append(("Find wrong labels", f"frugalvit data {data} --suspicious {published_backbone('cpu')[0]}"))
     if record.summary.get("alarms") or _is_near_floor(record):

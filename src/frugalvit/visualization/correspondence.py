@@ -117,11 +117,11 @@ def evaluate_correspondence(
 ) -> CorrespondenceScore:
     """Score the ``top`` most similar pairs between images and their second views (Fig. 8).
 
-    images: batches (B, 3, H, W) in [0, 1], all of one size, as the model sees them, before normalization
+    images: batches (B, C, H, W), all of one size, as the model sees them, before normalization
 
     The n-th image has the same second view for every model and batch size.
     """
-    second_view = second_view or SecondView()
+    second_view = second_view or SecondView.of(backbone.pixel_type)
     # Separate generators: the number of draws for ties depends on the grid and must not change the views.
     generator, matches, pairs = (generator_for(seed, kind) for kind in ("second views", "matches", "pairs"))
     hits, pixels, cells = [], [], []

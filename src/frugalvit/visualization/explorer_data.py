@@ -31,7 +31,7 @@ from frugalvit.visualization.correspondence import (
     require_regions,
 )
 from frugalvit.visualization.grid import Regions
-from frugalvit.visualization.model_views import Box, SecondView, centre_box, crop_to, model_input
+from frugalvit.visualization.model_views import Box, SecondView, centre_box, crop_to, model_input, shown
 
 MOST_REGIONS = 256  # finer grids are averaged: the page holds the square of this number per head
 _MAX_PIXELS = 384  # of the longer side of a picture in the page
@@ -39,10 +39,14 @@ _MAX_PIXELS = 384  # of the longer side of a picture in the page
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with its name: pixels (H, W, 3) uint8."""
+    """A picture with its name: pixels (H, W, C), uint8 RGB or the values of the file."""
 
     name: str
     pixels: np.ndarray
+
+    @property
+    def pixel_type(self) -> str:
+        return self.pixels.dtype.name
 
     @classmethod
     def of(cls, path: str, pixels: np.ndarray) -> Self:
@@ -61,7 +65,8 @@ class _View:
 
     @property
     def name(self) -> str:
-        return f"{self.picture.name} (mirrored, grey)" if self.second else self.picture.name
+        change = "mirrored, grey" if self.picture.pixel_type == "uint8" else "mirrored"
+        return f"{self.picture.name} ({change})" if self.second else self.picture.name
 
     def box(self, shape: tuple[int, int]) -> Box:
         height, width = self.picture.pixels.shape[:2]
@@ -70,7 +75,7 @@ class _View:
     def render(self, shape: tuple[int, int]) -> Tensor:
         image = crop_to(self.picture.pixels, self.box(shape), shape)
         if self.second:
-            image = SecondView()(image[None], torch.Generator().manual_seed(self.seed))[0]
+            image = SecondView.of(self.picture.pixel_type)(image[None], torch.Generator().manual_seed(self.seed))[0]
         return image
 
 
@@ -109,7 +114,8 @@ def _encode_view(view: _View, shape: tuple[int, int]) -> dict[str, Any]:
     box = view.box(shape)
     scale = min(_MAX_PIXELS, max(box.height, box.width)) / max(shape)
     size = (max(1, round(shape[0] * scale)), max(1, round(shape[1] * scale)))
-    return {"name": view.name, "width": size[1], "height": size[0], "src": data_uri(view.render(size))}
+    picture = shown(view.render(size), view.picture.pixel_type)
+    return {"name": view.name, "width": size[1], "height": size[0], "src": data_uri(picture)}
 
 
 def data_uri(image: Tensor) -> str:

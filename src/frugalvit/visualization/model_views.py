@@ -6,6 +6,7 @@ that the true match of every region is known.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from torchvision.transforms.v2 import functional
 from frugalvit.backbones import Backbone
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import ImageDataset
+from frugalvit.data.decode import to_picture
+from frugalvit.data.preprocessing import on_planes
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 
@@ -51,18 +54,25 @@ def uncropped_shape(size: tuple[int, int], model_size: tuple[int, int], cell: tu
 
 
 def crop_to(pixels: np.ndarray, box: Box, shape: tuple[int, int]) -> Tensor:
-    """Crop ``box`` of an image (H, W, 3) uint8 and resize it to ``shape``: (3, h, w) float in [0, 1]."""
+    """Crop ``box`` of an image (H, W, C) and resize it to ``shape``: (C, h, w), uint8 as floats in [0, 1]."""
     from PIL import Image
 
     corners = (box.left, box.top, box.left + box.width, box.top + box.height)
-    picture = Image.fromarray(pixels).resize(
-        (shape[1], shape[0]), Image.Resampling.BICUBIC, box=corners, reducing_gap=3.0
-    )
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).float() / 255
+    size, kind = (shape[1], shape[0]), Image.Resampling.BICUBIC
+    resized = on_planes(pixels, lambda image: image.resize(size, kind, box=corners, reducing_gap=3.0))
+    view = torch.from_numpy(resized).permute(2, 0, 1).float()
+    return view / 255 if pixels.dtype == np.uint8 else view
+
+
+def shown(view: Tensor, pixel_type: str) -> Tensor:
+    """Return a view (C, h, w) as a picture (3, h, w) in [0, 1]: photos unchanged, other values stretched."""
+    if pixel_type == "uint8":
+        return view
+    return torch.from_numpy(to_picture(view.permute(1, 2, 0).numpy())).permute(2, 0, 1).float() / 255
 
 
 def model_view(backbone: Backbone, pixels: np.ndarray, fit: str, keep: float) -> tuple[Tensor, Box]:
-    """Return an image (H, W, 3) as the model sees it, (3, h, w) in [0, 1], and the box of the original.
+    """Return an image (H, W, C) as the model sees it, (C, h, w), and the box of the original.
 
     ``fit`` is "crop", the evaluation's centre crop, or "whole", the full image with its aspect ratio.
     """
@@ -103,11 +113,11 @@ def input_batches(examples: ImageDataset, backbone: Backbone, size: int, label: 
 
 
 def model_input(backbone: Backbone, images: Tensor) -> Tensor:
-    """Convert images (B, 3, H, W) in [0, 1] to the channels and normalization of the backbone."""
-    channels = backbone.in_chans
-    if channels == 1:
+    """Convert images, (B, 3, H, W) in [0, 1] or values of files, to the channels and normalization of the backbone."""
+    channels, is_photo = backbone.in_chans, backbone.pixel_type == "uint8"
+    if channels == 1 and is_photo:
         images = functional.rgb_to_grayscale(images)
-    elif channels != 3:
+    elif channels != 3 and is_photo:
         raise UserError(f"{backbone.name} takes {channels} channels; images need a model with 3 channels, or 1.")
     mean = torch.tensor(backbone.mean).view(1, -1, 1, 1)
     std = torch.tensor(backbone.std).view(1, -1, 1, 1)
@@ -119,11 +129,16 @@ def model_input(backbone: Backbone, images: Tensor) -> Tensor:
 class SecondView:
     """The paper's second view: mirrored, with probabilities of colour jitter and of a grey image.
 
-    The defaults are those of the released evaluation.
+    The defaults are those of the released evaluation. Values of other images than photos have no colours.
     """
 
     jitter: float = 0.8
     grey: float = 1.0
+
+    @classmethod
+    def of(cls, pixel_type: str) -> Self:
+        """Return the second view of images of this type."""
+        return cls() if pixel_type == "uint8" else cls(jitter=0.0, grey=0.0)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Transform images (B, 3, H, W) in [0, 1]; each draws its own colours from ``generator`` (on the CPU)."""

@@ -104,11 +104,11 @@ def crop_resize(
 ) -> Tensor:
     """Crop, flip and resize every image by its own box or boxes.
 
-    images: (B, C, S, S') uint8, or float in [0, 1], on any device.
+    images: (B, C, S, S') on any device: uint8, or normalized float32.
     sizes:  (B, 2) original height and width; boxes: (B, 4) or (B, V, 4) in original pixels; flips: (B,) or (B, V)
             or None: all on the CPU, so that the filter's length is known without waiting for the device.
     border: "box" crops first, then resizes (training crops); "image" resizes, then crops (evaluation).
-    Returns float32 in [0, 1]: (B, C, h, w), or (V, B, C, h, w) for V boxes an image.
+    Returns float32, (B, C, h, w), or (V, B, C, h, w) for V boxes an image: in [0, 1] if ``images`` is uint8.
     """
     single = boxes.dim() == 2
     if single:
@@ -128,7 +128,7 @@ def crop_resize(
     across = _filter(start[..., 1], length[..., 1], columns, width, taps[1], interpolation, border, flips)
     with torch.autocast(images.device.type, enabled=False):  # bfloat16 has too few digits for pixels
         out = (_by_taps if images.device.type == "cpu" else _by_products)(images, down, across)
-    out = out.mul_(1 / 255 if images.dtype == torch.uint8 else 1.0).clamp_(0, 1)
+    out = out.mul_(1 / 255).clamp_(0, 1) if images.dtype == torch.uint8 else out
     return out[0] if single else out
 
 

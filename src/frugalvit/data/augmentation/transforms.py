@@ -1,5 +1,8 @@
 """Transforms from cached images to network inputs: training, multi-crop and evaluation.
 
+Cached uint8 images are photos: colour operations see them in [0, 1], and normalization comes last. float32 images keep
+the values of their files: normalization comes first, and colour operations are left out.
+
 Each transform declares how many uniform numbers it uses per image (``columns``). ``apply`` is a pure function of
 images, sizes and those numbers; calling the transform draws them first. ``operations`` and ``crop_resize`` contain
 the operations, and ``randaugment`` chooses those of each image.
@@ -33,7 +36,7 @@ from frugalvit.data.augmentation.randaugment import (
     chosen,
     run_steps,
 )
-from frugalvit.data.decode import as_pixels
+from frugalvit.data.decode import PHOTO, PixelFormat, as_pixels
 from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.data.rng import to_device_packed, uniform
 from frugalvit.errors import UserError
@@ -128,18 +131,20 @@ class TrainAugment:
         return self.apply(images, sizes, uniform(len(images), self.columns, generator))
 
     def apply(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> Tensor:
-        """images (B, C, S, S') uint8 on the device, sizes (B, 2) and numbers (B, columns) on the CPU."""
+        """images (B, C, S, S') on the device, sizes (B, 2) and numbers (B, columns) on the CPU."""
         parts = dict(zip(self.widths, numbers.split(list(self.widths.values()), 1), strict=True))
-        config = self.config
-        batch = self._cropped(images, sizes, parts["box"], self.flips(numbers))
+        config, is_photo = self.config, images.dtype == torch.uint8
+        batch = self._cropped(images if is_photo else self.normalize(images), sizes, parts["box"], self.flips(numbers))
         steps = self.rand.plan(parts["rand"], self.out_size)
         steps += self.jitter.plan(parts["jitter"])
         steps.append(chosen("grayscale", parts["gray"][:, 0], config.grayscale))
         steps.append(blur_step(parts["blur"], config.blur, config.blur_sigma))
-        fill = self.normalize.statistics(batch.device)[0]
-        batch = run_steps(batch, steps, fill, blur_kernel_size(config.blur_sigma), config.affine)
-        batch = self.normalize(batch)
-        return self._erased(batch, parts["erase"])
+        fill, affine = self.normalize.statistics(batch.device)[0], config.affine
+        if not is_photo:
+            steps = [step for step in steps if step.operation in ("affine", "blur")]
+            fill, affine = torch.zeros_like(fill), "bilinear"  # bicubic overshoots: it needs the range of photos
+        batch = run_steps(batch, steps, fill, blur_kernel_size(config.blur_sigma), affine)
+        return self._erased(self.normalize(batch) if is_photo else batch, parts["erase"])
 
     def flips(self, numbers: Tensor) -> Tensor:
         """Return which images ``apply`` flips with these numbers: (B,) bool on the CPU."""
@@ -232,7 +237,8 @@ class MultiCrop:
         return self.apply(images, sizes, uniform(len(images), self.columns, generator))
 
     def apply(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> list[Tensor]:
-        """images (B, C, S, S') uint8 on the device, sizes (B, 2) and numbers (B, columns) on the CPU."""
+        """images (B, C, S, S') on the device, sizes (B, 2) and numbers (B, columns) on the CPU."""
+        images = images if images.dtype == torch.uint8 else self.normalize(images)
         numbers, ranges = numbers.view(len(images), self.views, -1), self.ranges
         large = self.config.global_crops
         crops = self._views(images, sizes, numbers[:, :large], self.out_size, ranges.global_scale, is_global=True)
@@ -273,8 +279,10 @@ class MultiCrop:
         steps.append(blur_step(blur, blur_prob, sigma))
         solarized = chosen("solarize", solar[:, 0], solar_prob)
         steps.append(solarized._replace(strength=torch.full((len(solarized.rows),), 127.5 / 255)))
+        is_photo = images.dtype == torch.uint8
+        steps = steps if is_photo else [step for step in steps if step.operation == "blur"]
         crops = run_steps(crops.flatten(0, 1), steps, blur_size=blur_kernel_size(sigma))
-        return list(self.normalize(crops).split(batch))
+        return list((self.normalize(crops) if is_photo else crops).split(batch))
 
 
 def default_crop(side: int) -> Literal["padded", "resized"]:
@@ -294,7 +302,8 @@ class EvalTransform:
     """Resize the shorter edge to out / crop_pct, crop the centre, normalize; no randomness.
 
     ``crop_pct`` "auto" is 0.875, and 1 up to 64 pixels, because small images lose too much at the border. ``crop``
-    makes the uint8 pixels: training's evaluation, every command and every export use the same ones.
+    makes the pixels: training's evaluation, every command and every export use the same ones. ``pixel_type`` is that
+    of the images: uint8 for 8-bit RGB; other types have one channel per number of ``mean``.
     """
 
     def __init__(
@@ -305,8 +314,10 @@ class EvalTransform:
         crop_pct: float | str = "auto",
         interpolation: str = "bicubic",
         squash: bool = False,
+        pixel_type: str = "uint8",
     ) -> None:
         self.out_size = as_pair(out_size)
+        self.pixels = PHOTO if pixel_type == "uint8" else PixelFormat(pixel_type, len(mean))
         share = (1.0 if max(self.out_size) <= 64 else 0.875) if crop_pct == "auto" else float(crop_pct)
         if not 0 < share <= 1:
             raise UserError(f"crop_pct {share} is not above 0 and at most 1: the crop would not fit the image.")
@@ -316,14 +327,14 @@ class EvalTransform:
         self.normalize = Normalize(mean, std)
 
     def __call__(self, crops: Tensor) -> Tensor:
-        """Normalize the results of ``crop``: uint8 (B, 3, h, w) on any device -> float (B, C, h, w)."""
+        """Normalize the results of ``crop``, (B, C, h, w) on any device, to floats."""
         assert crops.shape[-2:] == self.out_size, (crops.shape, self.out_size)
-        return self.normalize(crops.float().div_(255))
+        return self.normalize(crops.float().div_(255) if crops.dtype == torch.uint8 else crops)
 
     def image(self, picture: Any, device: torch.device | str = "cpu") -> Tensor:
         """Transform one image of any kind that :func:`as_pixels` accepts: (1, C, h, w)."""
-        pixels = as_pixels(picture)
-        if pixels.shape[2] == 1:
+        pixels = as_pixels(picture, self.pixels)
+        if pixels.shape[2] == 1 and self.pixels == PHOTO:
             pixels = np.repeat(pixels, 3, 2)
         return self(torch.from_numpy(self.crop(pixels)).permute(2, 0, 1)[None].to(device))
 
@@ -336,4 +347,4 @@ class EvalTransform:
             "crop_pct": self.crop.crop_pct,
             "interpolation": self.crop.interpolation,
             "squash": self.crop.squash,
-        }
+        } | ({} if self.pixels == PHOTO else {"pixel_type": self.pixels.type})

@@ -1,4 +1,4 @@
-"""Decode images once and cache them as uint8: on the device, in RAM, or in a shared file.
+"""Decode images once and cache them: on the device, in RAM, or in a shared file.
 
 ``build_store`` chooses the location ("auto" by size and free memory), decodes in threads, and names and leaves out
 unreadable images. The batches of a run do not depend on the location. If decoding takes long, the images also go into a
@@ -21,7 +21,7 @@ from frugalvit.data.bad_images import UnreadableImage, check_unreadable, read_al
 from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import CachedImages, CachedStore, CacheWriteError, ImageStore, open_file, write_file
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import describe_darkness, resize_to
+from frugalvit.data.decode import PHOTO, describe_darkness, resize_to
 from frugalvit.data.image_size import min_cached_size, probe_images
 from frugalvit.data.paths import cache_root, local
 from frugalvit.data.preprocessing import CenterCrop
@@ -87,14 +87,15 @@ def build_store(
     else:
         cached_size, seconds = probe_images(examples, size, stored, crop)
     threads, speedup = decoding_threads(seconds, max(1, workers))
-    volume = len(examples) * 3 * cached_size[0] * cached_size[1]
+    channels, dtype = examples.pixels.channels, getattr(torch, examples.pixels.type)
+    volume = len(examples) * channels * cached_size[0] * cached_size[1] * dtype.itemsize
     folder = local(cache_dir) if cache_dir else cache_root()
     location = agree(choose_cache_location(volume, device, folder)) if where == "auto" else where
     if location == "device" and device.type == "cpu":
         location = "ram"
     console.info(
         f"cache: {'auto: ' if where == 'auto' else ''}{len(examples)} images as {cached_size[0]} x {cached_size[1]} "
-        f"uint8, {volume / 1e6:,.1f} MB, {_DESCRIPTIONS[location]}"
+        f"{examples.pixels.type}, {volume / 1e6:,.1f} MB, {_DESCRIPTIONS[location]}"
     )
     limit = int(max_bad * len(examples)) if max_bad * len(examples) >= 1 else int(max_bad > 0)
     if location == "off":
@@ -111,7 +112,7 @@ def build_store(
             if location == "disk":
                 raise
             console.warning(f"{error} Decoding for this run only.")
-    images = torch.empty((len(examples), 3, *cached_size), dtype=torch.uint8)
+    images = torch.empty((len(examples), channels, *cached_size), dtype=dtype)
     cached = CachedImages(images, *decode_all(examples, cached_size, images, threads, limit, crop))
     return _make_store(examples, cached, location, device)
 
@@ -207,6 +208,8 @@ def _decode_to_file(
     """Open the cache file; decode into it first if it is missing, damaged or made from another source."""
     fingerprint = examples.fingerprint(labels=False)
     kind = "" if crop is None else f"_{crop.interpolation}_{crop.crop_pct:g}{'_squashed' * crop.squash}"
+    dtype, channels = examples.pixels
+    kind += "" if examples.pixels == PHOTO else f"_{channels}x{dtype}"
     entry = folder / "images" / f"{fingerprint}_{cached_size[0]}x{cached_size[1]}{kind}"
     path = entry / "images.bin"
     try:
@@ -223,7 +226,7 @@ def _decode_to_file(
         cached = open_file(path, fingerprint)
         if cached is None or len(cached.unreadable) > limit:
             fill = partial(decode_all, examples, cached_size, threads=threads, limit=limit, crop=crop)
-            write_file(path, fingerprint, (len(examples), 3, *cached_size), fill)
+            write_file(path, fingerprint, (len(examples), channels, *cached_size), fill, dtype)
             cached = open_file(path, fingerprint)
     if cached is None:
         raise UserError(f"Cannot read the cache file {path} back: the disk may be failing. Try --cache.location ram.")
@@ -241,7 +244,8 @@ def _make_store(examples: ImageDataset, cached: CachedImages, location: Location
         console.warning(f"left out: {name}: {reason}")
     if len(cached.unreadable) > _MAX_LOGGED:
         console.warning(f"left out: {len(cached.unreadable) - _MAX_LOGGED} more unreadable images")
-    if len(images) and (dark := describe_darkness(int(images[:: max(1, len(images) // 256)].max()))):
+    is_photo = images.dtype == torch.uint8
+    if is_photo and len(images) and (dark := describe_darkness(int(images[:: max(1, len(images) // 256)].max()))):
         console.warning(f"{examples.names[int(cached.index[0])]} and others: {dark}")
     return CachedStore(images, cached.sizes, labels, examples.names, cached.index, device, cached.unreadable)
 
@@ -263,7 +267,7 @@ def decode_all(
     limit: int,
     crop: CenterCrop | None = None,
 ) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
-    """Decode into the first rows of ``images`` (N, 3, S, S'). Returns sizes, indices, and unreadable images."""
+    """Decode into the first rows of ``images`` (N, C, S, S'). Returns sizes, indices, and unreadable images."""
     array = examples.as_array()
     if array is not None and array.shape[1:3] == cached_size == (crop.resized(*cached_size) if crop else cached_size):
         pixels = torch.from_numpy(np.ascontiguousarray(array))

@@ -20,7 +20,7 @@ _ADVICE = "Use fewer --workers, or cache the images with --cache.location disk."
 
 
 class DecodedBatch(NamedTuple):
-    """A worker's result: uint8 (B, 3, S, S'), sizes (B, 2), indices of images or substitutes (B,).
+    """A worker's result: images (B, C, S, S'), sizes (B, 2), indices of images or substitutes (B,).
 
     An index is -1 if neither the image nor a substitute is readable. ``unreadable`` maps indices to name and reason.
     """
@@ -123,7 +123,8 @@ class Decoder:
 
     def __call__(self, indices: list[int]) -> DecodedBatch:
         unreadable: dict[int, tuple[str, str]] = {}
-        images = torch.zeros((len(indices), 3, *self.cached_size), dtype=torch.uint8)
+        dtype, channels = self.examples.pixels
+        images = torch.zeros((len(indices), channels, *self.cached_size), dtype=getattr(torch, dtype))
         sizes, index = [], []
         for row, wanted in enumerate(indices):
             read, pixels, size = self._read_or_substitute(wanted, unreadable)

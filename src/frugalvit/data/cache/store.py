@@ -27,7 +27,7 @@ Order = Callable[[int], Tensor]
 
 
 class Fetched(NamedTuple):
-    """A batch of raw images, uint8 (B, 3, S, S') on the device; sizes (B, 2), indices (B,) on the CPU.
+    """A batch of raw images (B, C, S, S') on the device; sizes (B, 2), indices (B,) on the CPU.
 
     Sizes are those of the originals. An unreadable image has the index of its substitute.
     """
@@ -87,10 +87,10 @@ class ImageStore(ABC):
 
 
 class CachedStore(ImageStore):
-    """The readable images of a split as one uint8 tensor on the device, in RAM or in a mapped file.
+    """The readable images of a split as one tensor on the device, in RAM or in a mapped file.
 
     Args:
-        images: (M, 3, S, S'), all resized to the cached size.
+        images: (M, C, S, S'), uint8 or float32, all resized to the cached size.
         sizes: (M, 2) height and width at which each image was decoded; crops are drawn in this size.
         labels: (N,) labels of all images of the split, readable or not.
         names: their N names.
@@ -137,7 +137,7 @@ class CachedStore(ImageStore):
     def gather(self, rows: Tensor) -> Tensor:
         """Copy these rows of the images to (pinned) host memory."""
         pinned = self.device.type == "cuda"
-        batch = torch.empty((len(rows), *self.images.shape[1:]), dtype=torch.uint8, pin_memory=pinned)
+        batch = torch.empty((len(rows), *self.images.shape[1:]), dtype=self.images.dtype, pin_memory=pinned)
         return torch.index_select(self.images, 0, rows, out=batch)
 
     def fetcher(self, order: Order) -> Fetcher:
@@ -214,7 +214,7 @@ class SharedStores:
 
 # -- the file of cached images: the pixels, then sizes and indices, a JSON header, and a trailer
 #
-#     images (M, 3, S, S') | sizes (M, 2) | indices (M,) | header | checksum, header length, magic
+#     images (M, C, S, S') | sizes (M, 2) | indices (M,) | header | checksum, header length, magic
 #
 # It is written under another name and renamed when it is complete, so no reader sees the file of a killed writer.
 
@@ -222,8 +222,9 @@ _TRAILER = struct.Struct("<IQ8s")
 _MAGIC = b"frugal2\n"
 _MAX_HEADER = 16 << 20
 _MAX_NAMED = 1000  # unreadable images that the header names
+_BYTES = {"uint8": 1, "float32": 4}  # of a value
 Fill = Callable[[Tensor], tuple[Tensor, Tensor, list[tuple[str, str]]]]
-"""Fills the first M rows of (N, 3, S, S') with the readable images. Returns sizes, indices and unreadable images."""
+"""Fills the first M rows of (N, C, S, S') with the readable images. Returns sizes, indices and unreadable images."""
 
 
 class CacheWriteError(UserError):
@@ -231,7 +232,7 @@ class CacheWriteError(UserError):
 
 
 class CachedImages(NamedTuple):
-    """Decoded images (M or more, 3, S, S'), sizes (M, 2), indices in the split (M,), unreadable images."""
+    """Decoded images (M or more, C, S, S'), sizes (M, 2), indices in the split (M,), unreadable images."""
 
     images: Tensor
     sizes: Tensor
@@ -240,21 +241,22 @@ class CachedImages(NamedTuple):
     mapped: bool = False  # True if the images are mapped from a file
 
 
-def write_file(path: Path, fingerprint: str, shape: tuple[int, ...], fill: Fill) -> None:
+def write_file(path: Path, fingerprint: str, shape: tuple[int, ...], fill: Fill, dtype: str = "uint8") -> None:
     """Let ``fill`` decode into a temporary mapped file, then complete it and rename it to ``path``."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("w+b") as file:
-            _reserve(file, math.prod(shape))
-            pixels = np.memmap(file, dtype=np.uint8, mode="r+", shape=shape)
+            _reserve(file, math.prod(shape) * _BYTES[dtype])
+            pixels = np.memmap(file, dtype=dtype, mode="r+", shape=shape)
             sizes, index, unreadable = fill(torch.from_numpy(pixels))
             pixels.flush()
             del pixels
             final_shape = [len(index), *shape[1:]]
             header = {"fingerprint": fingerprint, "shape": final_shape, "unreadable": unreadable[:_MAX_NAMED]}
+            header |= {} if dtype == "uint8" else {"dtype": dtype}
             tables = sizes.numpy().astype("<i4").tobytes() + index.numpy().astype("<i8").tobytes()
             text = json.dumps(header).encode()
-            file.truncate(math.prod(final_shape))
+            file.truncate(math.prod(final_shape) * _BYTES[dtype])
             file.seek(0, os.SEEK_END)
             file.write(tables + text + _TRAILER.pack(zlib.crc32(tables + text), len(text), _MAGIC))
             file.flush()
@@ -284,11 +286,14 @@ def open_file(path: Path, fingerprint: str) -> CachedImages | None:
             text = file.read(length)
             header = json.loads(text)
             count, channels, *sides = shape = tuple(header["shape"])
-            if any(type(side) is not int or side < 1 for side in shape) or channels != 3 or len(sides) != 2:
+            dtype = header.get("dtype", "uint8")
+            is_possible = dtype in _BYTES and (channels == 3 or dtype != "uint8") and len(sides) == 2
+            if any(type(side) is not int or side < 1 for side in shape) or not is_possible:
                 raise ValueError("impossible shape")
-            if math.prod(shape) + 16 * count + length != end:
+            size = math.prod(shape) * _BYTES[dtype]
+            if size + 16 * count + length != end:
                 raise ValueError("wrong length")
-            file.seek(math.prod(shape))
+            file.seek(size)
             tables = file.read(16 * count)
         if zlib.crc32(tables + text) != checksum:
             raise ValueError("the header does not match its checksum")
@@ -300,7 +305,7 @@ def open_file(path: Path, fingerprint: str) -> CachedImages | None:
         if header["fingerprint"] != fingerprint:
             return None
         # Copy on write: torch needs writable memory, but no code writes to it.
-        pixels = np.memmap(path, dtype=np.uint8, mode="c", shape=shape)
+        pixels = np.memmap(path, dtype=dtype, mode="c", shape=shape)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

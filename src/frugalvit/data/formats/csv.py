@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
-from frugalvit.data.decode import EXTENSIONS
+from frugalvit.data.decode import ARRAYS, EXTENSIONS
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, unknown_classes
 from frugalvit.data.paths import is_file, is_folder, local
@@ -151,7 +151,7 @@ def _list_rows(text: str) -> Iterator[Row]:
         if not content or content.startswith("#"):
             continue
         head, _, last = content.rpartition(" ")
-        if head and Path(last).suffix.lower() not in EXTENSIONS:
+        if head and Path(last).suffix.lower() not in EXTENSIONS | ARRAYS:
             yield Row(head.strip(), last, None, line)
         else:
             yield Row(content, None, None, line)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
-from frugalvit.data.decode import EXTENSIONS
+from frugalvit.data.decode import ARRAYS, EXTENSIONS
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.errors import UserError
 from frugalvit.utils import console
@@ -233,7 +233,7 @@ def _ordered(splits: dict[str, ImageDataset]) -> dict[str, ImageDataset]:
 
 def open_root(path: str) -> Folder:
     """List the folders and images in a folder, without hidden files and litter. Raises ``UserError``."""
-    result = Folder()
+    result, arrays = Folder(), []
     try:
         with os.scandir(path) as entries:
             for entry in entries:
@@ -241,12 +241,18 @@ def open_root(path: str) -> Folder:
                     continue
                 if entry.is_dir():
                     result.folders.append(entry.path)
-                elif os.path.splitext(entry.name)[1].lower() not in EXTENSIONS:  # noqa: PTH122  (faster than pathlib)
+                elif (suffix := os.path.splitext(entry.name)[1].lower()) in ARRAYS:  # noqa: PTH122  (faster than pathlib)
+                    arrays.append(entry.path)
+                elif suffix not in EXTENSIONS:
                     result.others += 1
                 elif entry.is_file() or entry.is_symlink():  # a broken link counts: reading it reports a missing file
                     result.images.append(entry.path)
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from None
+    if result.images:
+        result.others += len(arrays)
+    else:
+        result.images = arrays
     result.folders.sort()
     result.images.sort()
     return result

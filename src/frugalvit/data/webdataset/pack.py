@@ -19,6 +19,7 @@ import numpy as np
 from frugalvit.config.data import PackConfig
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.decode import PHOTO
 from frugalvit.data.image_size import best_device, input_size, median_side, min_cached_size, probe_images
 from frugalvit.data.open import open_data
 from frugalvit.data.paths import is_inside, local
@@ -44,6 +45,8 @@ def command(config: PackConfig) -> CommandResult:
         config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.label_source,
         classes=config.classes, root=config.root,
     )  # fmt: skip
+    if (pixels := next(iter(source.splits.values())).pixels) != PHOTO:
+        raise UserError(f"{config.data} holds {pixels}. Shards hold {PHOTO} only: train on the folder or the table.")
     return pack(
         source, out, shard_megabytes=config.shard_megabytes, shuffle=config.shuffle, seed=config.seed,
         decoded=config.decoded, img_size=config.img_size,

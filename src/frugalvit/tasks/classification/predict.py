@@ -25,7 +25,7 @@ def predict(config: PredictConfig) -> CommandResult:
     inputs = InputImages(config.images)
     rows: list[dict[str, Any]] = []
     device = next(model.backbone.parameters()).device
-    for part in inputs.batches(config.batch, "predicting"):
+    for part in inputs.batches(config.batch, "predicting", model.transform.pixels):
         images = torch.cat([model.transform.image(image.pixels) for image in part]).to(device)
         with torch.inference_mode():
             views = [images, images.flip(-1)] if config.mirror else [images]

@@ -24,6 +24,7 @@ from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.data.cache.store import ImageStore
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
+from frugalvit.data.decode import PHOTO
 from frugalvit.data.formats.image_folder import are_layout_folders
 from frugalvit.data.splits import absent_classes, check_trainable, subsample_labels
 from frugalvit.engine.distributed import collective_timeout, run_on_rank_zero
@@ -110,7 +111,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         self.images, self.evaluated, self.eval_split, self.unseen = _choose_splits(self.options, source)
         builders.check_enough_images(self.options, self.images, PAIR)
         if self.options.unlabelled is not None:
-            self.unlabelled = open_unlabelled(self.options, source, fabric)
+            self.unlabelled = open_unlabelled(self.options, source, fabric).with_pixels(self.images.pixels)
         return replace(source, notes=[*source.notes, *absent_classes(source), *self._seen_by_init()])
 
     def _seen_by_init(self) -> list[str]:
@@ -157,6 +158,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         if options.backbone == "auto" and not any(options.weight_sources().values()) and locate_published(published):
             console.info(f"published weights of {published} are on this machine: --pretrained usually scores higher")
         options = resolve_input(options, facts, self.auto_values)
+        options = builders.resolve_pixels(options, self.images, self.auto_values)
         both = [self.images] if self.unlabelled is None else [self.images, self.unlabelled]
         streams = [(len(images.streaming.paths), images) for images in both if images.streaming is not None]
         fewest = min(streams, key=lambda stream: stream[0])[1] if streams else self.images
@@ -273,6 +275,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         """Score simple methods on the images of the final score, or say why this is not possible."""
         if self.images.streaming is not None:
             return {"skipped": "the training images are a stream"}
+        if self.images.pixels != PHOTO:
+            return {"skipped": "it describes colours, and these images are not 8-bit RGB"}
         # The run has this store: without fabric, because only rank 0 is here.
         store = builders.get_image_store(self.images, self.task.backbone.img_size, self.config, self.fabric.device)
         if store.decodes_on_demand or self.final_set.store.decodes_on_demand:

@@ -42,9 +42,10 @@ class Teacher(nn.Module):
     def __init__(self, model: Model, student: Backbone) -> None:
         super().__init__()
         network = model.backbone
-        if network.in_chans != student.in_chans:
+        if (network.in_chans, network.pixel_type) != (student.in_chans, student.pixel_type):
             raise UserError(
-                f"The teacher {model.name} takes {network.in_chans} channels, {student.name} takes {student.in_chans}. "
+                f"The teacher {model.name} takes {network.in_chans} channels of {network.pixel_type}, {student.name} "
+                f"takes {student.in_chans} of {student.pixel_type}. "
                 "Set --backbone-args '{in_chans: N}', or choose another teacher."
             )
         self.name, self.hash = model.name, model_hash(model)
