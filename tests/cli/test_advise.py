@@ -51,7 +51,7 @@ def test_published_weights_come_first_where_they_can_be_had(tmp_path: Path, onli
     for online["online"] in (True, False):
         proposals = advise(AdviseConfig(data=str(folder), trial=0, device="cpu")).data["proposals"]
         found[online["online"]] = [proposal["command"].split()[1:3] for proposal in proposals]
-    assert found[True][:2] == [["probe", "logistic"], ["train", str(folder)]] and len(found[True]) == 6
+    assert found[True][:2] == [["probe", "logistic"], ["train", str(folder)]] and len(found[True]) == 5
     assert found[False][0][0] == "train" and found[False][3:5] == found[True][:2]
 
 

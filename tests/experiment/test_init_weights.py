@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("file", "values", "classes", "loads_classifier", "text"),
     [
-        ("", {}, ("a", "b", "c"), True, "missing, 0 left over"),
+        ("", {}, ("a", "b", "c"), True, "53 tensors loaded\n"),
         ("", {}, ("a", "b", "d"), False, "its classes differ (a, b, c), so the classifier starts from scratch"),
         ("", {"img_size": 32}, ("a", "b", "c"), True, "keeps the patch size of its weights and ends in 1x1"),
         ("", {"backbone": "swin_nano"}, ("x",), False, "2 left over (head.fc.bias, head.fc.weight); classifier of 3"),

@@ -37,7 +37,7 @@ def test_segmenter(truth: list[int], predicted: list[int], alarm: str) -> None:
     ("per_class", "scores", "alarm"),
     [
         ([["cat", 3, 0.0], ["dog", 2, 0.0]], [], "the detector finds nothing (no detection with a score of"),
-        ([["cat", 3, 0.0], ["dog", 2, None]], [0.9], "the detector finds nothing (1 detection with a score of 0.5"),
+        ([["cat", 3, 0.0], ["dog", 2, None]], [0.9], "the detector finds nothing (1 wrong detection with a"),
         ([["cat", 3, 0.2], ["dog", 2, 0.0]], [0.9], "it finds none of dog"),
         ([["cat", 3, 0.2], ["dog", 2, 0.1]], [0.9], ""),
     ],
