@@ -117,9 +117,10 @@ class PretrainConfig(LabelFreeConfig):
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
         config = super().parse(values)
-        unused = _INSTANCES if config.method == "esvit" else _ESVIT
-        if not config.resume and (named := [name for name in unused if values.get(name)]):
-            raise UserError(f"--{named[0]} has no effect with --method {config.method}: drop one of them.")
+        unused, default = _INSTANCES if config.method == "esvit" else _ESVIT, cls()
+        for name in () if config.resume else unused:
+            if getattr(config, name) != getattr(default, name):
+                raise UserError(f"--{name} has no effect with --method {config.method}: drop one of them.")
         if not (config.localization.weight or config.continue_from or config.resume):  # these two load it from a run
             default = DrlocConfig()
             for name, value in config.localization:
