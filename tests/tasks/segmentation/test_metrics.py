@@ -51,14 +51,14 @@ def test_only_ignored_pixels_score_zero() -> None:
 
 
 def test_the_mean_of_the_report_table_is_the_miou() -> None:
-    """Classes that are only predicted have a row."""
+    """The worst class comes first; classes that are only predicted have a row."""
     confusion = Confusion(4)
     confusion.add(torch.tensor([0, 0, 0, 1, 1, 2, 3]), torch.tensor([0, 0, 0, 1, 1, 1, IGNORED]))
     dataset: Any = SimpleNamespace(data=SimpleNamespace(classes=("sky", "road", "tree", "car")))
     rows = _per_class(confusion, dataset)["rows"]
     assert rows == [
-        ["sky", "50.0 %", 1.0, 1.0],
-        ["road", "50.0 %", pytest.approx(2 / 3), pytest.approx(2 / 3)],
         ["tree", "0.0 %", 0.0, None],
+        ["road", "50.0 %", pytest.approx(2 / 3), pytest.approx(2 / 3)],
+        ["sky", "50.0 %", 1.0, 1.0],
     ]
     assert confusion.summary()["miou"] == pytest.approx(sum(row[2] for row in rows) / 3)
