@@ -97,7 +97,8 @@ def advise(config: AdviseConfig) -> CommandResult:
         propose = _propose_for_labels if source.classes else _propose_without_labels
         proposals = propose(config, source, facts)
     notes = _warnings(inspected, facts)
-    floor = _floor(source) if annotations is None and source.classes else None
+    is_classes = annotations is None and source.classes and source.target == "class"
+    floor = _floor(source) if is_classes else None
     if floor is not None:
         notes.append(
             f"The floor on {floor['scored_on']} ({pluralize(floor['scored_images'], 'image')}) is about "

@@ -22,7 +22,7 @@ from frugalvit.runs.layout import check_free_for_comparison, contains_run, missi
 from frugalvit.runs.run_folder import RunFolder, read_summary
 from frugalvit.utils import console, statistics
 from frugalvit.utils.files import make_folder, read_json, write_text
-from frugalvit.utils.scores import SCORE_NAMES, as_percent, read_scores, share_interval
+from frugalvit.utils.scores import SCORE_NAMES, as_percent, is_percent, main_score, read_scores, share_interval
 from frugalvit.utils.tables import CommandResult, Table, as_csv, as_latex, as_markdown, as_text, markdown_text
 
 Scores = dict[str, list[dict[str, Any]]]
@@ -33,7 +33,10 @@ _NOT_PART_OF_REQUEST = ("out", "resume", *FREE_ON_RESUME)
 """Options that may differ between a stored run and the requested one."""
 
 _SCORES = {
-    "train": ["top1", "top5", "mean_per_class", "val_top1", "localization_error", "constant_answer_error"],
+    "train": [
+        *(f"{split}{name}" for split in ("", "val_") for name in ("top1", "mean_per_class", "map", "r2")),
+        *("top5", "f1", "mae", "rounded", "localization_error", "constant_answer_error"),
+    ],
     "detect": [
         *(f"{kind}_{ap}" for kind in ("box", "mask") for ap in ("ap", "ap50", "ap75")),
         *(f"{kind}_ap_{size}" for kind in ("box", "mask") for size in ("small", "medium", "large")),
@@ -91,7 +94,8 @@ def compare_runs(
     if config.data is None:
         raise UserError(f"There is no data to compare on. Pass a folder: 'frugalvit {command} DATA --with …'.")
     known = known_metrics(kind.recipe_task())
-    if config.metric not in known:
+    metric = config.metric
+    if metric not in ("auto", *known):
         raise UserError(
             f"--metric {config.metric} is not a number of these runs.{did_you_mean(config.metric, known)} They have "
             f"{', '.join(known)}."
@@ -114,14 +118,15 @@ def compare_runs(
                 done += read_summary(Path(str(plans[name][k].out))) is None
                 summary = run_once(plans[name][k], train)
                 scores[name].append(score(summary) if score else summary)
-                _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
+                metric = main_score(scores[name][-1]) if metric == "auto" else metric
+                _check_metric(scores[name][-1], metric)  # after the first run, not after the last
                 if 0 < done < pending:
                     left = console.clock((time.monotonic() - started) * (pending - done) / done)
                     console.info(f"run {done} of {pending} is done: about {left} left")
     if not is_rank_zero(config.devices, config.nodes):
         return CommandResult({"run": str(folder)})
     question = _ask_which(settings, Path(config.data).resolve().name)
-    return write_comparison(folder, scores, config.metric, config.report, question)
+    return write_comparison(folder, scores, metric, config.report, question)
 
 
 def _ask_which(settings: dict[str, dict[str, Any]], data: str) -> str:
@@ -235,7 +240,7 @@ def write_comparison(
     spreads = {name: statistics.spread(numbers) for name, numbers in values.items()}
     *others, baseline = scores
     differences = _differences(scores, values, metric)
-    is_score = metric.removeprefix("val_") in SCORE_NAMES
+    is_score = is_percent(metric)
     words = {} if is_score else {"verbs": ("raises", "lowers"), "unit": f"in {metric}"}
     verdicts = {name: differences[name].describe(name, baseline, **words) for name in others}
     columns = ["setting", SCORE_NAMES.get(metric, metric), "95 % interval", "seeds", f"against {baseline}"]
@@ -379,13 +384,13 @@ def _rows(
 ) -> list[list[object]]:
     """Return one table row per setting: mean and deviation over seeds, and the interval over seeds and images."""
     parts, rows = _pseudo_values(scores, metric), []
-    sign = " %" if metric.removeprefix("val_") in SCORE_NAMES else ""
+    sign = " %" if is_percent(metric) else ""
     for name, group in scores.items():
         mean = spreads[name].mean
         interval = "-"
         if parts and len(group) > 1:
             low, high = statistics.mean_interval(mean, parts[name])
-            interval = f"{max(0.0, low):.1f} to {min(100.0, high):.1f}{sign}"
+            interval = f"{max(0.0, low):.1f} to {min(100.0, high):.1f}{sign}" if sign else f"{low:.3g} to {high:.3g}"
         elif len(group) == 1 and (score := next((s for s in read_scores(group[0]) if s.value == mean), None)):
             interval = score.interval_text.removeprefix("95 %: ") + sign
         against = str(differences[name]) if name in differences else "-"
