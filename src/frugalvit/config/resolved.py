@@ -48,7 +48,7 @@ class ResolvedTrainConfig(ResolvedRunConfig, TrainConfig):
     optimizer: ResolvedOptimizerConfig = option()
     freeze: int = option()
     target: Literal["class", "labels", "number"] = option()
-    logit_adjustment: float = option()
+    logit_adjustment: Strength = option()
     ema: float = option()
     evaluate_every: int = option()
     localization: ResolvedLocalizationConfig = option()
