@@ -14,6 +14,7 @@ from frugalvit.config.recipes import recipe_values
 from frugalvit.config.semi_supervised import SemiConfig
 from frugalvit.config.types import (
     CLASSIFIER,
+    COVERAGE,
     DATA,
     LABEL_PART,
     MIRROR,
@@ -25,6 +26,7 @@ from frugalvit.config.types import (
     VAL_FRACTION,
     Auto,
     Count,
+    Coverage,
     Device,
     LabelPart,
     Objectives,
@@ -431,6 +433,7 @@ class PredictConfig(Config):
     format: Literal["table", "csv"] = option("table", "output format; or use --json")
     batch: int = option(64, "images per batch", ge=1)
     mirror: bool = option(False, MIRROR)
+    coverage: Coverage | None = option(None, COVERAGE)
     device: Device = option("auto", "device to compute on")
 
 

@@ -53,7 +53,15 @@ def _check_label_part(labels: float) -> float:
     return labels
 
 
+def check_percent(coverage: float) -> float:
+    """Allow a whole number of per cent, for which a model stores its sets."""
+    if not 0.01 <= coverage <= 0.99 or abs(100 * coverage - round(100 * coverage)) > 1e-6:
+        raise ValueError("it must be from 0.01 to 0.99, in steps of 0.01")
+    return coverage
+
+
 Auto = Literal["auto"]
+Coverage = Annotated[float, AfterValidator(check_percent)]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], BeforeValidator(_device_name)]
 Precision = Literal["auto", "32", "bf16", "fp16"]
 Splitting = Literal["auto", "given", "train+val", "remake"]
@@ -82,6 +90,7 @@ CLASSIFIER = "run folder, checkpoint, exported folder or published weights"
 ARCHITECTURE = "architecture of a checkpoint without a configuration; NAME.TAG sets its preprocessing too"
 PUBLISHED = "start from published weights, from FRUGALVIT_WEIGHTS (a folder) or the hub"
 PRETRAINED = "MODEL is a name: use its published weights, from FRUGALVIT_WEIGHTS (a folder) or the hub"
+COVERAGE = "share of images, such as 0.9, for which the set of classes holds the right one (split conformal, LAC)"
 LABELS = "auto: read labels; folders: folder names are classes; ignore: no labels"
 LABEL_PART = "training labels to use: a share of each class, or (2 and more) a number of images per class"
 MIRROR = "average over each image and its mirror image; takes twice as long"

@@ -9,7 +9,7 @@ from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.registry import get_architecture, is_model_name, suggest_names
 from frugalvit.backbones.weights.convert import classifier_part
 from frugalvit.backbones.weights.load import load_weights
-from frugalvit.backbones.weights.model_config import WEIGHT_FILES, find_model_folder
+from frugalvit.backbones.weights.model_config import WEIGHT_FILES, find_model_folder, saved_size
 from frugalvit.backbones.weights.model_folder import load_model_folder
 from frugalvit.backbones.weights.published import (
     describe_file,
@@ -22,6 +22,7 @@ from frugalvit.config.train import RunConfig
 from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.engine.checkpoint import read_state
 from frugalvit.errors import UserError
+from frugalvit.experiment.calibration import Calibration, read_calibration
 from frugalvit.experiment.resolve import AutoValues
 from frugalvit.runs import layout
 from frugalvit.runs.resume import command_of
@@ -33,8 +34,8 @@ C = TypeVar("C", bound=RunConfig)
 
 _MODELS = "Pass a run folder, a checkpoint or an exported folder"
 
-SCORES = ("top1", "top5", "mean_per_class", "knn")
-"""Scores that a model folder stores."""
+SCORES = ("top1", "top5", "mean_per_class", "knn", "calibration")
+"""What a model folder stores about its weights at its input size."""
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Model:
     classes: tuple[str, ...] | None = None
     name: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
 
 def load_model(
@@ -70,6 +72,7 @@ def load_model(
     if by_name:
         path = find_published(source)
     meta: dict[str, Any] = {}
+    calibration = None
     folder = described_by(path)
     if folder is not None and (architecture is None or path.name not in WEIGHT_FILES):
         path, checkpoint = folder, None if path.name in WEIGHT_FILES else path
@@ -86,10 +89,13 @@ def load_model(
             raise UserError(f"{path} holds a {backbone.name}. Drop --backbone {architecture}.")
         if img_size is not None:
             _log_notes(backbone.notes)
+            if backbone.img_size != saved_size(folder):
+                meta.pop("calibration", None)  # it was measured at the other size
         name = source if by_name else path.resolve().name
         if checkpoint is not None:
             load_weights(backbone, _checkpoint_weights(checkpoint), strict=True)
             name, meta = f"{name}-{checkpoint.stem}", without_scores(meta)  # scores belong to the folder's weights
+        calibration = read_calibration(folder, meta.get("calibration"), backbone.pooled_dim)
     elif path.is_file():
         backbone, meta = _load_file(path, source if by_name else architecture, img_size)
         name = source if by_name else path.stem
@@ -109,7 +115,7 @@ def load_model(
         name = source
     classes = meta.get("classes")
     transform = EvalTransform(backbone.img_size, backbone.mean, backbone.std, **backbone.eval_crop)
-    return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta)
+    return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta, calibration)
 
 
 def _checkpoint_weights(checkpoint: Path) -> Path | Mapping[str, Any]:

@@ -119,7 +119,15 @@ def _use(model: ReadyModel) -> str:
         if is_timms and model.backbone.num_classes
         else ""
     )
+    calibration = model.calibration
+    calibrated = (
+        f"Calibrated probabilities are `softmax(logits / {calibration.temperature:.6g})`. `config.json` has this "
+        "number as `frugalvit.meta.calibration.temperature`; `fv.load` applies it.\n\n"
+        if calibration is not None
+        else ""
+    )
     return (
+        f"{calibrated}"
         "`preprocessing.py` in this folder reads a file as training did: upright by EXIF, transparent pixels on white, "
         "16 bits scaled to 8. Pillow's `convert` does none of these.\n\n"
         "```python\n"

@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frugalvit.backbones.knn_head import KnnHead
 from frugalvit.config.probe import KS, TEMPERATURE, KnnConfig
 from frugalvit.errors import UserError
 from frugalvit.probing.metrics import classification_scores, rank_classes
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.saved_probe import KnnClassifier
-from frugalvit.probing.splits import concat, draw_labels, to_probe_split
+from frugalvit.probing.splits import ProbeSplit, concat, draw_labels, to_probe_split
 from frugalvit.probing.validation import as_features, as_labels
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult
@@ -76,9 +77,17 @@ def knn(config: KnnConfig) -> CommandResult:
         settings = (inputs.classes, headline, config.temperature)
         classifier = KnnClassifier(gallery.features, gallery.targets, *settings)
         table = replace(table, title=title)
-        return ProbeScores(data, notes=notes, table=table, classifier=classifier, unseen=unseen)
+        held_out = _leave_one_out(gallery, *settings) if config.save is not None else None
+        return ProbeScores(data, notes=notes, table=table, classifier=classifier, unseen=unseen, held_out=held_out)
 
     return run_probe("knn", config, score)
+
+
+def _leave_one_out(gallery: ProbeSplit, classes: int, k: int, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the logits (N, C) of every image by the votes of the others, and the labels (N,)."""
+    head = KnnHead(len(gallery), 1, classes, k, temperature)
+    head.labels = gallery.targets
+    return torch.cat([head.vote(*found) for _, *found in nearest(gallery.features, None, k)]), gallery.targets
 
 
 def nearest(

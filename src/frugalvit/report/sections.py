@@ -183,8 +183,12 @@ def calibration(record: RunRecord) -> str:
     text = f"Its confidence is {error:.1f} points from its accuracy, on average over {pluralize(images, 'image')}: "
     words = "it is too sure" if surplus > 0 else "it is too cautious"
     text += "you can read it as a probability." if error < _CALIBRATED else f"{words}."
-    measured = [(row["confidence"], row["accuracy"]) for row in bins]
-    series = [svg_charts.Series("measured", 0, measured), svg_charts.Series("ideal", 1, [(0.0, 0.0), (100.0, 100.0)])]
+    text += f" {how[0].upper()}{how[1:]}." if (how := str(stored.get("how") or "")) else ""
+    before = stored.get("before") or {}
+    drawn = {"measured": bins, "before": (before.get("bins") or []) if before.get("bins") != bins else []}
+    points = {name: [(row["confidence"], row["accuracy"]) for row in rows] for name, rows in drawn.items() if rows}
+    points["ideal"] = [(0.0, 0.0), (100.0, 100.0)]
+    series = [svg_charts.Series(name, number, curve) for number, (name, curve) in enumerate(points.items())]
     panel = svg_charts.Panel("Calibration", "right, %", "confidence, %", series, by_split=True)
     return f"<p>{escape(text)}</p>{svg_charts.chart(panel)}"
 

@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,19 @@ from frugalvit.data.dataset import ImageDataset, join
 from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.errors import UserError
+from frugalvit.experiment.calibration import Calibration, measure_calibration
 from frugalvit.experiment.load_model import described_by
 from frugalvit.probing.floor import check_floor, describe_floor
 from frugalvit.probing.metrics import classification_scores, rank_classes, score_facts
 from frugalvit.probing.splits import HELD_OUT, make_extractor
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import read_summary
-from frugalvit.tasks.classification.predict import class_probabilities, load_classifier, nonfinite_message
+from frugalvit.tasks.classification.predict import (
+    check_coverage,
+    class_probabilities,
+    load_classifier,
+    nonfinite_message,
+)
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
 from frugalvit.utils.scores import read_scores, score_table
@@ -42,9 +49,7 @@ def evaluate(config: EvalConfig) -> CommandResult:
     started = time.monotonic()
     out = _check_output(config.out)
     model, names = load_classifier(config.model, config.device, config.img_size)
-    source, run = _open(config)
-    split, examples = _select_split(source, config.split)
-    numbers = _match_classes(config.model, names, source, examples)
+    source, run, split, examples, numbers = open_scored(config, names)
     if run is not None and split in ("train", "all", *_learned_splits(run, source)):
         console.warning(f"{config.model} was trained on these images ({split}): its scores on new images will be lower")
     extractor = make_extractor(model, config, "pooled")
@@ -54,8 +59,10 @@ def evaluate(config: EvalConfig) -> CommandResult:
     truth = numbers[features.labels]
     views = [features, extractor(examples, label, mirrored=True)] if config.mirror else [features]
     inputs = [view.features.to(extractor.device) for view in views]
+    calibration = check_coverage(model, config.coverage, config.mirror)
     with torch.inference_mode():
-        probabilities, plain = (class_probabilities(model.backbone, *part).cpu() for part in (inputs, inputs[:1]))
+        probabilities, plain = (class_probabilities(model, *part).cpu() for part in (inputs, inputs[:1]))
+        untempered = class_probabilities(replace(model, calibration=None), *inputs).cpu()
     if not bool(probabilities.isfinite().all()):
         raise UserError(nonfinite_message(config.model))
     ranked = rank_classes(probabilities)
@@ -64,6 +71,9 @@ def evaluate(config: EvalConfig) -> CommandResult:
     if config.mirror:
         summary["without_mirror"] = _scores(rank_classes(plain), truth, len(names))
     per_class = _per_class(ranked[:, 0], truth, names)
+    right = ranked[:, 0] == truth
+    after, before = (measure_calibration(part.amax(1), right) for part in (probabilities, untempered))
+    summary |= {"ece": after["error"], "ece_before": before["error"], "reliability": after["bins"]}
     rows = _predictions(features.names, probabilities, ranked[:, 0], truth, names)
     mistakes = sorted((row for row in rows if row["class"] != row["predicted"]), key=lambda row: -row["probability"])
     summary |= {
@@ -80,6 +90,17 @@ def evaluate(config: EvalConfig) -> CommandResult:
             f"floor: {describe_floor(floor, scores['top1'])}",
             *(f"alarm: {alarm}" for alarm in summary["alarms"]),
         ]
+    how = "no temperature" if calibration is None else f"{before['error']:.1f} before {calibration}"
+    notes.append(f"confidence is {after['error']:.1f} points from accuracy (ECE); {how}")
+    if config.coverage is not None and calibration is not None:
+        summary["sets"] = _score_sets(probabilities, truth, config.coverage, calibration)
+        notes.append(
+            "sets for {asked:g} %: the right class is inside for {inside:.1f} % of images; {classes:.2f} classes on "
+            "average, {empty:.1f} % are empty".format(**summary["sets"])
+        )
+    if calibration is not None and (distances := calibration.distances(inputs[0])) is not None:
+        summary["unlike_training"] = 100 * sum(map(calibration.is_unlike, distances.tolist())) / len(distances)
+        notes.append(f"unlike training: {summary['unlike_training']:.1f} % of the images; about 5 % is usual")
     if out is not None:
         write_text(out, _csv(rows))
         notes.append(f"predictions of all images: {out}")
@@ -88,7 +109,32 @@ def evaluate(config: EvalConfig) -> CommandResult:
     tables = [score_table(read_scores(summary), f"{title}{', with mirror images' if config.mirror else ''}")]
     if config.mirror:
         tables.append(score_table(read_scores(summary["without_mirror"] | where), "without mirror images"))
-    return CommandResult(summary, [*tables, *_mistake_tables(per_class, mistakes)], notes)
+    return CommandResult(summary, [*tables, _reliability_table(summary), *_mistake_tables(per_class, mistakes)], notes)
+
+
+def _reliability_table(summary: dict[str, Any]) -> Table:
+    """Build the reliability diagram: accuracy for each tenth of confidence."""
+    rows: list[list[object]] = [
+        [f"{row['confidence']:.1f}", f"{row['accuracy']:.1f}", row["images"], "█" * round(row["accuracy"] / 5)]
+        for row in summary["reliability"]
+    ]
+    return Table(["confidence, %", "right, %", "images", ""], rows, "reliability")
+
+
+def _score_sets(probabilities: Tensor, truth: Tensor, coverage: float, calibration: Calibration) -> dict[str, float]:
+    """Measure the sets of classes: how often they hold the right class, and their sizes."""
+    inside = probabilities >= calibration.lowest_probability(coverage)
+    parts = {"inside": 100 * inside.gather(1, truth[:, None]), "classes": inside.sum(1), "empty": 100 * ~inside.any(1)}
+    return {"asked": 100 * coverage} | {name: part.double().mean().item() for name, part in parts.items()}
+
+
+def open_scored(
+    config: EvalConfig, names: tuple[str, ...]
+) -> tuple[DatasetSplits, Path | None, str, ImageDataset, Tensor]:
+    """Open the images to score: the data, the run if it knows them, the split, its images, and the model's labels."""
+    source, run = _open(config)
+    split, examples = _select_split(source, config.split)
+    return source, run, split, examples, _match_classes(config.model, names, source, examples)
 
 
 def _check_output(out: str | None) -> Path | None:

@@ -1,18 +1,19 @@
 """``frugalvit predict``: classify images with a trained model, its class names and its preprocessing."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from frugalvit.backbones.base import Backbone
 from frugalvit.backbones.registry import is_model_name
 from frugalvit.backbones.weights.published import has_published
 from frugalvit.config.train import PredictConfig
 from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
+from frugalvit.experiment.calibration import Calibration
 from frugalvit.experiment.load_model import Model, described_by, load_model
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.tables import CommandResult, Table, as_csv
@@ -21,6 +22,7 @@ from frugalvit.utils.tables import CommandResult, Table, as_csv
 def predict(config: PredictConfig) -> CommandResult:
     """Return the most probable classes of images."""
     model, classes = load_classifier(config.model, config.device)
+    calibration = check_coverage(model, config.coverage, config.mirror)
     inputs = InputImages(config.images)
     rows: list[dict[str, Any]] = []
     device = next(model.backbone.parameters()).device
@@ -28,28 +30,96 @@ def predict(config: PredictConfig) -> CommandResult:
         images = torch.cat([model.transform.image(image.pixels) for image in part]).to(device)
         with torch.inference_mode():
             views = [images, images.flip(-1)] if config.mirror else [images]
-            probabilities = class_probabilities(model.backbone, *(model.backbone(view).pooled for view in views))
-        if not bool(probabilities.isfinite().all()):
-            raise UserError(nonfinite_message(config.model))
-        highest, labels = probabilities.topk(min(config.top, len(classes)), dim=1)
-        for image, row, best in zip(part, highest.tolist(), labels.tolist(), strict=True):
-            guesses = [{"class": classes[i], "probability": p} for i, p in zip(best, row, strict=True)]
-            rows.append({"image": str(image.path), "predictions": guesses})
-    data = {"predictions": rows, "unreadable": inputs.unreadable}
+            pooled = [model.backbone(view).pooled for view in views]
+            answers = answer_features(model, *pooled, top=config.top, coverage=config.coverage)
+        rows += [{"image": str(image.path)} | asdict(answer) for image, answer in zip(part, answers, strict=True)]
+    data = {"predictions": rows, "unreadable": inputs.unreadable, "calibrated": calibration is not None}
     if config.format == "csv":
         return CommandResult(data, [], [_csv(rows)])
     cells = [[row["image"], *(f"{g['class']} {g['probability']:.1%}" for g in row["predictions"])] for row in rows]
     columns = ["image", *(f"{rank}." for rank in range(1, min(config.top, len(classes)) + 1))]
-    return CommandResult(data, [Table(columns, cells)])
+    notes = []
+    if config.coverage is not None and calibration is not None:
+        columns.append(f"{config.coverage:.0%} set")
+        cells = [[*cell, ", ".join(row["set"]) or "none"] for cell, row in zip(cells, rows, strict=True)]
+        if calibration.top1 > 100 * config.coverage:
+            notes.append(
+                f"the first answer alone is right on {calibration.top1:.1f} % of held-out images: some sets are empty"
+            )
+    if any(row["unlike_training"] for row in rows):
+        columns.append("unlike training")
+        cells = [[*cell, row["unlike_training"]] for cell, row in zip(cells, rows, strict=True)]
+    return CommandResult(data, [Table(columns, cells)], notes)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a classifier says about an image. What was not requested, or not calibrated, is None.
+
+    predictions:     {"class", "probability"} of the most probable classes, the highest first
+    set:             the classes among which the right one is, with the requested coverage; it may be empty
+    distance:        to the training images
+    unlike_training: whether the distance is larger than for 95 % of the held-out images
+    """
+
+    predictions: list[dict[str, Any]]
+    set: list[str] | None = None
+    distance: float | None = None
+    unlike_training: bool | None = None
+
+
+def answer_features(model: Model, *views: Tensor, top: int = 5, coverage: float | None = None) -> list[Answer]:
+    """Answer from the pooled features (B, D) of each view; ``check_coverage`` comes first."""
+    calibration, names = model.calibration, class_names(model)
+    probabilities = class_probabilities(model, *views)
+    if not bool(probabilities.isfinite().all()):
+        raise UserError(nonfinite_message(model.name))
+    distances = None if calibration is None else calibration.distances(views[0])
+    answers = []
+    for row, (values, order) in enumerate(zip(*probabilities.sort(stable=True, dim=1, descending=True), strict=True)):
+        ranked = [{"class": names[i], "probability": p} for i, p in zip(order.tolist(), values.tolist(), strict=True)]
+        likely = distance = unlike = None
+        if calibration is not None and coverage is not None:
+            lowest = calibration.lowest_probability(coverage)
+            likely = [guess["class"] for guess in ranked if guess["probability"] >= lowest]
+        if calibration is not None and distances is not None:
+            distance = distances[row].item()
+            unlike = calibration.is_unlike(distance)
+        answers.append(Answer(ranked[:top], likely, distance, unlike))
+    return answers
+
+
+def check_coverage(model: Model, coverage: float | None, mirror: bool = False) -> Calibration | None:
+    """Return the calibration. Raises ``UserError`` if the model cannot answer with sets of this coverage."""
+    if coverage is not None and model.calibration is None:
+        raise UserError(
+            f"{model.name} is not calibrated, so --coverage {coverage:g} is impossible. Train with a val split or "
+            "save a probe, and use the run or an exported folder at its own image size."
+        )
+    if coverage is not None and mirror:
+        raise UserError("--coverage and --mirror cannot be combined: the sets were measured without mirror images.")
+    return model.calibration
+
+
+def class_names(model: Any) -> tuple[str, ...]:
+    """Return the class names, or class numbers if the model has no names."""
+    return model.classes or tuple(str(i) for i in range(model.backbone.num_classes))
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
+    has_sets = rows[0]["set"] is not None
     cells = [
-        [row["image"], rank, guess["class"], f"{guess['probability']:.6f}"]
+        [
+            row["image"],
+            rank,
+            guess["class"],
+            f"{guess['probability']:.6f}",
+            *[int(guess["class"] in row["set"])] * has_sets,
+        ]
         for row in rows
         for rank, guess in enumerate(row["predictions"], 1)
     ]
-    return as_csv(["image", "rank", "class", "probability"], cells).rstrip("\n")
+    return as_csv(["image", "rank", "class", "probability", *["in_set"] * has_sets], cells).rstrip("\n")
 
 
 def load_classifier(
@@ -63,12 +133,13 @@ def load_classifier(
         raise UserError(f"{where} has no classifier. 'frugalvit train LABELLED_IMAGES/ {option}' trains one.")
     if model.classes is None and Path(where).is_file() and described_by(Path(where)) is None:
         raise UserError(f"{where} is a bare weight file without class names. Use its run or an exported folder.")
-    return model, model.classes or tuple(str(i) for i in range(model.backbone.num_classes))
+    return model, class_names(model)
 
 
-def class_probabilities(backbone: Backbone, *views: Tensor) -> Tensor:
+def class_probabilities(model: Model, *views: Tensor) -> Tensor:
     """Return the class probabilities (B, C), averaged over views, from pooled features (B, D) per view."""
-    return torch.stack([backbone.classify(pooled).float().softmax(1) for pooled in views]).mean(0)
+    temperature = 1.0 if model.calibration is None else model.calibration.temperature
+    return torch.stack([(model.backbone.classify(pooled).float() / temperature).softmax(1) for pooled in views]).mean(0)
 
 
 def nonfinite_message(where: str | Path) -> str:

@@ -34,16 +34,17 @@ from frugalvit.engine.schedules import Constant, Cosine, Linear, Ramp, Schedule,
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization
+from frugalvit.experiment.calibration import Calibration, calibrate, describe_calibration, save_gallery, spread_rows
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.load_model import find_init
 from frugalvit.experiment.resolve import PAIR, resolve_input, resolve_training
 from frugalvit.experiment.summary import (
+    Answers,
     augmentation_sheet,
     collect_answers,
     describe_weights,
     finite,
-    measure_calibration,
     per_class_table,
     run_facts,
     run_result,
@@ -66,6 +67,7 @@ from frugalvit.tasks.classification.semi_supervised import (
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.distillation.teacher import Guide, load_teacher
 from frugalvit.utils import console
+from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult
 
@@ -79,8 +81,6 @@ _AT_CHANCE = (
 
 MOST_FITTED = 50_000
 """The most images whose features "auto" fits a classifier on: more take minutes, in which other ranks wait."""
-
-_TRAINING_SAMPLE = 500  # training images to score at the end
 
 HARDLY = 0.8  # of the error of a constant answer; above it Drloc's task counts as hardly learned
 
@@ -101,6 +101,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     evaluated: ImageDataset  # of the evaluations while training
     eval_split: str  # "val", or "test", which never chooses the best weights
     unseen: ImageDataset | None  # test, if there is also val
+    learned_val: bool = False  # the classifier was fitted on val too
 
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
         rest = self.options.unlabelled == REST
@@ -240,7 +241,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         if self.load_best(outcome, config.weights):
             task.cached_scores = None
         kept_start = outcome["best_step"] == 0 and (config.classifier, config.weights) == ("logistic", "best")
-        if kept_start and self.unseen is not None:  # without test, val scores the weights
+        self.learned_val = kept_start and self.unseen is not None  # without test, val scores the weights
+        if self.learned_val:
             self._refit_classifier()
         self.final_set, unseen = self.eval_set, self.unseen
         if unseen is not None:
@@ -288,34 +290,59 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         self._record_data({self.eval_split: self.eval_set.store, summary["scored_on"]: self.final_set.store})
         meta = {"classes": list(classes), "data": self.data.name, "recipe": self.config.recipe, "top1": summary["top1"]}
         merge_lora(task.result)
+        answers, training = collect_answers(task.result, self.final_set, "collecting mistakes"), self._answer_training()
+        calibration = self._calibrate(answers, training)
+        if isinstance(calibration, Calibration):
+            meta["calibration"] = calibration.model_dump()
+            answers = replace(answers, temperature=calibration.temperature)
+            save_gallery(calibration, run.path(layout.MODEL))
+        console.info(str(calibration))
         save_model_folder(task.result, run.path(layout.MODEL), classes=classes, meta=meta)
-        answers = collect_answers(task.result, self.final_set, "collecting mistakes")
         mistakes = worst_mistakes(answers, self.final_set.store, classes, self.data.location)
         save_pictures(run, mistakes, augmentation_sheet(batches, task.backbone))
         run.table("per_class", per_class_table(confusion, classes))
         details = {"classes": list(classes), "confusion": confusion.tolist()}
-        details |= {"calibration": measure_calibration(answers), **self._score_training_images()}
+        details["calibration"] = describe_calibration(answers.logits, answers.labels, calibration)
+        if training is not None and len(training.right):
+            known = {"top1": 100 * training.right.double().mean().item(), "count": len(training.right)}
+            details["training_images"] = known
         if self.unlabelled is None:
             return details
         table = task.pseudo_label_table(classes)
         run.table("pseudo_labels", table)
         return details | {"pseudo_labels": {"columns": table.columns, "rows": table.rows}}
 
-    def _score_training_images(self) -> dict[str, Any]:
-        """Score a few training images without augmentation: the report tells over- from underfitting by it."""
+    def _answer_training(self) -> Answers | None:
+        """Classify training images without augmentation; None for a stream. Records their names.
+
+        The report tells over- from underfitting by them, and predictions are compared with their features.
+        """
         if self.images.streaming is not None:
-            return {}
-        images = self.images.subset(np.unique(np.linspace(0, len(self.images) - 1, _TRAINING_SAMPLE).astype(int)))
+            return None
+        images = self.images.subset(spread_rows(len(self.images)).numpy())
         transform, config, device = self.final_set.transform, self.config, self.fabric.device
         # Rank 0 is here alone, and the share of unreadable images may be higher in a sample.
         config = config.model_copy(update={"cache": config.cache.model_copy(update={"max_bad": 1.0})})
         with console.quiet():
             store = builders.get_image_store(images, transform.out_size, config, device, crop=transform.crop)
             dataset = builders.EvalSet(store, transform, self.final_set.batch)
-            right = collect_answers(self.task.result, dataset, "scoring training images").right
-        if not len(right):  # none is readable any more
-            return {}
-        return {"training_images": {"top1": 100 * right.double().mean().item(), "count": len(right)}}
+            answers = collect_answers(self.task.result, dataset, "scoring training images")
+        named = zip(answers.index.tolist(), answers.labels.tolist(), strict=True)
+        rows = [{"key": utf8_safe(images.keys[index]), "class": self.classes[label]} for index, label in named]
+        self.run_folder.save_json(layout.TRAINING_IMAGES, rows)
+        return answers
+
+    def _calibrate(self, answers: Answers, training: Answers | None) -> Calibration | str:
+        """Calibrate on val, which the weights have not learned from; say why if there is no such val."""
+        if self.eval_split != "val":
+            return "not calibrated: there is no val split, and test must only score. --split auto makes one from train"
+        if self.learned_val:
+            return "not calibrated: the classifier learned from val too"
+        held_out = answers
+        if self.final_set is not self.eval_set:
+            held_out = collect_answers(self.task.result, self.eval_set, "calibrating on val")
+        gallery = None if training is None or not len(training.labels) else training.pooled
+        return calibrate(held_out.logits, held_out.labels, "val", gallery, held_out.pooled)
 
     def report_inputs(self) -> dict[str, Any]:
         images = self.unseen or self.data.splits.get("val") or self.data.splits["train"]
