@@ -18,8 +18,7 @@ from PIL import Image
 
 import frugalvit as fv
 from frugalvit.cli import serve as serving
-from frugalvit.config.tools import ServeConfig
-from frugalvit.errors import UserError
+from frugalvit.config.train import ServeConfig
 from helpers.tiny_runs import write_images
 
 uvicorn = pytest.importorskip("uvicorn", reason="pip install frugalvit[serve]")
@@ -38,7 +37,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(run: Path) -> Iterator[tuple[str, int]]:
-    app = serving.make_app(ServeConfig(model=str(run), device="cpu", max_mb=0.5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving, "MAX_BYTES", 500_000)
+        yield from listen(serving.make_app(ServeConfig(model=str(run), device="cpu")))
+
+
+def listen(app: Any) -> Iterator[tuple[str, int]]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -61,12 +65,12 @@ def test_the_endpoint_answers_as_the_model(address: tuple[str, int], run: Path) 
     status, body, _ = ask(address, photo.read_bytes())
     found = json.loads(body)
     expected = fv.load(run).answer(photo, coverage=0.9)[0]
-    assert status == 200 and found["set"] == list(expected.set or ())
+    assert status == 200 and found["set"] == list(expected["set"])
     assert [guess["probability"] for guess in found["predictions"]] == pytest.approx(
-        [guess["probability"] for guess in expected.predictions], abs=1e-5
+        [guess["probability"] for guess in expected["predictions"]], abs=1e-5
     )
-    assert found["distance"] == pytest.approx(expected.distance, abs=1e-5)
-    assert found["unlike_training"] is expected.unlike_training
+    assert found["distance"] == pytest.approx(expected["distance"], abs=1e-5)
+    assert found["unlike_training"] is expected["unlike_training"]
     assert found["map"]["shows"].startswith("attention of the class token")
     for picture in (found["map"]["image"], *(image["image"] for image in found["nearest"])):
         Image.open(io.BytesIO(base64.b64decode(picture.partition(",")[2]))).load()
@@ -79,11 +83,13 @@ def test_nearest_images_equal_the_loop(address: tuple[str, int], run: Path) -> N
     with torch.inference_mode():
         pooled = model.features(model.transform([photo, *files])).pooled
     cosine = torch.cosine_similarity(pooled[:1], pooled[1:])
-    best = [files[row].relative_to(train).as_posix() for row in cosine.argsort(descending=True)[:6]]
+    best = [str(files[row]) for row in cosine.argsort(descending=True)[:6]]
     found = json.loads(ask(address, photo.read_bytes())[1])["nearest"]
-    assert [image["name"].removeprefix("train/") for image in found] == best
-    assert [image["similarity"] for image in found] == pytest.approx(cosine.sort(descending=True).values[:6], abs=1e-3)
-    assert all(image["class"] in image["name"] for image in found)
+    assert [image["file"] for image in found] == best
+    assert [float(image["score"]) for image in found] == pytest.approx(
+        cosine.sort(descending=True).values[:6], abs=6e-3
+    )
+    assert all(Path(image["file"]).parent.name == image["label"] for image in found)
 
 
 def bomb() -> bytes:
@@ -142,7 +148,7 @@ def test_the_page_in_a_browser(browser: Any, address: tuple[str, int], run: Path
     browser.wait_for("[...document.images].every(image => image.naturalWidth > 0)")
     assert browser.value("[...document.images].every(image => image.src.startsWith('data:'))"), "no image of the name"
     assert browser.complaints() == []
-    assert [url.rpartition("/")[2] for url in browser.requests()] == ["predict"]
+    assert [url.rpartition("/")[2] for url in browser.requests()] == ["answer"]
     noise = io.BytesIO()  # coloured noise is unlike the grey training images
     Image.fromarray(np.random.default_rng(1).integers(0, 255, (4, 40, 3), dtype=np.uint8)).save(noise, "PNG")
     browser.value(drop.format(base64.b64encode(noise.getvalue()).decode(), "noise"))
@@ -155,10 +161,5 @@ def test_the_page_in_a_browser(browser: Any, address: tuple[str, int], run: Path
 def test_the_page_escapes_names_and_allows_only_its_scripts(run: Path) -> None:
     model = fv.load(run)
     model.name = "</title><script>alert(1)</script>"
-    page = serving._make_page(model, 100)
+    page = serving.make_page(model)
     assert "<script>alert" not in page and "script-src 'sha256-" in page and "connect-src 'self'" in page
-
-
-def test_a_used_port_is_an_error(address: tuple[str, int], run: Path) -> None:
-    with pytest.raises(UserError, match="--port"):
-        serving.serve(ServeConfig(model=str(run), port=address[1], device="cpu"))

@@ -1,16 +1,14 @@
-"""Temperature, sets of classes and distances against loops, SciPy and the loss of scikit-learn."""
+"""Temperature, sets of classes and distances against loops and the loss of scikit-learn."""
 
-import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize_scalar
 from sklearn.metrics import log_loss
 
-from frugalvit.backbones import create_backbone
+from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.errors import UserError
 from frugalvit.experiment import calibration as module
@@ -30,30 +28,31 @@ def draw(count: int, classes: int = 8, sureness: float = 3.0, seed: int = 0) -> 
 @pytest.mark.parametrize("bins", [5, 10])
 def test_calibration_error_equals_the_loop(count: int, bins: int) -> None:
     generator = torch.Generator().manual_seed(count)
-    confidence, right = torch.rand(count, generator=generator), torch.rand(count, generator=generator) > 0.5
-    found = module.measure_calibration(confidence, right, bins)
-    error = 0.0
+    probabilities = (3 * torch.randn(count, 4, generator=generator)).softmax(1)
+    labels = torch.randint(4, (count,), generator=generator)
+    found = module.measure_calibration(probabilities, labels, bins)
+    (confidence, predicted), error = probabilities.max(1), 0.0
     for number in range(bins):
         rows = [i for i in range(count) if number / bins <= confidence[i] < (number + 1) / bins]
-        error += abs(100 * sum(confidence[i].item() for i in rows) - 100 * sum(right[rows].tolist())) / max(1, count)
+        right = sum(int(predicted[i] == labels[i]) for i in rows)
+        error += abs(100 * sum(confidence[i].item() for i in rows) - 100 * right) / max(1, count)
     assert found["error"] == pytest.approx(error, abs=1e-4) and sum(row["images"] for row in found["bins"]) == count
 
 
 @pytest.mark.parametrize("sureness", [0.3, 1.0, 4.0])
 def test_temperature_minimizes_the_loss(sureness: float) -> None:
     logits, labels = draw(400, sureness=sureness)
+    best = fit_temperature(logits, labels)
 
-    def loss(log_temperature: float) -> float:
-        probabilities = (logits.double() / math.exp(log_temperature)).softmax(1).numpy()
-        return log_loss(labels, probabilities, labels=np.arange(8))
+    def loss(temperature: float) -> float:
+        return log_loss(labels, (logits.double() / temperature).softmax(1).numpy(), labels=np.arange(8))
 
-    best = minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-8})
-    assert fit_temperature(logits, labels) == pytest.approx(math.exp(best.x), rel=1e-4)
+    assert loss(best) <= min(loss(best * factor) for factor in (0.5, 0.99, 0.999, 1.001, 1.01, 2))
 
 
 def test_temperature_without_a_mistake_is_not_sharper() -> None:
     logits = 5 * torch.eye(4).repeat(10, 1)
-    assert fit_temperature(logits, logits.argmax(1)) == pytest.approx(1)
+    assert fit_temperature(logits, logits.argmax(1)) == pytest.approx(1, abs=1e-4)
     logits[:, 1] -= 1e9  # a class without training images
     assert math.isfinite(fit_temperature(logits, torch.zeros(40, dtype=torch.long)))
 
@@ -72,10 +71,10 @@ def test_error_halves_on_an_overconfident_model() -> None:
 def test_quantile_equals_the_loop(count: int, share: float) -> None:
     scores = torch.rand(count, generator=torch.Generator().manual_seed(count))
     enough = [s for s in scores.tolist() if sum(o <= s for o in scores.tolist()) / (count + 1) >= share - 1e-9]
-    assert conformal_quantile(scores, share) == (min(enough) if enough else None)
+    assert conformal_quantile(scores, share) == min(enough, default=math.inf)
 
 
-@pytest.mark.parametrize("coverage", [0.6, 0.8, 0.9, 0.99])
+@pytest.mark.parametrize("coverage", [0.6, 0.8, 0.9, 0.985])
 def test_sets_hold_the_right_class_as_often_as_requested(coverage: float) -> None:
     inside = []
     for seed in range(20):
@@ -86,12 +85,8 @@ def test_sets_hold_the_right_class_as_often_as_requested(coverage: float) -> Non
         members = probabilities >= calibration.lowest_probability(coverage)
         inside.append(members[torch.arange(200), labels[200:]].double().mean().item())
     assert np.mean(inside) == pytest.approx(coverage, abs=0.02)
-
-
-def test_few_images_make_sets_of_all_classes() -> None:
-    calibration = calibrate(*draw(50), "val")
-    assert isinstance(calibration, Calibration)
-    assert calibration.lowest_probability(0.99) == 0 < calibration.lowest_probability(0.95)
+    few = calibrate(logits[:50], labels[:50], "val")
+    assert isinstance(few, Calibration) and few.lowest_probability(0.99) == 0 < few.lowest_probability(0.95)
 
 
 @pytest.mark.parametrize("left_out", [False, True])
@@ -106,31 +101,32 @@ def test_distance_equals_the_loop(left_out: bool) -> None:
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_model_folder_keeps_its_calibration(tmp_path: Path) -> None:
-    backbone = create_backbone("test_resnet", img_size=32, num_classes=8).eval()
+@pytest.fixture(scope="module")
+def backbone() -> Backbone:
+    return create_backbone("test_resnet", img_size=32, num_classes=8).eval()
+
+
+def test_a_model_folder_keeps_its_calibration(backbone: Backbone, tmp_path: Path) -> None:
     gallery, held_out = torch.rand(60, backbone.pooled_dim), torch.rand(40, backbone.pooled_dim)
     calibration = calibrate(*draw(40), "val", gallery, held_out)
     assert isinstance(calibration, Calibration) and calibration.distance is not None
     distances = calibration.distances(held_out)
-    assert distances is not None and 0 <= sum(map(calibration.is_unlike, distances.tolist())) <= 2  # 5 % of 40
-    assert calibration.is_unlike(calibration.distances(-held_out).min().item())  # type: ignore[union-attr]
-    save_model_folder(backbone, tmp_path, meta={"calibration": calibration.model_dump()})
-    module.save_gallery(calibration, tmp_path)
+    assert 0 <= sum(map(calibration.is_unlike, distances)) <= 2  # 5 % of 40
+    assert calibration.is_unlike(min(calibration.distances(-held_out)))
+    save_model_folder(backbone, tmp_path, meta=module.save_calibration(calibration, tmp_path))
     loaded = load_model(str(tmp_path)).calibration
     assert loaded is not None and loaded.model_dump() == calibration.model_dump()
-    assert torch.equal(loaded.distances(held_out), distances)  # type: ignore[arg-type]
+    assert loaded.distances(held_out) == distances
     assert load_model(str(tmp_path), img_size=64).calibration is None, "measured at another size"
 
 
 @pytest.mark.parametrize("damage", ["temperature", "set_probability", "shape", "bytes"])
-def test_damaged_calibrations_are_errors(damage: str, tmp_path: Path) -> None:
-    backbone = create_backbone("test_resnet", img_size=32, num_classes=8).eval()
+def test_damaged_calibrations_are_errors(damage: str, backbone: Backbone, tmp_path: Path) -> None:
     calibration = calibrate(*draw(40), "val", torch.rand(60, 7 if damage == "shape" else backbone.pooled_dim))
-    assert isinstance(calibration, Calibration)
     values = {"temperature": float("nan"), "set_probability": [0.5]}
-    stored = calibration.model_dump() | ({damage: values[damage]} if damage in values else {})
+    stored = module.save_calibration(calibration, tmp_path)["calibration"]
+    stored |= {damage: values[damage]} if damage in values else {}
     save_model_folder(backbone, tmp_path, meta={"calibration": stored})
-    module.save_gallery(calibration, tmp_path)
     if damage == "bytes":
         (tmp_path / module.FEATURES_FILE).write_bytes(b"x" * 40)
     with pytest.raises(UserError, match=damage if damage in values else module.FEATURES_FILE):
@@ -141,10 +137,3 @@ def test_damaged_calibrations_are_errors(damage: str, tmp_path: Path) -> None:
 def test_reasons_not_to_calibrate(images: int, text: str) -> None:
     logits, labels = draw(images)
     assert text in str(calibrate(logits / (images - 30), labels, "val"))
-
-
-def test_config_json_holds_plain_numbers() -> None:
-    calibration = calibrate(*draw(40), "val", torch.rand(60, 6))
-    assert isinstance(calibration, Calibration)
-    stored = json.loads(json.dumps(calibration.model_dump()))
-    assert "gallery" not in stored and len(stored["set_probability"]) == 99

@@ -28,10 +28,7 @@ class KnnHead(nn.Module):
 
     def forward(self, pooled: Tensor) -> Tensor:
         """(B, D) -> (B, classes)."""
-        return self.vote(*(F.normalize(pooled.float(), dim=1) @ self.gallery.T).topk(self.k, dim=1))  # type: ignore[operator]
-
-    def vote(self, similarity: Tensor, index: Tensor) -> Tensor:
-        """Turn the k nearest images, their cosines (B, k) and their numbers (B, k), into (B, classes)."""
+        similarity, index = (F.normalize(pooled.float(), dim=1) @ self.gallery.T).topk(self.k, dim=1)  # type: ignore[operator]
         weight = ((similarity - similarity[:, :1]) / self.temperature).exp()
         member = F.one_hot(self.labels[index], self.classes).to(weight)  # type: ignore[index]
         return (weight[:, :, None] * member).sum(1).clamp_min(_NO_VOTE).log()

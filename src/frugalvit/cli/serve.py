@@ -5,14 +5,10 @@ number of connections. One image is computed at a time. Nothing is written to di
 """
 
 import asyncio
-import base64
 import contextlib
-import importlib.util
-import io
-import socket
-from dataclasses import asdict
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -20,54 +16,45 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
+from torchvision.transforms.functional import pil_to_tensor
 
 from frugalvit.backbones.weights.model_config import find_model_folder
-from frugalvit.config.tools import ServeConfig
-from frugalvit.data import open_data
-from frugalvit.data.dataset import ImageDataset
+from frugalvit.config.train import ServeConfig
 from frugalvit.data.decode import decode, read_header
 from frugalvit.errors import UserError
-from frugalvit.export.command import read_data, read_settings
-from frugalvit.export.inference_model import ReadyModel, load
+from frugalvit.export.inference_model import ReadyModel
 from frugalvit.features import Features
 from frugalvit.report.html import render
+from frugalvit.report.sections import bar_table, gallery
 from frugalvit.runs import layout
-from frugalvit.tasks.classification.predict import answer_features, load_classifier
+from frugalvit.tasks.classification.predict import answer_features, check_coverage, load_classifier
 from frugalvit.utils import console, palette
 from frugalvit.utils.files import read_json
 from frugalvit.utils.tables import CommandResult
+from frugalvit.visualization.correspondence import cosines, global_feature
+from frugalvit.visualization.explorer_data import data_uri
 
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-
+MAX_BYTES = 32_000_000
 MAX_MEGAPIXELS = 64.0
 """Larger photos are refused: decoding one takes up to 20 bytes a pixel."""
 MAX_CONNECTIONS = 16
 SECONDS = 30  # to send a photo
 _NEAREST = 6
-_SIDE = 160  # pixels of a thumbnail
+_SIDE = 320  # pixels of a picture on the page
 
 _LEAD = "Drop a photo here, or choose one. It stays on this machine: the model answers, and nothing is stored."
 
 
 def serve(config: ServeConfig) -> CommandResult:
     """Answer photos until Ctrl-C."""
-    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f'serve needs {" and ".join(missing)}: pip install "frugalvit[serve]"')
-    import uvicorn
-
-    app = make_app(config)
     try:
-        listener = socket.create_server((config.host, config.port))
-    except OSError as error:
-        raise UserError(
-            f"--host {config.host} --port {config.port}: {error.strerror or error}. Try --port 0."
-        ) from None
-    with listener:
-        console.info(f"open http://{config.host}:{listener.getsockname()[1]} (Ctrl-C stops)")
-        options: dict[str, Any] = {"limit_concurrency": MAX_CONNECTIONS, "timeout_keep_alive": 5}
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", **options)).run(sockets=[listener])
+        import uvicorn
+
+        app = make_app(config)
+    except ImportError:
+        raise UserError('serve needs starlette and uvicorn: pip install "frugalvit[serve]"') from None
+    limits: dict[str, Any] = {"limit_concurrency": MAX_CONNECTIONS, "timeout_keep_alive": 5}
+    uvicorn.run(app, host=config.host, port=config.port, access_log=False, **limits)  # prints the address
     return CommandResult({"model": config.model, "host": config.host, "port": config.port})
 
 
@@ -75,62 +62,49 @@ class Answerer:
     """A classifier with the training images that answers are compared with."""
 
     def __init__(self, config: ServeConfig) -> None:
-        self.model, self.config = load(config.model, config.device), config
-        load_classifier(config.model, "cpu")  # for its errors
-        calibration = self.model.calibration
-        self.coverage = None if calibration is None else config.coverage
-        self.gallery = None if calibration is None else calibration.gallery
-        if calibration is None:
+        self.classifier, _ = load_classifier(config.model, config.device)
+        self.model, self.coverage = ReadyModel(self.classifier).eval(), config.coverage
+        self.gallery, self.training = None, []
+        if self.model.calibration is None:
+            self.coverage = None
             console.warning(f"{config.model} is not calibrated: do not read its numbers as probabilities")
-        folder = find_model_folder(config.model) or Path(config.model)
-        self.training = read_json(folder.parent / layout.TRAINING_IMAGES, list) or []
-        if self.gallery is None or len(self.training) != len(self.gallery):
-            self.training = []
-        self.pictures = self._open_pictures(str(folder.parent)) if self.training else {}
-
-    def _open_pictures(self, run: str) -> dict[str, tuple[ImageDataset, int]]:
-        """Return the images of the run's data by name."""
-        settings = read_settings(run)
-        data, root = settings.get("data") or read_data(run), self.config.root or settings.get("root")
-        try:
-            splits = open_data(str(data), split="given", root=root, classes=settings.get("classes")).splits
-        except UserError as error:
-            console.warning(f"the nearest training images have no pictures: {error}")
-            return {}
-        parts = [splits[name] for name in ("test", "val", "train") if name in splits]  # of equal names train counts
-        return {key: (part, row) for part in parts for row, key in enumerate(part.keys)}
+            return
+        check_coverage(self.classifier, self.coverage)
+        run = (find_model_folder(config.model) or Path(config.model)).parent
+        training = read_json(run / layout.TRAINING_IMAGES, list) or []
+        gallery = self.model.calibration.gallery
+        if gallery is not None and len(training) == len(gallery):
+            self.gallery, self.training = gallery, training
 
     def answer(self, content: bytes) -> dict[str, Any]:
         """Answer an encoded image. Raises ``UserError`` if it is not an image, or too large."""
         header = read_header(content, name := "the photo")
         if (megapixels := header.width * header.height / 1e6) > MAX_MEGAPIXELS:
             raise UserError(f"the photo has {megapixels:,.0f} megapixels, more than {MAX_MEGAPIXELS:g}.")
-        pixels = self.model.model.transform.crop(decode(content, name))
+        pixels = self.classifier.transform.crop(decode(content, name))
         with torch.inference_mode():
             images = self.model.transform(pixels)
             features = self.model.features(images)
-            answer = answer_features(self.model.model, features.pooled, top=self.config.top, coverage=self.coverage)[0]
+            answer = answer_features(self.classifier, features.pooled, coverage=self.coverage)[0]
             weights, meaning = _token_map(self.model, images, features)
-        return asdict(answer) | {
+        return answer | {
             "coverage": self.coverage,
             "nearest": self._nearest(features.pooled[0].cpu().float()),
-            "map": {"shows": meaning, "image": _to_data_uri(_draw_map(pixels, weights.cpu()))},
+            "map": {"shows": meaning, "image": _draw_map(pixels, weights.cpu().float())},
         }
 
     def _nearest(self, pooled: Tensor) -> list[dict[str, Any]]:
-        """Return the nearest training images: name, class, cosine, and a picture if it can be read."""
-        if not self.training or self.gallery is None:
+        """Return the nearest training images: file, class, cosine, and a picture if the file can be read."""
+        if self.gallery is None:
             return []
-        found = []
-        best = (F.normalize(pooled, dim=0) @ self.gallery.T).topk(min(_NEAREST, len(self.training)))
+        nearest = []
+        best = (F.normalize(pooled, dim=0) @ self.gallery.T).topk(min(_NEAREST, len(self.gallery)))
         for cosine, row in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            image, picture = self.training[row], None
-            if image["key"] in self.pictures:
-                examples, index = self.pictures[image["key"]]
-                with contextlib.suppress(UserError):  # the file is gone
-                    picture = _to_data_uri(examples.read(index, at_least=(_SIDE, _SIDE)))
-            found.append({"name": image["key"], "class": image["class"], "similarity": cosine, "image": picture})
-        return found
+            picture, file = None, self.training[row]["file"]
+            with contextlib.suppress(UserError):  # it is gone, or inside an archive
+                picture = data_uri(_shrink(decode(file, at_least=(_SIDE, _SIDE))))
+            nearest.append(self.training[row] | {"score": f"{cosine:.2f}", "image": picture})
+        return nearest
 
 
 def _token_map(model: ReadyModel, images: Tensor, features: Features) -> tuple[Tensor, str]:
@@ -140,29 +114,28 @@ def _token_map(model: ReadyModel, images: Tensor, features: Features) -> tuple[T
         attention = model.backbone.attention(images)[0].mean(0)
         if (extra := len(attention) - size.numel()) > 0:
             return attention[0, extra:].view(size), "attention of the class token in the last block"
-    tokens = features.grid[0].flatten(1)
-    centre = tokens.mean(1, keepdim=True) if len(tokens) != features.pooled.shape[1] else features.pooled.T
-    return F.cosine_similarity(tokens, centre, dim=0).view(size), "similarity of each region with the photo's feature"
+    similarity = cosines(features.grid, global_feature(features)[:, :, None, None])
+    return similarity.view(size), "similarity of each region with the photo's feature"
 
 
-def _draw_map(pixels: np.ndarray, weights: Tensor) -> np.ndarray:
+def _draw_map(pixels: np.ndarray, weights: Tensor) -> str:
     """Draw numbers (h, w) as heat over pixels (H, W, 3)."""
+    photo = _shrink(pixels)
     share = (weights - weights.min()) / (weights.max() - weights.min()).clamp_min(1e-12)
-    colours = np.frombuffer(palette.heat_bytes(), np.uint8).reshape(-1, 3)
-    heat = Image.fromarray(colours[(255 * share.float()).round().byte().numpy()])
-    photo = Image.fromarray(pixels)
-    return np.asarray(Image.blend(photo, heat.resize(photo.size, Image.Resampling.BICUBIC), 0.55))
+    colours = torch.tensor(list(palette.heat_bytes())).view(-1, 3) / 255
+    heat = colours[(255 * share).round().long()].permute(2, 0, 1)[None]
+    return data_uri(0.45 * photo + 0.55 * F.interpolate(heat, photo.shape[1:], mode="bicubic")[0])
 
 
-def _to_data_uri(pixels: np.ndarray) -> str:
-    picture, buffer = Image.fromarray(pixels), io.BytesIO()
-    picture.thumbnail((2 * _SIDE, 2 * _SIDE))
-    picture.save(buffer, "JPEG", quality=82)
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+def _shrink(pixels: np.ndarray) -> Tensor:
+    """Return pixels (H, W, 3) as (3, h, w) in [0, 1], small enough for the page."""
+    picture = Image.fromarray(pixels)
+    picture.thumbnail((_SIDE, _SIDE))
+    return pil_to_tensor(picture.convert("RGB")) / 255
 
 
-def make_app(config: ServeConfig) -> "Starlette":
-    """Build the application: GET / is the page, POST /predict takes the bytes of an image file and returns JSON."""
+def make_app(config: ServeConfig) -> Any:
+    """Build Starlette's application: GET / is the page; an image posted to /predict gives JSON, to /answer HTML."""
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
     from starlette.exceptions import HTTPException
@@ -172,35 +145,29 @@ def make_app(config: ServeConfig) -> "Starlette":
     from starlette.responses import HTMLResponse, JSONResponse, Response
     from starlette.routing import Route
 
-    answerer, limit, turn = Answerer(config), int(config.max_mb * 1e6), asyncio.Semaphore(1)
+    answerer, turn = Answerer(config), asyncio.Semaphore(1)
     headers = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "X-Frame-Options": "DENY"}
-    page = _make_page(answerer.model, limit)
+    page = make_page(answerer.model)
 
-    async def read_body(request: Request) -> bytes:
-        too_large = HTTPException(413, f"the file is larger than {config.max_mb:g} MB (--max-mb)")
-        if int(request.headers.get("content-length", 0)) > limit:
-            raise too_large
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise too_large
-        return bytes(body)
-
-    async def predict(request: Request) -> Response:
-        origin = request.headers.get("origin")
+    async def answer(request: Request) -> Response:
+        origin, body = request.headers.get("origin"), bytearray()
         if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
             raise HTTPException(403, "another web site sent this photo")
         try:
             async with asyncio.timeout(SECONDS):
-                body = await read_body(request)
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > MAX_BYTES:
+                        raise HTTPException(413, f"the file is larger than {MAX_BYTES / 1e6:g} MB")
+            async with turn:
+                found = await run_in_threadpool(answerer.answer, bytes(body))
         except TimeoutError:
             raise HTTPException(408, f"the photo took longer than {SECONDS} seconds to arrive") from None
-        try:
-            async with turn:
-                return JSONResponse(await run_in_threadpool(answerer.answer, body), headers=headers)
         except UserError as error:
             raise HTTPException(400, str(error)) from None
+        if request.url.path == "/answer":
+            return HTMLResponse(draw_answer(found), headers=headers)
+        return JSONResponse(found, headers=headers)
 
     async def show(_: Request) -> Response:
         return HTMLResponse(page, headers=headers)
@@ -210,18 +177,37 @@ def make_app(config: ServeConfig) -> "Starlette":
         return JSONResponse({"error": error.detail}, error.status_code, headers=headers)
 
     local = ["127.0.0.1", "localhost"]  # no other name: against DNS rebinding
-    hosts = local if config.host in local else ["*"]
     return Starlette(
-        routes=[Route("/", show), Route("/predict", predict, methods=["POST"])],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+        routes=[Route("/", show), *(Route(path, answer, methods=["POST"]) for path in ("/predict", "/answer"))],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=local if config.host in local else ["*"])],
         exception_handlers={HTTPException: explain},
     )
 
 
-def _make_page(model: ReadyModel, limit: int) -> str:
+def make_page(model: ReadyModel) -> str:
+    """Build the page, which shows the answers of /answer."""
     content = (
-        f'<section id="photo" data-limit="{limit}"><label id="drop" class="drop">{_LEAD}<input type="file" id="file" '
+        f'<section id="photo" data-limit="{MAX_BYTES}"><label class="drop">{_LEAD}<input type="file" id="file" '
         'accept="image/*"></label><p id="state" class="lead" aria-live="polite"></p></section><div id="answer"></div>'
     )
     about = f"{model.backbone.name} · {model.backbone.num_classes} classes"
     return render(model.name, about, content, ("page.js", "serve.js"), "'self'")
+
+
+def draw_answer(found: dict[str, Any]) -> str:
+    """Draw an answer as HTML."""
+    bars = bar_table((guess["class"], guess["probability"], "") for guess in found["predictions"])
+    text = "The model is not calibrated: do not read these numbers as probabilities."
+    if found["set"] is not None:
+        names = ", ".join(found["set"]) or "none, because no class is sure enough. Ask a person"
+        text = f"In {found['coverage']:.0%} of cases the right class is among: {names}."
+    unlike = '<ul class="alarms" id="unlike"><li>This photo is unlike the training images: do not trust it.</li></ul>'
+    unlike = unlike if found["unlike_training"] else ""
+    seen = ({**image, "predicted": image["label"]} for image in found["nearest"] if image["image"] is not None)
+    pictures = gallery(seen, "")
+    return (
+        f'<section id="verdict"><h2>Answer</h2>{bars}<p id="set">{escape(text)}</p>{unlike}</section>'
+        f'<section id="map"><h2>What it looks at</h2><p class="lead">Yellow: high {found["map"]["shows"]}.</p>'
+        f'<img src="{found["map"]["image"]}" alt="the photo with heat"></section>'
+        + (f'<section id="nearest"><h2>Nearest training images</h2>{pictures}</section>' if pictures else "")
+    )

@@ -20,7 +20,6 @@ from frugalvit.config.types import (
     VAL_FRACTION,
     Auto,
     Count,
-    Coverage,
     Device,
     Labelling,
     LabelPart,
@@ -78,7 +77,7 @@ class EvalConfig(FrozenModelConfig):
         "auto", "split to score; auto: test, else val, else all"
     )
     mirror: bool = option(False, MIRROR)
-    coverage: Coverage | None = option(None, COVERAGE)
+    coverage: float | None = option(None, COVERAGE)
     out: str | None = option(None, "CSV file for the prediction of every image", short="-o")
 
 

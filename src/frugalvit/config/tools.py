@@ -1,25 +1,11 @@
-"""Options of export, list, doctor, advise, completion, reproduce, look, serve and report."""
+"""Options of export, list, doctor, advise, completion, reproduce, look and report."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.types import (
-    ARCHITECTURE,
-    CLASSIFIER,
-    COVERAGE,
-    DATA,
-    MODEL,
-    PRETRAINED,
-    ROOT,
-    Auto,
-    Count,
-    Coverage,
-    Device,
-    Seed,
-    Side,
-)
+from frugalvit.config.types import ARCHITECTURE, DATA, MODEL, PRETRAINED, ROOT, Auto, Count, Device, Seed, Side
 
 EXPORTS = {
     "timm": "frugalvit.export.timm_folder:TimmFolder",
@@ -42,9 +28,7 @@ class ExportConfig(Config):
     to: ExportName = option("timm", "timm: weights and config.json; hf: also a model card; onnx, pt2: a program")
     out: str | None = option(None, "new folder to write (default: MODEL-FORMAT)", short="-o")
     output: Literal["auto", "logits", "features"] = option(
-        "auto",
-        "output of onnx and pt2: logits (with probabilities and distance, if calibrated), or pooled and grid features; "
-        "auto: logits of a classifier",
+        "auto", "output of onnx and pt2: logits, or pooled and grid features; auto: logits of a classifier"
     )
     int8: bool = option(
         False, "also write model_int8.onnx, and measure its accuracy on held-out images (--images, or the run's data)"
@@ -158,19 +142,6 @@ class ExploreConfig(_LookConfig):
     against: list[str] = option([], "more models to switch between")
     second_views: bool | Auto = option("auto", "add the mirrored, grey view of every image; auto: for a single image")
     seed: Seed = option(0, "seed of the second views' colours")
-
-
-class ServeConfig(Config):
-    """Answer photos on a web page, and as JSON at /predict."""
-
-    model: str = option(help=CLASSIFIER, positional=True)
-    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 lets other machines in, without a password")
-    port: int = option(8000, "port to listen on; 0: a free one", ge=0, le=65535)
-    coverage: Coverage = option(0.9, COVERAGE)
-    top: int = option(5, "number of classes to show", ge=1)
-    root: str | None = option(None, ROOT)
-    device: Device = option("auto", "device to compute on")
-    max_mb: float = option(20.0, "largest size of a file, in MB", gt=0, le=1000)
 
 
 class ReportConfig(Config):

@@ -53,15 +53,7 @@ def _check_label_part(labels: float) -> float:
     return labels
 
 
-def check_percent(coverage: float) -> float:
-    """Allow a whole number of per cent, for which a model stores its sets."""
-    if not 0.01 <= coverage <= 0.99 or abs(100 * coverage - round(100 * coverage)) > 1e-6:
-        raise ValueError("it must be from 0.01 to 0.99, in steps of 0.01")
-    return coverage
-
-
 Auto = Literal["auto"]
-Coverage = Annotated[float, AfterValidator(check_percent)]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], BeforeValidator(_device_name)]
 Precision = Literal["auto", "32", "bf16", "fp16"]
 Splitting = Literal["auto", "given", "train+val", "remake"]

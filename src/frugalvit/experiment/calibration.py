@@ -22,10 +22,9 @@ MAX_FEATURES = 5_000  # training images; the file then has 2 MB for 192 dimensio
 FEWEST = 20  # held-out images; with fewer, the largest usual distance is unknown
 USUAL = 0.95  # share of the held-out images that count as like training
 NEIGHBOURS = 5
-_TEMPERATURES = (0.05, 20.0)
+_COLDEST, _HOTTEST = 0.05, 20.0  # temperatures
 
 _Share = Annotated[float, pydantic.Field(ge=0, le=1)]
-_Points = Annotated[float, pydantic.Field(ge=0, le=100)]
 
 
 class Calibration(pydantic.BaseModel):
@@ -40,22 +39,22 @@ class Calibration(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
-    temperature: Annotated[float, pydantic.Field(ge=_TEMPERATURES[0], le=_TEMPERATURES[1])]
+    temperature: Annotated[float, pydantic.Field(ge=_COLDEST, le=_HOTTEST)]
     held_out: str
     images: int
-    top1: _Points
-    ece: tuple[_Points, _Points]
+    top1: float
+    ece: tuple[float, float]
     set_probability: Annotated[tuple[_Share, ...], pydantic.Field(min_length=99, max_length=99)]
     distance: Annotated[float, pydantic.Field(ge=0, le=2)] | None = None
     gallery: Tensor | None = pydantic.Field(default=None, exclude=True, repr=False)
 
     def lowest_probability(self, coverage: float) -> float:
-        """Return the lowest probability of a class in the sets for this coverage."""
-        return self.set_probability[round(100 * coverage) - 1]
+        """Return the lowest probability of a class in the sets for this coverage, rounded up to per cent."""
+        return self.set_probability[math.ceil(100 * coverage - 1e-9) - 1]
 
-    def distances(self, pooled: Tensor) -> Tensor | None:
-        """Return the distances (B,) of features (B, D) to training; None if no training features are stored."""
-        return None if self.gallery is None else neighbour_distance(pooled, self.gallery.to(pooled.device))
+    def distances(self, pooled: Tensor) -> list[float]:
+        """Return the distances of features (B, D) to training; empty if no training features are stored."""
+        return [] if self.gallery is None else neighbour_distance(pooled, self.gallery.to(pooled.device)).tolist()
 
     def is_unlike(self, distance: float) -> bool:
         """Whether an image at this distance is unlike the training images."""
@@ -77,24 +76,26 @@ def calibrate(
         return f"not calibrated: {len(labels)} held-out images are too few, at least {FEWEST} are needed"
     if not bool(logits.isfinite().all()):
         return "not calibrated: the outputs are non-finite"
-    logits = logits.double()
     temperature = fit_temperature(logits, labels)
-    before, after = logits.softmax(1), (logits / temperature).softmax(1)
+    before, after = ((logits.double() / t).softmax(1) for t in (1.0, temperature))
     right = after.argmax(1) == labels
-    ece = tuple(measure_calibration(p.amax(1), right)["error"] for p in (before, after))
+    # The score of split conformal prediction is 1 - probability (LAC, Sadinle et al. 2019): of all sets with a
+    # coverage, these are the smallest on average.
+    scores = 1 - after.gather(1, labels[:, None])[:, 0]
+    # A little lower, so that single precision in ONNX does not lose a class at the bound.
+    lowest = [max(0.0, 1 - conformal_quantile(scores, percent / 100) - 1e-6) for percent in range(1, 100)]
     distance, gallery = None, gallery if gallery is not None and len(gallery) > NEIGHBOURS else None
     if gallery is not None:
         gallery = F.normalize(gallery.float(), dim=1).half().float()  # as it is stored
         usual = neighbour_distance(gallery if pooled is None else pooled, gallery, leave_one_out=pooled is None)
-        quantile = conformal_quantile(usual, USUAL)
-        distance = 2.0 if quantile is None else min(max(quantile, 0.0), 2.0)
+        distance = min(max(conformal_quantile(usual, USUAL), 0.0), 2.0)
     return Calibration(
         temperature=temperature,
         held_out=held_out,
         images=len(labels),
         top1=100 * right.double().mean().item(),
-        ece=ece,  # type: ignore[arg-type]
-        set_probability=set_probabilities(after[torch.arange(len(labels)), labels]),
+        ece=(measure_calibration(before, labels)["error"], measure_calibration(after, labels)["error"]),
+        set_probability=tuple(lowest),
         distance=distance,
         gallery=gallery,
     )
@@ -103,24 +104,24 @@ def calibrate(
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     """Minimize the cross-entropy of softmax(logits / T) over T (Guo et al. 2017), within 0.05 and 20.
 
-    The loss is convex in b = 1 / T. Its slope is mean(sum_c p_c z_c - z_label), so bisection finds the zero. If every
-    answer is right the loss has no minimum, and T is at least 1.
+    If every answer is right the loss has no minimum, and T is at least 1.
     """
+    from scipy.optimize import minimize_scalar
+
     logits = logits.double()
-    low, high = (math.log(1 / temperature) for temperature in reversed(_TEMPERATURES))
-    if bool((logits.argmax(1) == labels).all()):
-        high = 0.0
-    own = logits.gather(1, labels[:, None])[:, 0]
-    for _ in range(60):
-        middle = (low + high) / 2
-        slope = ((logits * math.exp(middle)).softmax(1) * logits).sum(1) - own
-        low, high = (low, middle) if slope.mean() > 0 else (middle, high)
-    return min(max(math.exp(-(low + high) / 2), _TEMPERATURES[0]), _TEMPERATURES[1])
+    coldest = 1.0 if bool((logits.argmax(1) == labels).all()) else _COLDEST
+    best: Any = minimize_scalar(
+        lambda log_t: F.cross_entropy(logits / math.exp(log_t), labels).item(),
+        bounds=(math.log(coldest), math.log(_HOTTEST)),
+        method="bounded",
+    )
+    return math.exp(best.x)
 
 
-def measure_calibration(confidence: Tensor, right: Tensor, bins: int = 10) -> dict[str, Any]:
+def measure_calibration(probabilities: Tensor, labels: Tensor, bins: int = 10) -> dict[str, Any]:
     """Compare confidence with accuracy, in per cent: per bin of equal width, and their mean distance (ECE)."""
-    number = (confidence * bins).long().clamp(max=bins - 1)
+    confidence, predicted = probabilities.max(1)
+    number, right = (confidence * bins).long().clamp(max=bins - 1), predicted == labels
     rows = []
     for part in (number == k for k in number.unique().tolist()):
         sure, accuracy = (100 * x[part].double().mean().item() for x in (confidence, right))
@@ -132,27 +133,14 @@ def measure_calibration(confidence: Tensor, right: Tensor, bins: int = 10) -> di
 def describe_calibration(logits: Tensor, labels: Tensor, calibration: Calibration | str) -> dict[str, Any]:
     """Measure the calibration on scored images: after and before the temperature, and how it was found."""
     temperature = calibration.temperature if isinstance(calibration, Calibration) else 1.0
-    right = logits.argmax(1) == labels
-    after, before = (measure_calibration((logits / t).softmax(1).amax(1), right) for t in (temperature, 1.0))
+    after, before = (measure_calibration((logits / t).softmax(1), labels) for t in (temperature, 1.0))
     return {**after, "before": before, "how": str(calibration)}
 
 
-def conformal_quantile(scores: Tensor, share: float) -> float | None:
-    """Return the ceil((n + 1) share)-th smallest score, which a new one exceeds with probability 1 - share, or None."""
+def conformal_quantile(scores: Tensor, share: float) -> float:
+    """Return the ceil((n + 1) share)-th smallest score, which a new one exceeds with probability 1 - share, or inf."""
     rank = math.ceil((len(scores) + 1) * share - 1e-9)
-    return None if rank > len(scores) else scores.sort().values[rank - 1].item()
-
-
-def set_probabilities(probabilities: Tensor) -> tuple[float, ...]:
-    """Return the lowest probability of a class in the sets for 1 to 99 per cent coverage, from the right classes' (N,).
-
-    The score of split-conformal prediction is 1 - probability (LAC, Sadinle et al. 2019): of all sets with a coverage,
-    these are the smallest on average.
-    """
-    scores = 1 - probabilities.double()
-    quantiles = (conformal_quantile(scores, percent / 100) for percent in range(1, 100))
-    # A little lower, so that single precision in ONNX does not lose a class at the bound.
-    return tuple(0.0 if quantile is None else max(0.0, 1 - quantile - 1e-6) for quantile in quantiles)
+    return math.inf if rank > len(scores) else scores.sort().values[rank - 1].item()
 
 
 def neighbour_distance(pooled: Tensor, gallery: Tensor, *, leave_one_out: bool = False) -> Tensor:
@@ -168,11 +156,14 @@ def spread_rows(count: int) -> Tensor:
     return torch.linspace(0, count - 1, min(count, MAX_FEATURES)).round().long()
 
 
-def save_gallery(calibration: Calibration | None, folder: Path) -> None:
-    """Write the training features beside the weights."""
-    if calibration is not None and calibration.gallery is not None:
+def save_calibration(calibration: Calibration | str | None, folder: Path) -> dict[str, Any]:
+    """Write the training features beside the weights; return the facts for config.json."""
+    if not isinstance(calibration, Calibration):
+        return {}
+    if calibration.gallery is not None:
         content = save({"features": calibration.gallery.half().cpu().contiguous()})
         write_atomically(make_folder(folder) / FEATURES_FILE, lambda handle: handle.write(content))
+    return {"calibration": calibration.model_dump()}
 
 
 def read_calibration(folder: Path, stored: Any, dim: int) -> Calibration | None:

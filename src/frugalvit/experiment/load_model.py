@@ -72,7 +72,6 @@ def load_model(
     if by_name:
         path = find_published(source)
     meta: dict[str, Any] = {}
-    calibration = None
     folder = described_by(path)
     if folder is not None and (architecture is None or path.name not in WEIGHT_FILES):
         path, checkpoint = folder, None if path.name in WEIGHT_FILES else path
@@ -95,7 +94,6 @@ def load_model(
         if checkpoint is not None:
             load_weights(backbone, _checkpoint_weights(checkpoint), strict=True)
             name, meta = f"{name}-{checkpoint.stem}", without_scores(meta)  # scores belong to the folder's weights
-        calibration = read_calibration(folder, meta.get("calibration"), backbone.pooled_dim)
     elif path.is_file():
         backbone, meta = _load_file(path, source if by_name else architecture, img_size)
         name = source if by_name else path.stem
@@ -114,6 +112,7 @@ def load_model(
         _log_notes(backbone.notes)
         name = source
     classes = meta.get("classes")
+    calibration = read_calibration(folder or path, meta.get("calibration"), backbone.pooled_dim)
     transform = EvalTransform(backbone.img_size, backbone.mean, backbone.std, **backbone.eval_crop)
     return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta, calibration)
 

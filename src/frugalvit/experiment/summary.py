@@ -35,11 +35,10 @@ class Answers:
     pooled: Tensor
     labels: Tensor
     index: Tensor
-    temperature: float = 1.0
 
     @property
     def confidence(self) -> Tensor:
-        return (self.logits / self.temperature).softmax(1).amax(1)
+        return self.logits.softmax(1).amax(1)
 
     @property
     def predicted(self) -> Tensor:
@@ -54,16 +53,14 @@ class Answers:
 def collect_answers(backbone: Backbone, dataset: EvalSet, label: str) -> Answers:
     """Classify every readable image of the dataset."""
     backbone.eval()
-    parts: list[tuple[Tensor, ...]] = []
+    none = torch.empty(0, dtype=torch.long)  # all images may be unreadable
+    parts = [(torch.empty(0, backbone.num_classes), torch.empty(0, backbone.pooled_dim), none, none)]
     batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
     for images, labels, index in console.progress(batches, dataset.batches, label):
         assert labels is not None
         pooled = backbone(images).pooled
         parts.append((backbone.classify(pooled).float().cpu(), pooled.float().cpu(), labels.cpu(), index))
-    if not parts:  # all images are unreadable
-        parts = [(torch.empty(0, 1), torch.empty(0, 1), torch.empty(0).long(), torch.empty(0).long())]
-    logits, pooled, labels, index = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Answers(logits, pooled, labels, index)
+    return Answers(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def worst_mistakes(

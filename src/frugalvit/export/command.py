@@ -25,9 +25,9 @@ from frugalvit.engine.hardware import configure_cpu
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by, without_scores
 from frugalvit.export.format import ExportFormat, ExportJob, Run
-from frugalvit.export.hub import check_hub, push_folder
+from frugalvit.export.hub import push_folder
 from frugalvit.export.inference_model import ReadyModel, load
-from frugalvit.export.int8 import describe_int8, open_labelled_images, write_int8
+from frugalvit.export.int8 import NOTE, write_int8
 from frugalvit.runs import layout
 from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.utils import console
@@ -44,17 +44,17 @@ def export(config: ExportConfig) -> CommandResult:
     began = time.monotonic()
     export_format = _make_format(config.to)
     export_format.check_options(config)
-    hub = check_hub(config.push) if config.push else None
+    if config.push:
+        push_folder(config.push)  # only checks
     configure_cpu()  # for the backbone too, which ONNX and torch.export call without the model
     model = load(config.model, img_size=config.img_size, backbone=config.backbone)
     out = Path(config.out or f"{model.name}-{config.to}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists: choose another folder with --out.")
-    settings, size = read_settings(config.model), saved_size(config.model)
+    settings, size = _read_settings(config.model), saved_size(config.model)
     resized = config.img_size is not None and size not in (None, model.backbone.img_size)
     meta = without_scores(model.meta) if resized else model.meta
-    run_data = settings.get("data") or read_data(config.model)
-    labelled = open_labelled_images(config, model, run_data) if config.int8 else None
+    run_data = settings.get("data") or _read_data(config.model)
     images, source = check_images(model, config.images, run_data)
     with torch.inference_mode():
         if not bool(model(images).isfinite().all()):
@@ -70,8 +70,8 @@ def export(config: ExportConfig) -> CommandResult:
                 f"{source} and was deleted. A network of your own must load timm's weights (docs/extending.md). "
                 f"Otherwise please report this model: {model.backbone.name}."
             )
-        loss = None if labelled is None else write_int8(folder / "model.onnx", model, *labelled)
-    address = push_folder(hub, out, config.push, config.private) if hub and config.push else None
+        loss = write_int8(folder / "model.onnx", model, config, run_data) if config.int8 else None
+    address = push_folder(config.push, out, config.private) if config.push else None
     files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     data = {
         "model": config.model,
@@ -81,13 +81,15 @@ def export(config: ExportConfig) -> CommandResult:
         "max_difference": difference,
         "checked_on": source,
         "seconds": round(time.monotonic() - began, 2),
-        **({} if loss is None else {"int8": loss}),
-        **({} if address is None else {"pushed": address}),
+        "int8": loss,
+        "pushed": address,
     }
     rows: list[list[object]] = [[name, round(size / 1e6, 3)] for name, size in files.items()]
     notes = [f"checked on {source}: the largest difference from PyTorch is {difference:.2g}"]
-    notes += [describe_int8(loss)] if loss is not None else []
-    notes += [f"on the hub: {address}"] if address is not None else []
+    if loss is not None:
+        notes.append(NOTE.format(**loss))
+    if address is not None:
+        notes.append(f"on the hub: {address}")
     if meta != model.meta:
         notes.append("config.json has no scores: they were measured at another image size")
     if (Path(config.model) / layout.DENSE_FACTS).exists():
@@ -153,13 +155,13 @@ def largest_difference(network: nn.Module, run: Run, images: Tensor) -> float:
     return largest
 
 
-def read_settings(model: str) -> dict[str, Any]:
+def _read_settings(model: str) -> dict[str, Any]:
     """Read config.yaml of a run; empty if the model is not a run."""
     config = (described_by(Path(model)) or Path(model)) / layout.CONFIG
     return read_yaml(config) if config.is_file() else {}
 
 
-def read_data(model: str) -> str | None:
+def _read_data(model: str) -> str | None:
     """Return the data of a saved probe, which has no config.yaml."""
     facts = read_json((described_by(Path(model)) or Path(model)) / layout.DATA, dict) or {}
     return data if isinstance(data := facts.get("data"), str) else None

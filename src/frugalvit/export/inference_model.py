@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from frugalvit.backbones.base import Backbone
 from frugalvit.backbones.factory import to_size
 from frugalvit.backbones.timm_features import eval_no_grad
-from frugalvit.config.types import check_percent
 from frugalvit.data.image_inputs import as_list
 from frugalvit.engine import hardware
 from frugalvit.engine.hardware import cpu_settings, numbered_device
 from frugalvit.errors import UserError, to_count
 from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.features import Features
-from frugalvit.tasks.classification.predict import Answer, answer_features, check_coverage
+from frugalvit.tasks.classification.predict import answer_features
 
 
 class ReadyModel(nn.Module):
@@ -58,26 +57,20 @@ class ReadyModel(nn.Module):
 
         The model predicts in eval mode, ``batch`` images at a time.
         """
-        answers = self._answer(pictures, None, top, batch)
-        return [[(guess["class"], guess["probability"]) for guess in answer.predictions] for answer in answers]
+        answers = self.answer(pictures, None, top, batch)
+        return [[(guess["class"], guess["probability"]) for guess in answer["predictions"]] for answer in answers]
 
-    def answer(self, pictures: Any, coverage: float = 0.9, top: int = 5, batch: int = 64) -> list[Answer]:
-        """Return for each image the classes, the set for this coverage, and whether it is unlike the training images.
+    @torch.inference_mode()
+    def answer(
+        self, pictures: Any, coverage: float | None = 0.9, top: int = 5, batch: int = 64
+    ) -> list[dict[str, Any]]:
+        """Return the entries of ``frugalvit predict --json`` for each image: classes, set, distance to training.
 
         The model must be calibrated: a run with a val split, a saved probe, or their export.
         """
-        try:
-            check_percent(coverage)
-        except ValueError as error:
-            raise UserError(f"coverage = {coverage}: {error}.") from None
-        return self._answer(pictures, coverage, top, batch)
-
-    @torch.inference_mode()
-    def _answer(self, pictures: Any, coverage: float | None, top: int, batch: int) -> list[Answer]:
         if not self.backbone.num_classes:
             raise UserError(f"{self.name} has no classifier; use features() instead.")
         top, batch = to_count("top", top), to_count("batch", batch)
-        check_coverage(self.model, coverage)
         inputs, answers = as_list(pictures), []
         with eval_no_grad(self):
             for first in range(0, len(inputs), batch):

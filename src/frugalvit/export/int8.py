@@ -1,14 +1,12 @@
 """int8 weights for an ONNX program, and what they cost in accuracy."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from frugalvit.config.probe import EvalConfig
 from frugalvit.config.tools import ExportConfig
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.dataset import ImageDataset
 from frugalvit.errors import UserError
 from frugalvit.export.inference_model import ReadyModel
 from frugalvit.export.onnx import open_onnx
@@ -18,24 +16,14 @@ from frugalvit.utils import console
 from frugalvit.visualization.model_views import spread_evenly
 
 MOST_SCORED = 1_000  # images; the 95 % interval of 90 % is then 4 points wide
+NOTE = (
+    "int8: {top1_int8:.1f} % right instead of {top1:.1f} % on {scored_images:,} images of {scored_on}; "
+    "{same_answers:.1f} % of the answers are the same"
+)
 
 
-def open_labelled_images(config: ExportConfig, model: ReadyModel, data: str | None) -> tuple[ImageDataset, Tensor, str]:
-    """Open --images or the run's data for the comparison: test images, else val; their classes and their name."""
-    if not model.backbone.num_classes or config.output == "features":
-        raise UserError(f"--int8 measures the accuracy of a classifier, but {config.model} exports features.")
-    if (data := config.images or data) is None:
-        raise UserError("--int8 measures its loss on labelled images: pass a dataset with --images.")
-    source, _, split, examples, numbers = open_scored(EvalConfig(model=config.model, data=data), class_names(model))
-    if split == "all" and config.images is None:
-        raise UserError(f"{data} has no held-out images for --int8: pass other labelled images with --images.")
-    examples = spread_evenly(examples, MOST_SCORED)
-    assert examples.labels is not None
-    return examples, numbers[examples.labels], f"{source.name} {split}"
-
-
-def write_int8(path: Path, model: ReadyModel, examples: ImageDataset, labels: Tensor, name: str) -> dict[str, Any]:
-    """Write model_int8.onnx beside the program, and compare both on labelled images.
+def write_int8(path: Path, model: ReadyModel, config: ExportConfig, data: str | None) -> dict[str, Any]:
+    """Write model_int8.onnx beside the program, and compare both on --images or the run's data: test, else val.
 
     Weights become int8, with one scale per output channel. Each image sets the scale of its own activations. The
     distance to the training images stays exact, because a threshold belongs to it.
@@ -44,6 +32,13 @@ def write_int8(path: Path, model: ReadyModel, examples: ImageDataset, labels: Te
     from onnxruntime.quantization import quantize_dynamic
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
+    if not model.backbone.num_classes or config.output == "features":
+        raise UserError(f"--int8 measures the accuracy of a classifier, but {config.model} exports features.")
+    if (data := config.images or data) is None:
+        raise UserError("--int8 measures its loss on labelled images: pass a dataset with --images.")
+    source, _, split, examples, numbers = open_scored(EvalConfig(model=config.model, data=data), class_names(model))
+    if split == "all" and config.images is None:
+        raise UserError(f"{data} has no held-out images for --int8: pass other labelled images with --images.")
     small = path.with_name("model_int8.onnx")
     quant_pre_process(path, small, skip_onnx_shape=True, skip_symbolic_shape=True)  # stores weights as they are used
     gallery = None if model.calibration is None else model.calibration.gallery
@@ -52,30 +47,18 @@ def write_int8(path: Path, model: ReadyModel, examples: ImageDataset, labels: Te
     exact = {weight.name for weight in graph.initializer if sorted(weight.dims) == shape}
     exact_nodes = [node.name for node in graph.node if exact & set(node.input)]
     quantize_dynamic(small, small, per_channel=True, nodes_to_exclude=exact_nodes)
-    programs, answers = [open_onnx(path), open_onnx(small)], []
+    programs, answers, examples = [open_onnx(path), open_onnx(small)], [], spread_evenly(examples, MOST_SCORED)
+    assert examples.labels is not None
+    labels = numbers[examples.labels].tolist()
     for row in console.progress(range(len(examples)), label="comparing int8"):
-        try:
+        with contextlib.suppress(UnreadableImage):
             image = model.transform(examples.read(row))
-        except UnreadableImage as error:
-            console.warning(f"skipped: {error}")
-            continue
-        answers.append((int(labels[row]), *(int(run(image)[0].argmax(1)) for run in programs)))
-    if not answers:
-        raise UserError(f"{name} has no readable image for --int8.")
-    share = 100 / len(answers)
+            answers.append((labels[row], *(int(run(image)[0].argmax(1)) for run in programs)))
+    share = 100 / max(1, len(answers))
     return {
-        "scored_on": name,
+        "scored_on": f"{source.name} {split}",
         "scored_images": len(answers),
         "top1": share * sum(label == full for label, full, _ in answers),
         "top1_int8": share * sum(label == rounded for label, _, rounded in answers),
         "same_answers": share * sum(full == rounded for _, full, rounded in answers),
-        "mb": path.stat().st_size / 1e6,
-        "mb_int8": small.stat().st_size / 1e6,
     }
-
-
-def describe_int8(loss: dict[str, Any]) -> str:
-    return (
-        "int8: {top1_int8:.1f} % right instead of {top1:.1f} % on {scored_images:,} images of {scored_on}; "
-        "{same_answers:.1f} % of the answers are the same; {mb_int8:.1f} MB instead of {mb:.1f} MB"
-    ).format(**loss)

@@ -119,13 +119,9 @@ def _use(model: ReadyModel) -> str:
         if is_timms and model.backbone.num_classes
         else ""
     )
-    calibration = model.calibration
-    calibrated = (
-        f"Calibrated probabilities are `softmax(logits / {calibration.temperature:.6g})`. `config.json` has this "
-        "number as `frugalvit.meta.calibration.temperature`; `fv.load` applies it.\n\n"
-        if calibration is not None
-        else ""
-    )
+    calibrated = ""
+    if model.calibration is not None:
+        calibrated = f"Calibrated probabilities are `softmax(logits / {model.calibration.temperature:.6g})`.\n\n"
     return (
         f"{calibrated}"
         "`preprocessing.py` in this folder reads a file as training did: upright by EXIF, transparent pixels on white, "

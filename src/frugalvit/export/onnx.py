@@ -26,28 +26,26 @@ from frugalvit.utils.files import write_text
 class Program(nn.Module):
     """What an exported program computes: images -> logits, or pooled and grid.
 
-    A calibrated classifier also has the probabilities (B, C) and, if training features are stored, the distance (B,).
+    With a calibration also probabilities (B, C) and, if training features are stored, the distance to them (B,).
     """
 
-    def __init__(self, backbone: Backbone, output: str, calibration: Calibration | None) -> None:
+    def __init__(self, backbone: Backbone, output: str, calibration: Calibration | None = None) -> None:
         super().__init__()
         self.backbone, self.names = backbone, ["logits"] if output == "logits" else ["pooled", "grid"]
-        self.temperature, self.gallery = 1.0, None
-        if output == "logits" and calibration is not None:
-            self.temperature, self.gallery = calibration.temperature, calibration.gallery
-            self.names += ["probabilities"] + ["distance"] * (self.gallery is not None)
+        self.calibration = calibration if output == "logits" else None
+        if self.calibration is not None:
+            self.names += ["probabilities"] + ["distance"] * (self.calibration.gallery is not None)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         features = self.backbone(images)
-        if self.names[0] == "pooled":
+        if "grid" in self.names:
             return features.pooled, features.grid
         logits = self.backbone.classify(features.pooled)
-        if len(self.names) == 1:
+        if self.calibration is None:
             return logits
-        probabilities = (logits / self.temperature).softmax(1)
-        if self.gallery is None:
-            return logits, probabilities
-        return logits, probabilities, neighbour_distance(features.pooled, self.gallery)
+        answers = (logits, (logits / self.calibration.temperature).softmax(1))
+        gallery = self.calibration.gallery
+        return answers if gallery is None else (*answers, neighbour_distance(features.pooled, gallery))
 
 
 class TorchExportFormat(ExportFormat):
@@ -60,7 +58,7 @@ class TorchExportFormat(ExportFormat):
         path = job.folder / "model.pt2"
         torch.export.save(_capture(program, job.model), path)
         loaded = torch.export.load(path).module()
-        return program, lambda images: [loaded(images)] if len(program.names) == 1 else loaded(images)
+        return program, lambda images: [loaded(images)] if program.names == ["logits"] else loaded(images)
 
 
 class OnnxFormat(ExportFormat):
@@ -77,7 +75,7 @@ class OnnxFormat(ExportFormat):
     def write(self, job: ExportJob) -> tuple[nn.Module, Run]:
         import onnx
 
-        program, model, path = _make_program(job), job.model, job.folder / "model.onnx"
+        program, model, path = _make_program(job, job.model.calibration), job.model, job.folder / "model.onnx"
         with _plain_attention(), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exported = torch.onnx.export(
@@ -114,7 +112,7 @@ def open_onnx(path: Path) -> Run:
     return lambda images: [torch.from_numpy(out) for out in session.run(None, {"images": images.numpy()})]
 
 
-def _make_program(job: ExportJob) -> Program:
+def _make_program(job: ExportJob, calibration: Calibration | None = None) -> Program:
     """Choose the output, and write config.json beside the program."""
     backbone, output = job.model.backbone, job.config.output
     if output == "logits" and not backbone.num_classes:
@@ -123,7 +121,7 @@ def _make_program(job: ExportJob) -> Program:
         output = "logits" if backbone.num_classes else "features"
     text = json.dumps(model_config(backbone, job.model.classes, job.meta), indent=2, ensure_ascii=False)
     write_text(job.folder / "config.json", text)
-    return Program(backbone, output, job.model.calibration)
+    return Program(backbone, output, calibration)
 
 
 def _capture(program: Program, model: ReadyModel) -> torch.export.ExportedProgram:

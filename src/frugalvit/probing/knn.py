@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from frugalvit.errors import UserError
 from frugalvit.probing.metrics import classification_scores, rank_classes
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.saved_probe import KnnClassifier
-from frugalvit.probing.splits import ProbeSplit, concat, draw_labels, to_probe_split
+from frugalvit.probing.splits import ProbeSplit, concat, draw_labels, leave_fifths_out, to_probe_split
 from frugalvit.probing.validation import as_features, as_labels
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult
@@ -75,19 +76,18 @@ def knn(config: KnnConfig) -> CommandResult:
         voted = "each other" if queries is None else f"{test_images:,} test images"
         title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {voted}"
         settings = (inputs.classes, headline, config.temperature)
-        classifier = KnnClassifier(gallery.features, gallery.targets, *settings)
+
+        def vote(part: ProbeSplit) -> KnnHead:
+            head = KnnHead(len(part), part.features.shape[1], *settings)
+            head.set_images(part.features, part.targets)
+            return head
+
+        held_out = partial(leave_fifths_out, gallery, inputs.classes, vote)
+        classifier = KnnClassifier(gallery.features, gallery.targets, *settings, held_out)
         table = replace(table, title=title)
-        held_out = _leave_one_out(gallery, *settings) if config.save is not None else None
-        return ProbeScores(data, notes=notes, table=table, classifier=classifier, unseen=unseen, held_out=held_out)
+        return ProbeScores(data, notes=notes, table=table, classifier=classifier, unseen=unseen)
 
     return run_probe("knn", config, score)
-
-
-def _leave_one_out(gallery: ProbeSplit, classes: int, k: int, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the logits (N, C) of every image by the votes of the others, and the labels (N,)."""
-    head = KnnHead(len(gallery), 1, classes, k, temperature)
-    head.labels = gallery.targets
-    return torch.cat([head.vote(*found) for _, *found in nearest(gallery.features, None, k)]), gallery.targets
 
 
 def nearest(

@@ -68,9 +68,8 @@ def linear(config: LinearConfig) -> CommandResult:
             "train_images": len(splits.train) + (0 if splits.held_out is None else len(splits.held_out)),
             "test_images": len(splits.test),
         }
-        classifier, held_out = LinearClassifier(*result.classifier), (result.held_out.cpu(), splits.val.targets.cpu())
-        settings = ("lr", "weight_decay")
-        return ProbeScores(data, settings, splits.notes, classifier=classifier, unseen=splits.unseen, held_out=held_out)
+        classifier = LinearClassifier(*result.classifier, lambda: (result.held_out.cpu(), splits.val.targets.cpu()))
+        return ProbeScores(data, ("lr", "weight_decay"), splits.notes, classifier=classifier, unseen=splits.unseen)
 
     return run_probe("linear", config, score_features)
 

@@ -8,6 +8,7 @@ output, as in scikit-learn. Several labels per image (VOC2007): one logistic out
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor
 from frugalvit.backbones import Backbone
 from frugalvit.config.probe import MAX_ITERATIONS, LogisticConfig
 from frugalvit.data.loader import eval_batches
-from frugalvit.data.rng import generator_for
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.probing.lbfgs import Axes, minimize, principal_axes
@@ -33,7 +33,7 @@ from frugalvit.probing.metrics import (
 )
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.saved_probe import LinearClassifier
-from frugalvit.probing.splits import ProbeData, ProbeSplit, concat, make_probe_splits
+from frugalvit.probing.splits import ProbeData, ProbeSplit, concat, leave_fifths_out, make_probe_splits
 from frugalvit.probing.validation import as_features, as_labels, as_targets
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult
@@ -64,13 +64,19 @@ def logistic(config: LogisticConfig) -> CommandResult:
             "train_images": len(splits.train) + len(splits.val),
             "test_images": len(splits.test),
         }
-        classifier = LinearClassifier(*result.classifier) if scored.metric != "map11" else None
-        held_out = None
-        if config.save is not None and classifier is not None:
-            learned = concat(splits.train, splits.val)
-            held_out = leave_fifths_out(learned, splits.classes, result.strength, config.max_iterations, inputs.device)
+        learned = concat(splits.train, splits.val)
+
+        def fit(part: ProbeSplit) -> Callable[[Tensor], Tensor]:
+            # The loss is a sum: with λ / N as in the full fit, the scale of the logits stays.
+            strength = result.strength * len(part) / len(learned)
+            problem = LogisticRegression(part.features, part.targets, splits.classes, inputs.device)
+            found = problem.fit([strength], None, config.max_iterations)
+            return lambda features: found.scores(features)[0].clamp_min(-1e9)
+
+        held_out = partial(leave_fifths_out, learned, splits.classes, fit)
+        classifier = LinearClassifier(*result.classifier, held_out) if scored.metric != "map11" else None
         settings = ("lambda", "iterations")
-        return ProbeScores(data, settings, splits.notes, classifier=classifier, unseen=splits.unseen, held_out=held_out)
+        return ProbeScores(data, settings, splits.notes, classifier=classifier, unseen=splits.unseen)
 
     return run_probe("logistic", config, score_features, multi_label=True)
 
@@ -286,31 +292,6 @@ def logistic_probe(
     scores = final.scores(test.to(device))[0]
     classifier = final.to_linear()
     return LogisticResult(scores, classifier, strength, tried[strength], tried, final.iterations[0], final.converged[0])
-
-
-def leave_fifths_out(
-    data: ProbeSplit, classes: int, strength: float, max_iterations: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return the logits (N, C) of every image by a fit on the other four fifths, and the labels (N,).
-
-    Each class is spread over the fifths. An image whose class has no other image in the four fifths is left out.
-    """
-    order = torch.randperm(len(data), generator=generator_for(0, "fifths"))
-    order = order[data.targets[order].argsort(stable=True)]
-    parts = [(torch.empty(0, classes), torch.empty(0, dtype=torch.long))]
-    for first in range(5):
-        held = torch.zeros(len(data), dtype=torch.bool)
-        held[order[first::5]] = True
-        if len(data.targets[~held].unique()) < 2:
-            continue
-        features, labels = data.features[held], data.targets[held]
-        problem = LogisticRegression(data.features[~held], data.targets[~held], classes, device)
-        part_strength = strength * int((~held).sum()) / len(data)  # the loss is a sum: λ / N stays, and so the scale
-        weight, bias = (part.cpu() for part in problem.fit([part_strength], None, max_iterations).to_linear())
-        known = torch.isin(labels, data.targets[~held])
-        parts.append((features[known].to(weight) @ weight.T + bias, labels[known]))
-    logits, labels = (torch.cat(column) for column in zip(*parts, strict=True))
-    return logits, labels
 
 
 def fit_on_features(

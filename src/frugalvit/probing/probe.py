@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from frugalvit.config.probe import ProbeConfig
 from frugalvit.data import DatasetSplits
@@ -51,7 +50,6 @@ class ProbeScores:
     table:    replaces the table of scores that ``run_probe`` makes
     classifier: for --save; None if it cannot be saved
     unseen:   the keys of the scored images, if they were held out of train
-    held_out: logits (N, C) and labels (N,) of images by a classifier that has not learned from them, for --save
     """
 
     data: dict[str, Any]
@@ -60,7 +58,6 @@ class ProbeScores:
     table: Table | None = None
     classifier: LinearClassifier | KnnClassifier | None = None
     unseen: list[str] = field(default_factory=list)
-    held_out: tuple[Tensor, Tensor] | None = None
 
 
 def run_probe(
@@ -98,9 +95,7 @@ def run_probe(
         if scores.classifier is None:
             raise UserError(f"{source.name} has several labels per image: --save needs one.")
         data["saved"] = str(
-            save_probe_run(
-                config, model, scores.classifier, source, features, data | where, scores.unseen, scores.held_out
-            )
+            save_probe_run(config, model, scores.classifier, source, features, data | where, scores.unseen)
         )
         notes += [f"saved  {config.save}", f"next   frugalvit predict {shell_quote(config.save)} IMAGE…"]
     return CommandResult(data, [scores.table or score_table(read_scores(data | where), title)], notes)

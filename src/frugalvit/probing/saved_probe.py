@@ -1,6 +1,6 @@
 """Save the classifier of a probe as a run folder, which predict, eval, export and report take."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,7 @@ from frugalvit.config.probe import ProbeConfig
 from frugalvit.config.train import same_value
 from frugalvit.data import DatasetSplits
 from frugalvit.errors import UserError
-from frugalvit.experiment.calibration import (
-    Calibration,
-    calibrate,
-    describe_calibration,
-    save_gallery,
-    spread_rows,
-)
+from frugalvit.experiment.calibration import calibrate, describe_calibration, save_calibration, spread_rows
 from frugalvit.experiment.load_model import Model
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.report.html import write_report
@@ -36,12 +30,17 @@ from frugalvit.utils.tables import to_json
 MAX_IMAGES = 20_000  # the largest number that a model folder may have among its keywords
 
 
+HeldOut = Callable[[], tuple[Tensor, Tensor]]
+"""Computes logits (N, C) and labels (N,) of images by a classifier that has not learned from them."""
+
+
 @dataclass(frozen=True)
 class LinearClassifier:
     """Class scores = features · weightᵀ + bias; weight (C, D), bias (C,)."""
 
     weight: Tensor
     bias: Tensor
+    held_out: HeldOut
 
     def attach_to(self, backbone: Backbone) -> Backbone:
         """Return a copy of the backbone with this classifier."""
@@ -59,6 +58,7 @@ class KnnClassifier:
     classes: int
     k: int
     temperature: float
+    held_out: HeldOut
 
     def attach_to(self, backbone: Backbone) -> Backbone:
         """Return a copy of the backbone with this classifier."""
@@ -89,25 +89,19 @@ def save_probe_run(
     features: dict[str, FeatureSet],
     scores: dict[str, Any],
     unseen: Collection[str],
-    held_out: tuple[Tensor, Tensor] | None,
 ) -> Path:
     """Write the network with the classifier, the scores and a report into the new folder --save.
 
     unseen: the keys of the scored images, if they were held out of train; ``eval`` scores them too
-    held_out: logits (N, C) and labels (N,) of images by a classifier that has not learned from them
     """
     network = classifier.attach_to(model.backbone)
     folder, classes = new_run_folder(config.save), list(source.classes or ())
     meta = {"classes": classes, "data": source.name, "recipe": f"probe {scores['probe']}", "top1": scores["top1"]}
-    calibration: Calibration | str | None = None
-    if held_out is not None:
-        gallery, images = _training_features(features, scores["scored_on"], set(unseen), classes)
-        calibration = calibrate(*held_out, "training images, each left out of a fit", gallery)
-        console.info(str(calibration))
-        write_text(folder / layout.TRAINING_IMAGES, to_json(images, indent=1))
-    if isinstance(calibration, Calibration):
-        meta["calibration"] = calibration.model_dump()
-        save_gallery(calibration, folder / layout.MODEL)
+    gallery, images = _training_features(features, scores["scored_on"], set(unseen), classes)
+    calibration = calibrate(*classifier.held_out(), "training images, each left out of a fit", gallery)
+    console.info(str(calibration))
+    write_text(folder / layout.TRAINING_IMAGES, to_json(images, indent=1))
+    meta |= save_calibration(calibration, folder / layout.MODEL)
     save_model_folder(network, folder / layout.MODEL, classes=classes, meta=meta)
     summary = {"run": config.save, "task": "probe", **scores, "classes": classes}
     scored = features.get(scores["scored_on"])
@@ -115,8 +109,7 @@ def save_probe_run(
         logits, labels = _score_images(network, scored or features["train"], set(unseen))
         pairs = labels * len(classes) + logits.argmax(1)
         summary["confusion"] = pairs.bincount(minlength=len(classes) ** 2).view(len(classes), -1).tolist()
-        if calibration is not None:
-            summary["calibration"] = describe_calibration(logits, labels, calibration)
+        summary["calibration"] = describe_calibration(logits, labels, calibration)
     facts = {"data": config.data, "images": scores["train_images"], "classes": classes, "held_out": list(unseen)}
     write_text(folder / layout.DATA, to_json(facts, indent=1))
     write_text(folder / layout.SUMMARY, to_json(summary, indent=1))
@@ -127,9 +120,9 @@ def save_probe_run(
 def _training_features(
     features: dict[str, FeatureSet], scored_on: str, unseen: Collection[str], classes: list[str]
 ) -> tuple[Tensor, list[dict[str, str]]]:
-    """Return the features (N, D) of training images, evenly spaced, and their keys and classes."""
+    """Return the features (N, D) of training images, evenly spaced, and their files and classes."""
     rows = [
-        (part.features[row], {"key": utf8_safe(key), "class": classes[int(part.labels[row])]})
+        (part.features[row], {"file": utf8_safe(part.names[row]), "label": classes[int(part.labels[row])]})
         for name, part in features.items()
         for row, key in enumerate(part.keys)
         if name != scored_on and key not in unseen and part.labels is not None

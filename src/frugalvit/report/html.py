@@ -135,13 +135,10 @@ def _explorer(data: dict[str, Any] | None) -> str:
     return f'<div class="explorer">{svg_charts.json_block(data)}</div>' if data else ""
 
 
-def render(
-    title: str,
-    about: str,
-    content: str,
-    scripts: Sequence[str] = ("page.js", "charts.js", "explorer.js"),
-    connect: str = "'none'",
-) -> str:
+SCRIPTS = ("page.js", "charts.js", "explorer.js")
+
+
+def render(title: str, about: str, content: str, scripts: Sequence[str] = SCRIPTS, connect: str = "'none'") -> str:
     """Fill the template. The page's policy lists the hashes of the scripts, so that no other script runs.
 
     connect: the servers that the scripts may call, in the words of the policy

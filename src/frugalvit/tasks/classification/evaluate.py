@@ -25,12 +25,7 @@ from frugalvit.probing.metrics import classification_scores, rank_classes, score
 from frugalvit.probing.splits import HELD_OUT, make_extractor
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import read_summary
-from frugalvit.tasks.classification.predict import (
-    check_coverage,
-    class_probabilities,
-    load_classifier,
-    nonfinite_message,
-)
+from frugalvit.tasks.classification.predict import check_coverage, class_probabilities, load_classifier
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
 from frugalvit.utils.scores import read_scores, score_table
@@ -49,6 +44,7 @@ def evaluate(config: EvalConfig) -> CommandResult:
     started = time.monotonic()
     out = _check_output(config.out)
     model, names = load_classifier(config.model, config.device, config.img_size)
+    calibration = check_coverage(model, config.coverage, config.mirror)
     source, run, split, examples, numbers = open_scored(config, names)
     if run is not None and split in ("train", "all", *_learned_splits(run, source)):
         console.warning(f"{config.model} was trained on these images ({split}): its scores on new images will be lower")
@@ -59,20 +55,16 @@ def evaluate(config: EvalConfig) -> CommandResult:
     truth = numbers[features.labels]
     views = [features, extractor(examples, label, mirrored=True)] if config.mirror else [features]
     inputs = [view.features.to(extractor.device) for view in views]
-    calibration = check_coverage(model, config.coverage, config.mirror)
     with torch.inference_mode():
         probabilities, plain = (class_probabilities(model, *part).cpu() for part in (inputs, inputs[:1]))
         untempered = class_probabilities(replace(model, calibration=None), *inputs).cpu()
-    if not bool(probabilities.isfinite().all()):
-        raise UserError(nonfinite_message(config.model))
     ranked = rank_classes(probabilities)
     scores = _scores(ranked, truth, len(names))
     summary: dict[str, Any] = {"model": config.model, "data": source.name, **scores}
     if config.mirror:
         summary["without_mirror"] = _scores(rank_classes(plain), truth, len(names))
     per_class = _per_class(ranked[:, 0], truth, names)
-    right = ranked[:, 0] == truth
-    after, before = (measure_calibration(part.amax(1), right) for part in (probabilities, untempered))
+    after, before = (measure_calibration(part, truth) for part in (probabilities, untempered))
     summary |= {"ece": after["error"], "ece_before": before["error"], "reliability": after["bins"]}
     rows = _predictions(features.names, probabilities, ranked[:, 0], truth, names)
     mistakes = sorted((row for row in rows if row["class"] != row["predicted"]), key=lambda row: -row["probability"])
@@ -98,8 +90,8 @@ def evaluate(config: EvalConfig) -> CommandResult:
             "sets for {asked:g} %: the right class is inside for {inside:.1f} % of images; {classes:.2f} classes on "
             "average, {empty:.1f} % are empty".format(**summary["sets"])
         )
-    if calibration is not None and (distances := calibration.distances(inputs[0])) is not None:
-        summary["unlike_training"] = 100 * sum(map(calibration.is_unlike, distances.tolist())) / len(distances)
+    if calibration is not None and (distances := calibration.distances(inputs[0])):
+        summary["unlike_training"] = 100 * sum(map(calibration.is_unlike, distances)) / len(distances)
         notes.append(f"unlike training: {summary['unlike_training']:.1f} % of the images; about 5 % is usual")
     if out is not None:
         write_text(out, _csv(rows))
@@ -109,16 +101,12 @@ def evaluate(config: EvalConfig) -> CommandResult:
     tables = [score_table(read_scores(summary), f"{title}{', with mirror images' if config.mirror else ''}")]
     if config.mirror:
         tables.append(score_table(read_scores(summary["without_mirror"] | where), "without mirror images"))
-    return CommandResult(summary, [*tables, _reliability_table(summary), *_mistake_tables(per_class, mistakes)], notes)
-
-
-def _reliability_table(summary: dict[str, Any]) -> Table:
-    """Build the reliability diagram: accuracy for each tenth of confidence."""
-    rows: list[list[object]] = [
+    bars: list[list[object]] = [
         [f"{row['confidence']:.1f}", f"{row['accuracy']:.1f}", row["images"], "█" * round(row["accuracy"] / 5)]
-        for row in summary["reliability"]
+        for row in after["bins"]
     ]
-    return Table(["confidence, %", "right, %", "images", ""], rows, "reliability")
+    tables.append(Table(["confidence, %", "right, %", "images", ""], bars, "reliability"))
+    return CommandResult(summary, [*tables, *_mistake_tables(per_class, mistakes)], notes)
 
 
 def _score_sets(probabilities: Tensor, truth: Tensor, coverage: float, calibration: Calibration) -> dict[str, float]:

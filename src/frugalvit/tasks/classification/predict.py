@@ -1,6 +1,6 @@
 """``frugalvit predict``: classify images with a trained model, its class names and its preprocessing."""
 
-from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def predict(config: PredictConfig) -> CommandResult:
             views = [images, images.flip(-1)] if config.mirror else [images]
             pooled = [model.backbone(view).pooled for view in views]
             answers = answer_features(model, *pooled, top=config.top, coverage=config.coverage)
-        rows += [{"image": str(image.path)} | asdict(answer) for image, answer in zip(part, answers, strict=True)]
+        rows += [{"image": str(image.path)} | answer for image, answer in zip(part, answers, strict=True)]
     data = {"predictions": rows, "unreadable": inputs.unreadable, "calibrated": calibration is not None}
     if config.format == "csv":
         return CommandResult(data, [], [_csv(rows)])
@@ -43,60 +43,50 @@ def predict(config: PredictConfig) -> CommandResult:
         columns.append(f"{config.coverage:.0%} set")
         cells = [[*cell, ", ".join(row["set"]) or "none"] for cell, row in zip(cells, rows, strict=True)]
         if calibration.top1 > 100 * config.coverage:
-            notes.append(
-                f"the first answer alone is right on {calibration.top1:.1f} % of held-out images: some sets are empty"
-            )
+            sure = f"{calibration.top1:.1f} % of held-out images"
+            notes.append(f"the first answer alone is right on {sure}: some sets are empty")
     if any(row["unlike_training"] for row in rows):
         columns.append("unlike training")
         cells = [[*cell, row["unlike_training"]] for cell, row in zip(cells, rows, strict=True)]
     return CommandResult(data, [Table(columns, cells)], notes)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a classifier says about an image. What was not requested, or not calibrated, is None.
+def answer_features(model: Model, *views: Tensor, top: int = 5, coverage: float | None = None) -> list[dict[str, Any]]:
+    """Answer from the pooled features (B, D) of each view. What was not requested, or not calibrated, is None.
 
     predictions:     {"class", "probability"} of the most probable classes, the highest first
     set:             the classes among which the right one is, with the requested coverage; it may be empty
     distance:        to the training images
     unlike_training: whether the distance is larger than for 95 % of the held-out images
     """
-
-    predictions: list[dict[str, Any]]
-    set: list[str] | None = None
-    distance: float | None = None
-    unlike_training: bool | None = None
-
-
-def answer_features(model: Model, *views: Tensor, top: int = 5, coverage: float | None = None) -> list[Answer]:
-    """Answer from the pooled features (B, D) of each view; ``check_coverage`` comes first."""
-    calibration, names = model.calibration, class_names(model)
+    calibration, names = check_coverage(model, coverage, len(views) > 1), class_names(model)
     probabilities = class_probabilities(model, *views)
-    if not bool(probabilities.isfinite().all()):
-        raise UserError(nonfinite_message(model.name))
-    distances = None if calibration is None else calibration.distances(views[0])
+    sure, order = probabilities.sort(stable=True, dim=1, descending=True)
+    distances = calibration.distances(views[0]) if calibration is not None else []
     answers = []
-    for row, (values, order) in enumerate(zip(*probabilities.sort(stable=True, dim=1, descending=True), strict=True)):
-        ranked = [{"class": names[i], "probability": p} for i, p in zip(order.tolist(), values.tolist(), strict=True)]
-        likely = distance = unlike = None
+    for values, numbers, distance in zip_longest(sure.tolist(), order.tolist(), distances):
+        ranked = [{"class": names[i], "probability": p} for i, p in zip(numbers, values, strict=True)]
+        answers.append({"predictions": ranked[:top], "set": None, "distance": distance, "unlike_training": None})
         if calibration is not None and coverage is not None:
             lowest = calibration.lowest_probability(coverage)
-            likely = [guess["class"] for guess in ranked if guess["probability"] >= lowest]
-        if calibration is not None and distances is not None:
-            distance = distances[row].item()
-            unlike = calibration.is_unlike(distance)
-        answers.append(Answer(ranked[:top], likely, distance, unlike))
+            answers[-1]["set"] = [guess["class"] for guess in ranked if guess["probability"] >= lowest]
+        if calibration is not None and distance is not None:
+            answers[-1]["unlike_training"] = calibration.is_unlike(distance)
     return answers
 
 
 def check_coverage(model: Model, coverage: float | None, mirror: bool = False) -> Calibration | None:
     """Return the calibration. Raises ``UserError`` if the model cannot answer with sets of this coverage."""
-    if coverage is not None and model.calibration is None:
+    if coverage is None:
+        return model.calibration
+    if not 0 < coverage <= 0.99:
+        raise UserError(f"coverage = {coverage:g} is not above 0 and at most 0.99.")
+    if model.calibration is None:
         raise UserError(
             f"{model.name} is not calibrated, so --coverage {coverage:g} is impossible. Train with a val split or "
             "save a probe, and use the run or an exported folder at its own image size."
         )
-    if coverage is not None and mirror:
+    if mirror:
         raise UserError("--coverage and --mirror cannot be combined: the sets were measured without mirror images.")
     return model.calibration
 
@@ -107,19 +97,14 @@ def class_names(model: Any) -> tuple[str, ...]:
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
-    has_sets = rows[0]["set"] is not None
-    cells = [
-        [
-            row["image"],
-            rank,
-            guess["class"],
-            f"{guess['probability']:.6f}",
-            *[int(guess["class"] in row["set"])] * has_sets,
-        ]
-        for row in rows
-        for rank, guess in enumerate(row["predictions"], 1)
-    ]
-    return as_csv(["image", "rank", "class", "probability", *["in_set"] * has_sets], cells).rstrip("\n")
+    columns, cells = ["image", "rank", "class", "probability"], []
+    for row in rows:
+        for rank, guess in enumerate(row["predictions"], 1):
+            cells.append([row["image"], rank, guess["class"], f"{guess['probability']:.6f}"])
+            if row["set"] is not None:
+                cells[-1].append(int(guess["class"] in row["set"]))
+    has_sets = bool(rows) and rows[0]["set"] is not None
+    return as_csv([*columns, "in_set"] if has_sets else columns, cells).rstrip("\n")
 
 
 def load_classifier(
@@ -139,7 +124,10 @@ def load_classifier(
 def class_probabilities(model: Model, *views: Tensor) -> Tensor:
     """Return the class probabilities (B, C), averaged over views, from pooled features (B, D) per view."""
     temperature = 1.0 if model.calibration is None else model.calibration.temperature
-    return torch.stack([(model.backbone.classify(pooled).float() / temperature).softmax(1) for pooled in views]).mean(0)
+    parts = [(model.backbone.classify(pooled).float() / temperature).softmax(1) for pooled in views]
+    if not bool((probabilities := torch.stack(parts).mean(0)).isfinite().all()):
+        raise UserError(nonfinite_message(model.name))
+    return probabilities
 
 
 def nonfinite_message(where: str | Path) -> str:

@@ -34,7 +34,7 @@ from frugalvit.engine.schedules import Constant, Cosine, Linear, Ramp, Schedule,
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import make_localization
-from frugalvit.experiment.calibration import Calibration, calibrate, describe_calibration, save_gallery, spread_rows
+from frugalvit.experiment.calibration import Calibration, calibrate, describe_calibration, save_calibration, spread_rows
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.load_model import find_init
@@ -292,17 +292,16 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         merge_lora(task.result)
         answers, training = collect_answers(task.result, self.final_set, "collecting mistakes"), self._answer_training()
         calibration = self._calibrate(answers, training)
-        if isinstance(calibration, Calibration):
-            meta["calibration"] = calibration.model_dump()
-            answers = replace(answers, temperature=calibration.temperature)
-            save_gallery(calibration, run.path(layout.MODEL))
         console.info(str(calibration))
+        meta |= save_calibration(calibration, run.path(layout.MODEL))
         save_model_folder(task.result, run.path(layout.MODEL), classes=classes, meta=meta)
+        details = {"calibration": describe_calibration(answers.logits, answers.labels, calibration)}
+        if isinstance(calibration, Calibration):
+            answers = replace(answers, logits=answers.logits / calibration.temperature)
         mistakes = worst_mistakes(answers, self.final_set.store, classes, self.data.location)
         save_pictures(run, mistakes, augmentation_sheet(batches, task.backbone))
         run.table("per_class", per_class_table(confusion, classes))
-        details = {"classes": list(classes), "confusion": confusion.tolist()}
-        details["calibration"] = describe_calibration(answers.logits, answers.labels, calibration)
+        details |= {"classes": list(classes), "confusion": confusion.tolist()}
         if training is not None and len(training.right):
             known = {"top1": 100 * training.right.double().mean().item(), "count": len(training.right)}
             details["training_images"] = known
@@ -328,7 +327,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             dataset = builders.EvalSet(store, transform, self.final_set.batch)
             answers = collect_answers(self.task.result, dataset, "scoring training images")
         named = zip(answers.index.tolist(), answers.labels.tolist(), strict=True)
-        rows = [{"key": utf8_safe(images.keys[index]), "class": self.classes[label]} for index, label in named]
+        rows = [{"file": utf8_safe(images.names[index]), "label": self.classes[label]} for index, label in named]
         self.run_folder.save_json(layout.TRAINING_IMAGES, rows)
         return answers
 
@@ -341,7 +340,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         held_out = answers
         if self.final_set is not self.eval_set:
             held_out = collect_answers(self.task.result, self.eval_set, "calibrating on val")
-        gallery = None if training is None or not len(training.labels) else training.pooled
+        gallery = None if training is None else training.pooled
         return calibrate(held_out.logits, held_out.labels, "val", gallery, held_out.pooled)
 
     def report_inputs(self) -> dict[str, Any]:
