@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field
 
 from frugalvit.config.base import Config, option
-from frugalvit.config.data import CropsConfig
+from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.config.train import DrlocConfig, RunConfig
 from frugalvit.config.types import OBJECTIVES, Auto, Count, Labelling, Objectives, Positive, Rate, Share
 from frugalvit.errors import UserError
@@ -80,8 +80,16 @@ class LabelFreeConfig(RunConfig):
         return config
 
 
+_ESVIT = ("matching", "crops", "localization", "objectives", "continue_from", "crops_at_once")
+_INSTANCES = ("augment", "mixing")
+
+
 class PretrainConfig(LabelFreeConfig):
-    """EsViT: ½ L_V + ½ L_R over 2 global and 8 local crops, student and EMA teacher."""
+    """EsViT: ½ L_V + ½ L_R over 2 global and 8 local crops, student and EMA teacher. Or instance classification."""
+
+    method: Literal["esvit", "instances"] = option(
+        "esvit", "esvit: match views and regions; instances: classify images, each a class of its own (small data)"
+    )
 
     continue_from: str | None = option(
         None,
@@ -93,6 +101,8 @@ class PretrainConfig(LabelFreeConfig):
     matching: MatchingConfig = option(default_factory=MatchingConfig)
     crops: CropsConfig = option(default_factory=CropsConfig)
     localization: DrlocConfig = option(default_factory=DrlocConfig)
+    augment: AugmentConfig = option(default_factory=AugmentConfig)
+    mixing: MixingConfig = option(default_factory=MixingConfig)
 
     def weight_sources(self) -> dict[str, object]:
         return super().weight_sources() | {"--continue": self.continue_from}
@@ -107,6 +117,9 @@ class PretrainConfig(LabelFreeConfig):
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
         config = super().parse(values)
+        unused = _INSTANCES if config.method == "esvit" else _ESVIT
+        if not config.resume and (named := [name for name in unused if values.get(name)]):
+            raise UserError(f"--{named[0]} has no effect with --method {config.method}: drop one of them.")
         if not (config.localization.weight or config.continue_from or config.resume):  # these two load it from a run
             default = DrlocConfig()
             for name, value in config.localization:
@@ -119,4 +132,4 @@ class PretrainConfig(LabelFreeConfig):
 
     @classmethod
     def default_recipe(cls, values: dict[str, Any]) -> str:
-        return "small"
+        return "instances" if values.get("method") == "instances" else "small"

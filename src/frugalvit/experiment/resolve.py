@@ -121,7 +121,8 @@ def record_recipe(config: RunConfig, auto: AutoValues) -> None:
 
 def resolve_input(config: C, facts: Facts, auto: AutoValues) -> C:
     """Resolve backbone and input size."""
-    rule = classifier_backbone if isinstance(config, TrainConfig) else papers_backbone
+    classifies = isinstance(config, TrainConfig) or getattr(config, "method", "") == "instances"
+    rule = classifier_backbone if classifies else papers_backbone
     pretrained = isinstance(config, TrainConfig) and config.pretrained
     backbone = auto.choose("backbone", config.backbone, *(published_backbone if pretrained else rule)(facts.device))
     if isinstance(config, TrainConfig) and config.drop_path == "paper":
@@ -181,18 +182,10 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
         auto.choose("localization.grid_size", drloc.grid_size, *grid)
     steps, per_epoch = total_steps(config.steps, length, facts.images, batch), steps_per_epoch(facts.images, batch)
     epochs = steps / per_epoch
-    if config.mixing.mixup or config.mixing.cutmix:
-        probability = mixing_probability(epochs, _changed_options(config, _MIXING), facts.family)
-        auto.choose("mixing.prob", config.mixing.prob, *probability)
     operations = augment_operations(epochs, steps, facts.parameters, from_scratch=from_scratch)
     if is_short:
         operations = 0, "RandAugment is for longer runs"
-    if changed := _changed_options(config, _RANDAUGMENT):
-        operations = 2, f"RandAugment as in the papers, because {changed[0]} is set"
-    auto.choose("augment.operations", config.augment.operations, *operations)
-    crop = default_crop(side)
-    reason = "shifts of the full image, because it is small" if crop == "padded" else "random crops, as in the papers"
-    auto.choose("augment.crop", config.augment.crop, crop, reason)
+    _resolve_augmentation(config, facts, steps, epochs, side, operations, auto)
     auto.choose("ema", config.ema, *ema_rate(steps))
     if weight:
         _resolve_head_width(config, facts, auto)
@@ -211,6 +204,27 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     return auto.apply(config, ResolvedTrainConfig)
 
 
+def _resolve_augmentation(
+    config: TrainConfig | PretrainConfig,
+    facts: Facts,
+    steps: int,
+    epochs: float,
+    side: int,
+    operations: tuple[int, str],
+    auto: AutoValues,
+) -> None:
+    """Resolve mixing, RandAugment and crops of a run with one view per image. operations: number and reason."""
+    if config.mixing.mixup or config.mixing.cutmix:
+        probability = mixing_probability(epochs, _changed_options(config, _MIXING), facts.family)
+        auto.choose("mixing.prob", config.mixing.prob, *probability)
+    if changed := _changed_options(config, _RANDAUGMENT):
+        operations = 2, f"RandAugment as in the papers, because {changed[0]} is set"
+    auto.choose("augment.operations", config.augment.operations, *operations)
+    crop = default_crop(side)
+    reason = "shifts of the full image, because it is small" if crop == "padded" else "random crops, as in the papers"
+    auto.choose("augment.crop", config.augment.crop, crop, reason)
+
+
 def _resolve_ratio(config: TrainConfig, batch: int, unlabelled: int, auto: AutoValues) -> int:
     """Return the unlabelled images per labelled image of a batch."""
     ratio = auto.choose("semi.ratio", config.semi.ratio, *unlabelled_ratio(batch, unlabelled))
@@ -224,24 +238,50 @@ def _resolve_ratio(config: TrainConfig, batch: int, unlabelled: int, auto: AutoV
 
 def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) -> ResolvedPretrainConfig:
     """Resolve what pre-training needs: batch, length, learning rate, heads, teacher, crops."""
-    matching, side = config.matching, _choose_size(config, facts, auto)
+    if config.method == "instances":
+        return _resolve_instances(config, facts, auto)
+    side = _choose_size(config, facts, auto)
     batch = resolve_batch_size(config, facts.images, pretraining_batch(facts), auto)
     length = _resolve_length(config, auto, *pretraining_epochs(facts, side))
     auto.choose("lr", config.lr, *pretraining_lr(batch))
     steps = total_steps(config.steps, length, facts.images, batch)
     epochs = steps / steps_per_epoch(facts.images, batch)
-    auto.choose("matching.prototypes", matching.prototypes, *prototype_count(facts.images))
-    auto.choose("matching.momentum", matching.momentum, *teacher_momentum(steps, side))
-    auto.choose("matching.teacher_temp", matching.teacher_temp, *teacher_temperature(epochs, side))
-    auto.choose("matching.centering", matching.centering, *teacher_centering())
+    _resolve_matching(config, facts, steps, epochs, side, auto)
     reason = f"milder than the papers' up to {SMALL_INPUT} px" if side <= SMALL_INPUT else "the papers'"
     for name, value in config.crops.views(side)._asdict().items():
         auto.choose(f"crops.{name}", getattr(config.crops, name), value, reason)
     if config.localization.weight:
         _resolve_head_width(config, facts, auto)
+    return auto.apply(config, ResolvedPretrainConfig)
+
+
+def _resolve_matching(
+    config: PretrainConfig, facts: Facts, steps: int, epochs: float, side: int, auto: AutoValues
+) -> None:
+    """Resolve the heads and the teacher of EsViT."""
+    matching = config.matching
+    auto.choose("matching.prototypes", matching.prototypes, *prototype_count(facts.images))
+    auto.choose("matching.momentum", matching.momentum, *teacher_momentum(steps, side))
+    auto.choose("matching.teacher_temp", matching.teacher_temp, *teacher_temperature(epochs, side))
+    auto.choose("matching.centering", matching.centering, *teacher_centering())
     reason = f"four times the backbone's {facts.dim}, at most the paper's 2,048"
     auto.choose("matching.hidden", matching.hidden, min(2048, 4 * facts.dim), reason)
-    return auto.apply(config, ResolvedPretrainConfig)
+
+
+def _resolve_instances(config: PretrainConfig, facts: Facts, auto: AutoValues) -> ResolvedPretrainConfig:
+    """Resolve instance classification: a supervised run from scratch with as many classes as images."""
+    side = _choose_size(config, facts, auto)
+    batch = resolve_batch_size(config, facts.images, supervised_batch(facts), auto, group=PAIR)
+    length = _resolve_length(config, auto, *supervised_epochs(facts, batch))
+    auto.choose("lr", config.lr, *supervised_lr(batch, facts.parameters, family=facts.family))
+    steps = total_steps(config.steps, length, facts.images, batch)
+    epochs = steps / steps_per_epoch(facts.images, batch)
+    operations = augment_operations(epochs, steps, facts.parameters, from_scratch=not config.init)
+    _resolve_augmentation(config, facts, steps, epochs, side, operations, auto)
+    unused = AutoValues()  # a resolved configuration has no "auto", but nobody needs to read these
+    _resolve_matching(config, facts, steps, epochs, side, unused)
+    values = {value.name: value.value for value in [*auto, *unused]}
+    return config.with_options(values, ResolvedPretrainConfig)
 
 
 def resolve_distillation(config: DistilConfig, facts: Facts, auto: AutoValues) -> ResolvedDistilConfig:
@@ -309,7 +349,7 @@ _MIXING = ("mixing.mixup", "mixing.cutmix", "mixing.switch_prob")
 _RANDAUGMENT = ("augment.magnitude", "augment.magnitude_std", "augment.operation_prob")
 
 
-def _changed_options(config: TrainConfig, names: Sequence[str]) -> list[str]:
+def _changed_options(config: TrainConfig | PretrainConfig, names: Sequence[str]) -> list[str]:
     """Return the options with a value that is neither the default nor 0.
 
     ``config.is_set`` does not help: the runs of a comparison, and a named recipe, set all options.

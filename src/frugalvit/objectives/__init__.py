@@ -18,6 +18,7 @@ from frugalvit.objectives.esvit import region_loss as region_loss
 from frugalvit.objectives.esvit import update_average as update_average
 from frugalvit.objectives.esvit import update_center as update_center
 from frugalvit.objectives.esvit import view_loss as view_loss
+from frugalvit.objectives.instances import InstanceClassification as InstanceClassification
 from frugalvit.objectives.pseudo_labels import FlexMatch as FlexMatch
 from frugalvit.objectives.pseudo_labels import FreeMatch as FreeMatch
 from frugalvit.objectives.pseudo_labels import SoftMatch as SoftMatch

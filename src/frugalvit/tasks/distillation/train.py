@@ -49,7 +49,7 @@ class DistilExperiment(LabelFreeExperiment[DistilConfig, ResolvedDistilConfig]):
         config, student, steps = self.config, self.backbone, self.plan.steps
         augment = TrainAugment(config.augment, student.img_size, student.mean, student.std)
         health = Health(0, steps, round(0.2 * steps), stop=config.health.stop_on_collapse)
-        self.set_data(augment, health)
+        self.set_data(self.images, augment, health)
         if config.cache_teacher:
             batches: Any = self.task.batches
             teacher, batch, fingerprint = self.task.frozen_teacher, min(64, config.batch), self.images.fingerprint()

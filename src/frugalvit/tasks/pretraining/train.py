@@ -10,10 +10,11 @@ from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_folder import load_model_folder, save_model_folder
-from frugalvit.config.defaults import Facts
+from frugalvit.config.defaults import Facts, ema_rate
 from frugalvit.config.pretrain import LabelFreeConfig, PretrainConfig
 from frugalvit.config.resolved import ResolvedLabelFreeConfig, ResolvedPretrainConfig
-from frugalvit.data.augmentation.transforms import Augment, MultiCrop
+from frugalvit.data.augmentation.mixup import Mixing
+from frugalvit.data.augmentation.transforms import Augment, MultiCrop, TrainAugment
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
 from frugalvit.engine.loop import TrainPlan
 from frugalvit.engine.schedules import Cosine, Linear, warmup_steps
@@ -29,6 +30,7 @@ from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
 from frugalvit.tasks.pretraining.collapse import FeatureMonitor, Health, health_table
 from frugalvit.tasks.pretraining.continue_run import ContinuedRun, import_checkpoint, start_from_heads
+from frugalvit.tasks.pretraining.instances import InstanceTask, number_images
 from frugalvit.tasks.pretraining.task import FeatureTask, PretrainingTask, make_teacher
 from frugalvit.utils import console
 from frugalvit.utils.scores import read_scores
@@ -82,10 +84,12 @@ class LabelFreeExperiment(Experiment[C, R]):
     def training_files(self) -> tuple[ImageDataset, Sequence[str], None]:
         return self.images, self.data.classes or (), None
 
-    def set_data(self, augment: Augment, health: Health) -> None:
+    def set_data(self, images: ImageDataset, augment: Augment, health: Health, mixing: Mixing | None = None) -> None:
         """Pass the batches, the monitor of the features and the health checks to the task."""
         config, student = self.config, self.backbone
-        batches = builders.make_batches(self.images, student.img_size, self.plan, config, self.fabric, augment=augment)
+        batches = builders.make_batches(
+            images, student.img_size, self.plan, config, self.fabric, augment=augment, mixing=mixing
+        )
         monitor, split = make_monitor(config, self.data, student, self.fabric)
         self.health = health
         self.task.set_data(batches, monitor, health, self.fabric, split)
@@ -141,7 +145,7 @@ class LabelFreeExperiment(Experiment[C, R]):
 
 class PretrainExperiment(LabelFreeExperiment[PretrainConfig, ResolvedPretrainConfig]):
     command = "pretrain"
-    task: PretrainingTask
+    task: PretrainingTask | InstanceTask
     source_run: ContinuedRun | None = None  # of --continue
 
     def __init__(self, options: PretrainConfig) -> None:
@@ -163,8 +167,13 @@ class PretrainExperiment(LabelFreeExperiment[PretrainConfig, ResolvedPretrainCon
         if self.source_run is not None and (changes := self.source_run.describe_changes(self.config)):
             console.info(changes)
 
-    def build_task(self) -> PretrainingTask:
+    def build_task(self) -> PretrainingTask | InstanceTask:
         config, run, plan = self.config, self.run_folder, self.plan
+        if config.method == "instances":
+            if config.continue_from:
+                raise UserError("--continue needs --method esvit. To start from the weights of a run, use --init.")
+            ema, decay = ema_rate(plan.steps)[0], config.optimizer.weight_decay
+            return InstanceTask(self.backbone, len(self.images), ema, decay)
         _check_regions(config, plan)
         task = make_task(config, self.backbone, plan)
         if config.init and builders.needs_initial_weights(config):
@@ -175,11 +184,16 @@ class PretrainExperiment(LabelFreeExperiment[PretrainConfig, ResolvedPretrainCon
 
     def build_batches(self) -> None:
         config, student, task, plan = self.config, self.backbone, self.task, self.plan
+        stop = config.health.stop_on_collapse
+        if isinstance(task, InstanceTask):
+            views = TrainAugment(config.augment, student.img_size, student.mean, student.std)
+            health = Health(0, plan.steps, round(0.2 * plan.steps), stop=stop)
+            self.set_data(number_images(self.images), views, health, Mixing(config.mixing, len(self.images)))
+            return
         augment = MultiCrop(config.crops, student.img_size, student.mean, student.std)
         _check_crops(student, augment, config)
         settled = max(task.hold_last + plan.log_every, round(0.2 * plan.steps))
-        stop = config.health.stop_on_collapse
-        self.set_data(augment, Health(config.matching.prototypes, plan.steps, settled, stop=stop))
+        self.set_data(self.images, augment, Health(config.matching.prototypes, plan.steps, settled, stop=stop))
 
 
 def _check_regions(config: PretrainConfig, plan: TrainPlan) -> None:
