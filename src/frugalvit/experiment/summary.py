@@ -53,13 +53,14 @@ class Answers:
 def collect_answers(backbone: Backbone, dataset: EvalSet, label: str) -> Answers:
     """Classify every readable image of the dataset."""
     backbone.eval()
-    none = torch.empty(0, dtype=torch.long)  # all images may be unreadable
-    parts = [(torch.empty(0, backbone.num_classes), torch.empty(0, backbone.pooled_dim), none, none)]
+    parts: list[tuple[Tensor, ...]] = []
     batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
     for images, labels, index in console.progress(batches, dataset.batches, label):
         assert labels is not None
         pooled = backbone(images).pooled
         parts.append((backbone.classify(pooled).float().cpu(), pooled.float().cpu(), labels.cpu(), index))
+    if not parts:  # all images are unreadable
+        parts = [(torch.empty(0, 1), torch.empty(0, 1), torch.empty(0).long(), torch.empty(0).long())]
     return Answers(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
