@@ -234,7 +234,7 @@ def test_blocks_run(
     if "runs/" in page.read_text(encoding="utf-8"):
         shutil.copytree(reader / "runs", tmp_path / "runs", ignore=_ignore_outputs(page))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)  # serve would wait for photos
+    monkeypatch.setattr(uvicorn, "run", lambda *_, **__: None)  # serve would wait for photos
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
         if block.language == "python":
