@@ -20,7 +20,8 @@ _NAMES = {
     "frugalvit.backbones": ("Backbone", "create_backbone", "list_models"),
     "frugalvit.backbones.weights.load": ("load_weights",),
     "frugalvit.objectives": (
-        *("RelativeLocalization", "DenseLocalization", "ProjectionHead", "ViewMatching", "RegionMatching"),
+        *("RelativeLocalization", "DenseLocalization", "ProjectionHead"),
+        *("ViewMatching", "RegionMatching", "InstanceClassification"),
         *("view_loss", "region_loss", "match_regions"),
     ),
     "frugalvit.data": ("open_data",),
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from frugalvit.export.inference_model import load as load
     from frugalvit.features import Features as Features
     from frugalvit.objectives import DenseLocalization as DenseLocalization
+    from frugalvit.objectives import InstanceClassification as InstanceClassification
     from frugalvit.objectives import ProjectionHead as ProjectionHead
     from frugalvit.objectives import RegionMatching as RegionMatching
     from frugalvit.objectives import RelativeLocalization as RelativeLocalization

@@ -87,7 +87,7 @@ def test_attend_ranks_the_heads(here, capsys, model):
     entropies = [head["entropy"] for head in result["heads"]]
     assert entropies == sorted(entropies) and len(entropies) == 4
     assert (here / "attend_photo.png").is_file()
-    assert "cropped away" in get_error(capsys, "look", "attend", model, "photo.png", "--query", "2,2")
+    assert "--fit whole" in get_error(capsys, "look", "attend", model, "photo.png", "--query", "2,2")
     assert "no class token" in get_error(capsys, "look", "attend", model, "photo.png", "--query", "class")
     assert run(capsys, "look", "attend", model, "photo.png", "--query", "2,2", "--fit", "whole")["query"] == [0, 0]
 
@@ -167,7 +167,7 @@ def test_the_crop_of_the_model_is_used(here, capsys, model):
     config["pretrained_cfg"]["crop_pct"] = 0.5
     (own / "config.json").write_text(json.dumps(config))
     write_picture(here / "photo.png", 1, 200, 200)
-    assert "cropped away" in get_error(capsys, "look", "attend", own, "photo.png", "--query", "45,100")
+    assert "--fit whole" in get_error(capsys, "look", "attend", own, "photo.png", "--query", "45,100")
     assert cli.main(["look", "explore", str(own), "photo.png", "--against", model, "-o", "page.html"]) == 0
     assert "another crop" in capsys.readouterr().err
     assert '"width":100,"height":100' in (here / "page.html").read_text()

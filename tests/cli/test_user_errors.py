@@ -55,7 +55,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 MISTAKES = [
     # numbers
-    ("train photos --img-size 5000000", "--img-size = '5000000': it must be at most 8,192 pixels"),
+    ("train photos --img-size 5000000", "--img-size = '5000000': it must be at most 8192"),
     ("train photos --img-size 33,abc", "it must be a whole number or 'auto'"),
     ("train photos --steps 1.5", "steps = '1.5': it must be a whole number."),
     ("train photos --localization.pairs 0", "localization.pairs = '0': it must be at least 1 or 'all'"),
@@ -267,8 +267,6 @@ def test_short_help_shows_about_twenty_options_and_examples(name: str, capsys: p
         ("photos --batch-size 8", "'--batch'"),
         ("photos --epoch 8", "'--epochs'"),
         ("photos --clip 1", "'--optimizer.clip'"),
-        ("photos epochs=10", "'--epochs 10'"),
-        ("epochs=10", "'--epochs 10'"),
         ("photos --drlok 1", None),
         ("photos --zzz 1", None),
         ("photos more", None),

@@ -1,6 +1,5 @@
 """Distributed training, with threads as ranks; ``test_two_processes.py`` uses real processes."""
 
-import os
 import threading
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,6 @@ from frugalvit.tasks.classification import train
 from frugalvit.tasks.dense import commands as running
 from frugalvit.tasks.dense import loader
 from frugalvit.tasks.detection.commands import DetectExperiment
-from frugalvit.utils import system
 from frugalvit.utils.tables import CommandResult
 from helpers.fake_distributed import run_ranks
 
@@ -54,7 +52,7 @@ def test_all_ranks_score_rank_zeros_best_weights(tmp_path: Path) -> None:
         (tmp_path / str(fabric.global_rank)).mkdir()
         run = RunFolder(tmp_path / str(fabric.global_rank))
         if fabric.global_rank == 0:
-            run.save_checkpoint({"step": 3, "task": {"weight": torch.ones(2)}}, best=True)
+            run.save_checkpoint({"step": 3, "task": {"weight": torch.ones(2)}}, "best.pt")
         loaded: list[Any] = []
         experiment = train.ClassificationExperiment(TrainConfig())
         experiment.fabric, experiment.run_folder = fabric, run
@@ -189,8 +187,7 @@ def test_ranks_of_a_node_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> No
 def test_same_number_of_readers_on_every_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes with 16 and 8 cores; torchrun started two processes on each."""
     cores = threading.local()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores.here), raising=False)
-    monkeypatch.setattr(system, "_groups", lambda *_: ())
+    monkeypatch.setattr("joblib.cpu_count", lambda: cores.here)
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
 

@@ -116,7 +116,7 @@ class RankTrainer(trainer.Trainer):
         optimizer, plan = torch.optim.AdamW(task.parameters()), toy_plan(save_every=0, save_minutes=1.0)
         self.saved = saved
         run: Any = SimpleNamespace(folder="run", load_checkpoint=lambda: saved, metrics=list)
-        run.save_checkpoint = lambda state, best: saved.update(state) if peer.is_global_zero else None
+        run.save_checkpoint = lambda state: saved.update(state) if peer.is_global_zero else None
         run.truncate_metrics = lambda step: None
         super().__init__(task, task, optimizer, plan, run, peer)
 

@@ -49,6 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
     sinkhorn = PRETRAIN["matching"] | {"centering": "sinkhorn", "koleo": 0.1, "chunked": True}  # type: ignore[operator]
     write_config(folder / "sinkhorn.yaml", PRETRAIN, **NO_DROP_PATH | {"matching": sinkhorn})
     write_config(folder / "distil.yaml", DISTIL, **NO_DROP_PATH)
+    write_config(folder / "instances.yaml", DISTIL, method="instances", **NO_DROP_PATH)
     save_model_folder(create_backbone("swin_nano", img_size=16, num_classes=0, **SWIN), folder / "teacher")
     return ForkServer(folder)
 
@@ -82,7 +83,11 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 @pytest.mark.parametrize(
     ("verb", "name"),
-    [("train", "train"), ("pretrain", "pretrain"), ("pretrain", "sinkhorn"), ("distil teacher", "distil")],
+    [
+        ("train", "train"),
+        *(("pretrain", name) for name in ("pretrain", "sinkhorn", "instances")),
+        ("distil teacher", "distil"),
+    ],
 )
 def test_two_ranks_equal_one(server: ForkServer, verb: str, name: str) -> None:
     words = [*verb.split(), "images", "--config", f"{name}.yaml", "--json"]

@@ -155,17 +155,6 @@ def test_load_restores_random_state_and_onednn(tmp_path: Path, photos: Path):
     assert torch.backends.mkldnn.enabled
 
 
-@pytest.mark.usefixtures("onednn_is_slow")
-def test_last_of_several_threads_restores_onednn():
-    first, second = (hardware.cpu_settings(torch.device("cpu")) for _ in range(2))
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert not torch.backends.mkldnn.enabled, "the second is still active"
-    second.__exit__(None, None, None)
-    assert torch.backends.mkldnn.enabled
-
-
 def test_load_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder, _ = made(tmp_path, "swin")
     best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"

@@ -3,8 +3,16 @@
 import torch
 from torch import Tensor, nn
 
+from frugalvit.backbones import Backbone
 from frugalvit.backbones.base import default_crop
 from frugalvit.features import Features
+from frugalvit.visualization.attention import AttentionView, block_attention, view_attention
+
+
+def attend(backbone: Backbone, image: Tensor, query: tuple[int, int] | None, block: int | None = None) -> AttentionView:
+    """Return the attention of a block's heads from one region (None: the class token) of an image (3, H, W)."""
+    attention, regions = block_attention(backbone, image, block)
+    return view_attention(attention, regions.grid, query)
 
 
 class PatchFeatures(nn.Module):

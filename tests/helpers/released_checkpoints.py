@@ -82,41 +82,8 @@ def esvit(state: dict[str, Tensor], prefix: str = "module.", wrapper: str = "", 
     }
 
 
-def lucidrains(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """timm's ViT (without attention bias) under the names of VTs-Drloc's ViT."""
-    rules = [
-        (r"^pos_embed$", "pos_embedding"),
-        (r"^patch_embed\.proj\.", "to_patch_embedding.1."),
-        (r"^blocks\.(\d+)\.norm1\.", r"transformer.layers.\1.0.norm."),
-        (r"^blocks\.(\d+)\.attn\.qkv\.", r"transformer.layers.\1.0.fn.to_qkv."),
-        (r"^blocks\.(\d+)\.attn\.proj\.", r"transformer.layers.\1.0.fn.to_out.0."),
-        (r"^blocks\.(\d+)\.norm2\.", r"transformer.layers.\1.1.norm."),
-        (r"^blocks\.(\d+)\.mlp\.fc1\.", r"transformer.layers.\1.1.fn.net.0."),
-        (r"^blocks\.(\d+)\.mlp\.fc2\.", r"transformer.layers.\1.1.fn.net.3."),
-        (r"^norm\.", "mlp_head.0."),
-        (r"^head\.", "mlp_head.1."),
-    ]
-    renamed = {}
-    for name, tensor in state.items():
-        for pattern, replacement in rules:
-            name = re.sub(pattern, replacement, name)
-        if name == "to_patch_embedding.1.weight":
-            tensor = tensor.permute(0, 2, 3, 1).reshape(len(tensor), -1)
-        renamed[name] = tensor
-    return renamed | drloc("drloc.layers.")
-
-
 def drloc(prefix: str) -> dict[str, Tensor]:
     return {f"{prefix}{i}.{part}": torch.full((2, 2), float(i)) for i in (0, 2, 4) for part in ("weight", "bias")}
-
-
-def drloc_resnet(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    parts = {"conv1": "model.0", "bn1": "model.1", **{f"layer{i}": f"model.{i + 3}" for i in range(1, 5)}}
-    renamed = {}
-    for name, tensor in state.items():
-        first, _, rest = name.partition(".")
-        renamed[f"{parts.get(first, first)}.{rest}"] = tensor
-    return renamed | drloc("drloc.0.layers.")
 
 
 def same(first: nn.Module, second: nn.Module) -> bool:

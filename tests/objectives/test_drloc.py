@@ -20,7 +20,6 @@ from frugalvit.objectives import (
     DenseLocalization,
     RelativeLocalization,
     draw_pairs,
-    localization_weight_at,
 )
 
 FORMS: list[dict[str, Any]] = [
@@ -190,23 +189,8 @@ def test_numbers_of_the_paper(golden: Any) -> None:
     assert losses["signed"] == pytest.approx(float(arrays["paper_l1_signed.mean"]), abs=1e-5)
 
 
-def test_ramp_equals_the_released_schedule(golden: Any) -> None:
-    arrays = golden("a_drloc_lambda")
-    for name, weight, warmup, total in (
-        ("lam05_w20_t300", 0.5, 20, 300),
-        ("lam05_w20_t100", 0.5, 20, 100),
-        ("lam01_w10_t100", 0.1, 10, 100),
-    ):
-        ramp = [localization_weight_at(e, weight, total, "ramp", warmup) for e in range(total + 1)]
-        np.testing.assert_allclose(ramp, arrays[name], atol=1e-12)
-
-
 def test_weights_of_the_paper() -> None:
     assert LOCALIZATION_WEIGHTS == {"swin": 0.5, "t2t": 0.1, "cvt": 0.1, "vit": 0.01}
-    assert {localization_weight_at(e, 0.5, 10) for e in range(11)} == {0.5}
-    assert localization_weight_at(12, 0.5, 10, "ramp", 2) == 0.0
-    assert localization_weight_at(3, 0.5, 3, "ramp", 0) == 0.0
-    assert localization_weight_at(5, 0.5, 5, "ramp", 20) == 0.125
 
 
 def test_pooling() -> None:

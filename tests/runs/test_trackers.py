@@ -209,7 +209,8 @@ def test_a_tracker_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: 
         def MlflowClient(self) -> None:
             raise RuntimeError("unsupported\nURI")
 
-    monkeypatch.setattr(tracking, "_library", lambda name: Closed())
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda module: ModuleType(module))
+    monkeypatch.setattr(tracking.importlib, "import_module", lambda name: Closed())
     with pytest.raises(UserError, match=r"mlflow failed to start \(unsupported URI\). Set MLFLOW_TRACKING_URI"):
         tracking.make_trackers(["mlflow"], tmp_path, {})
 

@@ -26,9 +26,9 @@ from frugalvit.engine.checkpoint import read_state
 from frugalvit.errors import UserError
 from frugalvit.experiment.resolve import AutoValue
 from frugalvit.runs.resume import load_resumed_config
-from frugalvit.runs.run_folder import RunFolder, check_stored, finished_summary, read_data_facts
+from frugalvit.runs.run_folder import RunFolder, finished_summary, read_data_facts
 from frugalvit.utils import launch_env, system
-from frugalvit.utils.files import read_json
+from frugalvit.utils.files import check_stored, read_json
 from helpers.fuzzing import MAX_MEMORY, damaged, fuzz, is_answered, is_json, values
 from helpers.tiny_runs import TRAIN
 

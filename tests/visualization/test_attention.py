@@ -11,7 +11,7 @@ from frugalvit.errors import UserError
 from frugalvit.visualization import attention as lens
 from frugalvit.visualization.grid import Regions
 from frugalvit.visualization.model_views import Box
-from helpers.fake_backbones import PatchFeatures
+from helpers.fake_backbones import PatchFeatures, attend
 
 SIX_BY_EIGHT = Regions((6, 8), (96, 128), (16, 16))
 
@@ -36,7 +36,7 @@ def test_entropy_by_hand():
 def test_maps_are_rows_of_the_models_attention(query):
     backbone = PatchFeatures((24, 48))
     image = torch.rand(3, 24, 48, generator=torch.Generator().manual_seed(2))
-    view = lens.attend(backbone, image, query)
+    view = attend(backbone, image, query)
     inputs = (image - 0.5) / 0.25
     full = backbone.attention(inputs[None])[0]
     line = 0 if query is None else 1 + query[0] * 6 + query[1]
@@ -93,7 +93,7 @@ def test_pixels_are_converted_to_their_region(side, stride, pads):
         ("a,b", "x,y"),
         ("1.5,0.5", "between 0 and 1"),
         ("400,20", "outside"),
-        ("10,10", "cropped"),
+        ("10,10", "--fit whole"),
     ],
 )
 def test_query_errors_name_the_reason(text, message):

@@ -21,6 +21,10 @@ def full_cells(grid, cell):
     return Regions(grid, (grid[0] * cell[0], grid[1] * cell[1]), cell)
 
 
+def steps_off(regions):
+    return regions.steps_off(0), regions.steps_off(1)
+
+
 def brute_force(first, second, cell, top):
     """The paper's protocol as loops: mirror, match by cosine, take the top pairs, measure."""
     hits, pixels = [], []
@@ -51,7 +55,7 @@ def test_score_equals_brute_force(rows, columns, top, seed):
     first = torch.randn(2, 5, rows, columns, generator=generator)
     # The mirrored grid with noise: some hits, some misses.
     second = first.flip(3) + 0.8 * torch.randn(first.shape, generator=generator)
-    off = SecondView().steps_off(full_cells((rows, columns), (16, 32)))
+    off = steps_off(full_cells((rows, columns), (16, 32)))
     hit, pixel, cells = lens.score_matches(first, second, off, (16, 32), top, (torch.Generator(), torch.Generator()))
     accuracy, error = brute_force(first.double(), second.double(), (16, 32), top)
     assert hit.double().mean().item() == pytest.approx(accuracy)
@@ -80,11 +84,11 @@ def test_perfect_embedding_scores_one(backbone):
 
 
 def test_error_is_measured_in_strides():
-    """Two columns of 32 and 18 pixels are one stride of 32 apart."""
-    off = SecondView(flip=False).steps_off(Regions((1, 2), (32, 50), (32, 32)))
+    """Two rows of 32 and 18 pixels are one stride of 32 apart."""
+    off = steps_off(Regions((2, 1), (50, 32), (32, 32)))
     ties = (torch.Generator(), torch.Generator())
-    grid = torch.tensor([[[[1.0, 0.0]], [[0.0, 1.0]]]])
-    _, pixels, cells = lens.score_matches(grid, grid.flip(3), off, (32, 32), 2, ties)
+    grid = torch.tensor([[[[1.0], [0.0]], [[0.0], [1.0]]]])
+    _, pixels, cells = lens.score_matches(grid, grid.flip(2), off, (32, 32), 2, ties)
     assert pixels.tolist() == [[32, 32]] and cells.tolist() == [[1, 1]]
     assert lens.chance(off, (32, 32)) == (0.5, 16)
 
@@ -101,7 +105,7 @@ def test_constant_embedding_scores_chance():
 def test_chance_equals_a_double_loop(grid):
     cells = [(r * 8, c * 4) for r in range(grid[0]) for c in range(grid[1])]
     distances = [math.dist(a, b) for a in cells for b in cells]
-    accuracy, error = lens.chance(SecondView().steps_off(full_cells(grid, (8, 4))), (8, 4))
+    accuracy, error = lens.chance(steps_off(full_cells(grid, (8, 4))), (8, 4))
     assert accuracy == pytest.approx(1 / len(cells))
     assert error == pytest.approx(sum(distances) / len(distances))
 

@@ -16,7 +16,7 @@ def shared_pixels(regions, first, second):
 def test_right_match_shares_most_pixels(width, cell):
     count = -(-width // cell)
     regions = Regions((1, count), (8, width), (8, cell))
-    off = regions.steps_off(1, mirrored=True)
+    off = regions.steps_off(1)
     for i in range(count):
         shared = [shared_pixels(regions, i, j) for j in range(count)]
         right = [j for j in range(count) if shared[j] == max(shared)]

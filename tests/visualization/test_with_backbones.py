@@ -7,10 +7,9 @@ import torch
 
 from frugalvit.backbones import create_backbone
 from frugalvit.errors import UserError
-from frugalvit.visualization.attention import attend
 from frugalvit.visualization.explorer_data import Picture, gather
 from frugalvit.visualization.model_views import model_input
-from helpers.fake_backbones import coordinate_images
+from helpers.fake_backbones import attend, coordinate_images
 
 
 @pytest.mark.parametrize(("block", "grid", "edges", "reach"), [(1, 8, [3], 16), (2, 8, [1, 5], 16), (3, 4, [], 16)])

@@ -22,6 +22,7 @@ from frugalvit.backbones import timm_features
 from frugalvit.backbones.timm_features import Size, cell_sides, cells_in_image, is_exporting, to_grid
 from frugalvit.errors import UserError
 from frugalvit.features import Features
+from frugalvit.utils.text import short_message
 
 BACKBONE_ONLY_KWARGS = ("mean", "std", "eval_crop", "grid_norm", "drop_path", "keep_patch_size", "knn_head")
 """Keywords of a backbone that are not passed to the network's constructor under these names."""
@@ -130,11 +131,11 @@ class Backbone(nn.Module):
         padded, size = self._pad(images)
         output, grid = self._forward_timm(padded)
         if padded is not images:  # cells of pure padding count neither in the grid nor in the mean over a map
-            rows, columns = cells_in_image((grid.shape[2], grid.shape[3]), size, (padded.shape[2], padded.shape[3]))
             if isinstance(output, Tensor) and output.dim() == 4:
                 channels_last = output.shape[1:3] == grid.shape[2:]
+                rows, columns = self._crop(grid, size, padded).shape[2:]
                 output = output[:, :rows, :columns] if channels_last else output[:, :, :rows, :columns]
-            grid = grid[:, :, :rows, :columns]
+            grid = self._crop(grid, size, padded)
         return Features(grid, self._pool(output))
 
     def classify(self, pooled: Tensor) -> Tensor:
@@ -279,19 +280,14 @@ class Backbone(nn.Module):
 
     def _check(self, images: Tensor) -> None:
         """Check only type and shape, because reading values would wait for the device."""
-        if not isinstance(images, Tensor) or not images.is_floating_point():
-            kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
-            raise UserError(
-                f"{self.name} takes a tensor of floats, normalized with its mean and std, not {kind}; a model from "
-                "frugalvit.load converts images (transform) or takes them directly (predict)"
-            )
-        if images.dim() != 4 or images.shape[1] != self.in_chans:
-            raise UserError(
-                f"{self.name} takes images (batch, {self.in_chans}, height, width), not {tuple(images.shape)}; "
-                "in_chans of create_backbone sets the channels"
-            )
-        if images.shape[0] == 0:
-            raise UserError(f"{self.name} got an empty batch of 0 images; skip it")
+        is_batch = isinstance(images, Tensor) and images.is_floating_point() and images.dim() == 4
+        if is_batch and images.shape[0] > 0 and images.shape[1] == self.in_chans:
+            return
+        kind = f"{images.dtype} {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise UserError(
+            f"{self.name} takes normalized floats (batch, {self.in_chans}, height, width), not {kind}. "
+            "in_chans of create_backbone sets the channels; a model from frugalvit.load takes images (predict)."
+        )
 
     def _forward_timm(self, images: Tensor) -> tuple[Any, Tensor]:
         """Return the input of ``forward_head``, and the grid."""
@@ -382,7 +378,7 @@ class Backbone(nn.Module):
             except (torch.OutOfMemoryError, UserError):
                 raise
             except (AssertionError, RuntimeError, ValueError, TypeError, IndexError) as error:
-                reason = reason or (str(error).strip().splitlines() or [type(error).__name__])[0]
+                reason = reason or short_message(error)
                 continue
             self._padded_sizes[size] = padded
             return padded

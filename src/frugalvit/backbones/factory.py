@@ -18,6 +18,7 @@ from frugalvit.backbones.small_images import adapt, format_keywords, note_small_
 from frugalvit.backbones.timm_features import Size, build_on_meta, classifier_name
 from frugalvit.backbones.weights.published import crop_settings, read_published
 from frugalvit.errors import UserError, to_count
+from frugalvit.utils.text import short_message
 
 # Tried with every network, and dropped if it lacks the keyword. With them one object takes every image size.
 _FLEXIBLE = {"dynamic_img_size": True, "strict_img_size": False}
@@ -167,19 +168,17 @@ def build_timm(
             break
         except UserError:
             raise
-        except TypeError as error:
-            unknown = _unexpected_keywords(str(error))
+        except Exception as error:
+            unknown = _unexpected_keywords(str(error)) if isinstance(error, TypeError) else []
             if not optional.keys().isdisjoint(unknown):
                 optional = {key: value for key, value in optional.items() if key not in unknown}
                 continue
             if wrong := [keyword for keyword in keywords if keyword in unknown]:
                 raise UserError(_unknown_keyword(name, wrong[0])) from error
-            raise UserError(f"{name} cannot be built with {format_keywords(keywords)}: {_first_line(error)}") from error
-        except Exception as error:
             if pretrained:
-                raise UserError(f"The published weights of {name} do not fit: {_first_line(error)}.") from error
+                raise UserError(f"The published weights of {name} do not fit: {short_message(error)}.") from error
             options = format_keywords({**keywords, "img_size": img_size})
-            raise UserError(f"{name} cannot be built with {options}: {_first_line(error)}") from error
+            raise UserError(f"{name} cannot be built with {options}: {short_message(error)}") from error
     if stem_stride is not None:
         set_stem_stride(model, to_count("stem_stride", stem_stride))
     return model
@@ -231,10 +230,6 @@ def _unknown_keyword(name: str, keyword: str) -> str:
     if keyword == "drop_path_rate":
         return f"{name} has no stochastic depth; leave drop_path out"
     return f"{name} has no keyword {keyword!r}; see its class in timm or frugalvit.backbones.architectures"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _to_json(value: Any) -> Any:

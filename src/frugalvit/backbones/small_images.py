@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from frugalvit.backbones.base import GridModel
-from frugalvit.backbones.timm_features import Size, cells_in_image, reduction, to_grid
+from frugalvit.backbones.timm_features import Size, cells_in_image, padded_sizes, to_grid
 from frugalvit.errors import UserError
 
 PUBLISHED = 224
@@ -96,11 +96,7 @@ def _run(model: nn.Module, img_size: Size) -> Size:
 
 def padded_grid(model: nn.Module, img_size: Size) -> Size:
     """Return (h, w) of the final grid, with padding if necessary, as in a Backbone."""
-    grid = final_grid(model, img_size)
-    if min(grid):
-        return grid
-    for step in dict.fromkeys((reduction(model) or 32, 32, 64)):
-        padded = (-(-img_size[0] // step) * step, -(-img_size[1] // step) * step)
+    for padded in padded_sizes(model, img_size, img_size):
         grid = final_grid(model, padded)
         if min(grid):
             return cells_in_image(grid, img_size, padded)

@@ -66,15 +66,6 @@ REASONS = {
 }
 
 
-EXPECTATIONS = (
-    "What to expect of 'train' with 2,000 images on a GPU: 76.6 % (102 kinds of flowers), 80.4 % (7 classes of "
-    "paintings and sketches), 89.4 % (digits in the street): docs/FIRST_RUN.md.",
-    "Ten images each of 200 classes at 64 px are too few: 11.4 %.",
-    "Published weights that know such images give more: 96 % on the flowers, with half of the labels.",
-)
-"""Test accuracy that was measured, means of three seeds; the last from one probe."""
-
-
 @dataclass
 class Proposal:
     """A command, the reason for it, and its expected length."""
@@ -110,9 +101,9 @@ def advise(config: AdviseConfig) -> CommandResult:
     if floor is not None:
         notes.append(
             f"The floor on {floor['scored_on']} ({pluralize(floor['scored_images'], 'image')}) is about "
-            f"{describe_floor(floor)}. A trained network should reach at least this."
+            f"{describe_floor(floor)}. A trained network should reach at least this. What to expect with 2,000 images: "
+            "docs/FIRST_RUN.md."
         )
-        notes += EXPECTATIONS
     splits = {name: len(part) for name, part in source.splits.items()}
     splits |= {f"{name} without a label": len(part) for name, part in source.loose.items()}
     data = {

@@ -10,7 +10,6 @@ import re
 import types
 import typing
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any, NoReturn
 
 from frugalvit.cli.help_layout import EXAMPLES, SHOWN_OPTIONS, SYNONYMS
@@ -34,10 +33,8 @@ def parse(model: type[Config], argv: list[str], prog: str, about: str) -> tuple[
             raise SystemExit(0)
     parser = make_parser(model, prog, about)
     parsed, unknown = parser.parse_known_intermixed_args([_dashed(word) for word in argv])
-    positionals = [getattr(parsed, action.dest) for action in parser._actions if not action.option_strings]
-    mistaken = [word for word in positionals if isinstance(word, str) and _meant_flag(parser, word)]
-    if unknown or mistaken:
-        raise UserError(_unknown_message(parser, [*unknown, *mistaken][0], prog))
+    if unknown:
+        raise UserError(_unknown_message(parser, unknown[0], prog))
     values: dict[str, Any] = {}
     flags: list[str] = []
     for name, field in flat_fields(model).items():
@@ -232,19 +229,10 @@ def _unknown_message(parser: Parser, word: str, prog: str) -> str:
     flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
     name = word.partition("=")[0]
     if not word.startswith("-"):
-        meant = _meant_flag(parser, word)
-        hint = f"is not an argument. Did you mean '{meant}'?" if meant else "is one argument too many."
-        return f"'{word}' {hint} See '{prog} --help'."
+        return f"'{word}' is one argument too many. See '{prog} --help'."
     same = [f"--{ours}" for ours, theirs in SYNONYMS.items() if name.lstrip("-") in theirs and f"--{ours}" in flags]
     hint = f" Did you mean '{same[0]}'?" if same else _suggest_flags(name, flags)
     return f"There is no option '{name}'.{hint} See '{prog} --help'."
-
-
-def _meant_flag(parser: Parser, word: str) -> str:
-    """Return the flag that ``epochs=10`` means; an empty string for other words, and for files of that name."""
-    name, equals, value = word.partition("=")
-    is_option = bool(equals) and f"--{_dashes(name)}" in parser._option_string_actions
-    return f"--{_dashes(name)} {value}" if is_option and not Path(word).exists() else ""
 
 
 def _suggest_flags(word: str, flags: Collection[str]) -> str:

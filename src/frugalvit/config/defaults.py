@@ -68,9 +68,7 @@ def papers_backbone(device: str) -> tuple[str, str]:
 def supervised_lr(batch: int, parameters: int = 0, *, family: str = "", finetune: bool = False) -> tuple[float, str]:
     """Return the paper's 1e-3 at batch 1,024, scaled with the square root of the batch (AdamW).
 
-    The paper's networks have 20 million parameters or more. ``swin_nano`` on 510 images, from scratch, learned most
-    with four to eight times that rate (docs/RESULTS.md). A hybrid takes twice the paper's: 69.4 and 82.5 % on flowers
-    and PACS, with four times 68.9 and 79.2 % (docs/FIRST_RUN.md). Fine-tuning takes half.
+    Small networks take four times that rate (docs/RESULTS.md), hybrids twice (docs/FIRST_RUN.md), fine-tuning half.
     """
     small = 0 < parameters < SMALL_NETWORK
     factor, source = (4, "four times the paper's, for a small network") if small else (1, "the paper's")
@@ -92,11 +90,7 @@ def supervised_batch(facts: Facts) -> tuple[int, str]:
 
 
 def supervised_epochs(facts: Facts, batch: int) -> tuple[int, str]:
-    """Return the papers' 100 epochs, more if an epoch has few steps; fewer on a CPU.
-
-    With 2,040 images, 320 epochs gave 11 points more than 100 from scratch (25 with every step mixed), and 14 more from
-    pre-trained weights.
-    """
+    """Return the papers' 100 epochs, more if an epoch has few steps; fewer on a CPU (docs/RESULTS.md)."""
     per_epoch = max(1, facts.images // batch)
     if facts.device == "cpu":
         epochs = max(5, min(100, 3_000 // per_epoch))
@@ -173,9 +167,7 @@ def mixing_probability(epochs: float, changed: Sequence[str] = (), family: str =
 
     changed: options of mixup and cutmix that the user set: then some steps are always mixed
 
-    Swin-T, 2,040 images: after 100 epochs 41.2 with every step mixed, 49.3 with every other, 55.7 with none; after 320
-    there is no difference. ``swin_mini`` on CIFAR-100: after 60 epochs 52.4, 58.9, 63.4 (docs/RESULTS.md). Networks
-    that begin with convolutions gain earlier: Visformer-S +4.9 after 87 epochs, +1.7 after 70 (docs/FIRST_RUN.md).
+    Mixing lowers the accuracy of short runs (docs/RESULTS.md). Hybrids gain from it earlier (docs/FIRST_RUN.md).
     """
     long_run = LONG_RUN_HYBRID if family == "hybrid" else LONG_RUN
     if epochs < long_run and changed:
@@ -186,11 +178,7 @@ def mixing_probability(epochs: float, changed: Sequence[str] = (), family: str =
 
 
 def augment_operations(epochs: float, steps: int, parameters: int, *, from_scratch: bool) -> tuple[int, str]:
-    """Return RandAugment's operations per image: the papers' two, or none for short runs.
-
-    ``swin_nano`` on 510 images, 100 epochs, nothing mixed: 19.0 with two, 23.1 with none. Swin-T on 2,040, the same
-    with Drloc: 61.4 and 64.7 (docs/RESULTS.md).
-    """
+    """Return RandAugment's operations per image: the papers' two, or none for short runs (docs/RESULTS.md)."""
     if 0 < parameters < SMALL_NETWORK and epochs < LONG_RUN:
         return 0, f"RandAugment slows down a small network in a run below {LONG_RUN} epochs"
     if from_scratch and epochs < LONG_RUN and steps < FEW_STEPS:
@@ -203,8 +191,7 @@ def localization_weight(facts: Facts, *, from_scratch: bool, wanted: bool = Fals
 
     wanted: the user set the weight to "paper", or another option of Drloc: then the loss is on
 
-    A large Swin from random weights gains 6.1 ± 0.6 points. Other networks change by -0.4 ± 2.0, a Swin after
-    pre-training by -2.7 to 0.0 (docs/RESULTS.md), a hybrid by -0.5 and -0.8 (docs/FIRST_RUN.md).
+    Only a large Swin from random weights gained (docs/RESULTS.md, docs/FIRST_RUN.md).
     """
     if not wanted and not (from_scratch and is_large_swin(facts)):
         return 0.0, "Drloc helped only a large Swin from random weights; --localization.weight paper turns it on"
@@ -218,11 +205,7 @@ def is_large_swin(facts: Facts) -> bool:
 
 
 def localization_variant(facts: Facts, *, from_scratch: bool) -> tuple[str, str]:
-    """Return the form of Drloc's loss: "ce" (Eq. 5) for a large Swin from scratch, else the paper's "l1" (Eq. 2).
-
-    Swin-T from scratch hardly learns Eq. 2, which gives 0.9 points. It learns Eq. 5 completely and gains 6.6. After
-    pre-training, and on a small network, Eq. 5 loses points (docs/RESULTS.md).
-    """
+    """Return Drloc's form: "ce" (Eq. 5) for a large Swin from scratch, else the paper's "l1" (docs/RESULTS.md)."""
     if from_scratch and is_large_swin(facts):
         size = f"a Swin of {facts.parameters / 1e6:.0f} M parameters from random weights"
         return "ce", f"{size} learns Drloc's task as a classification (Eq. 5)"
@@ -274,8 +257,7 @@ def pretraining_batch(facts: Facts) -> tuple[int, str]:
 def pretraining_epochs(facts: Facts, side: int | None = None) -> tuple[int, str]:
     """Return 100 to 800 epochs, so that a GPU sees about two million images; a CPU sees 40,000.
 
-    side: input size in pixels; up to 32 px an image is cheap and a GPU sees four times as many. CIFAR-100: k-NN on
-          validation images is 34 after 100 epochs, 43 after 60 more and 50 after 300 more (docs/RESULTS.md).
+    side: input size in pixels; up to 32 px an image is cheap and a GPU sees four times as many (docs/RESULTS.md)
     """
     if facts.device == "cpu":
         epochs = max(2, min(100, 40_000 // facts.images))
@@ -292,11 +274,7 @@ def prototype_count(images: int) -> tuple[int, str]:
 
 
 def teacher_momentum(steps: int, side: int) -> tuple[float, str]:
-    """Return the EMA rate of the teacher.
-
-    A fast teacher forgets at 32 px: k-NN after 52 epochs of CIFAR-100 is 13 with 0.9904 and 29 with 0.996
-    (docs/RESULTS.md); 2,610 steps were enough for the latter.
-    """
+    """Return the EMA rate of the teacher. A fast teacher forgets at 32 px (docs/RESULTS.md)."""
     rate = round(min(0.996, max(0.98, 1 - (10 if side <= SMALL_INPUT else 50) / steps)), 4)
     return rate, f"the teacher must move within {steps:,} steps (the paper's 0.996 has 750,000)"
 
@@ -310,6 +288,10 @@ def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
     return 0.04, "no warm-up in a short run: a sharp teacher starts faster"
 
 
+INSTANCES_UP_TO = 10_000
+"""Up to this number of images, instance classification learned better features than EsViT (RESULTS_FEW_LABELS.md)."""
+
+
 def teacher_centering() -> tuple[Centering, str]:
     """Return how the teacher's outputs are centred: EsViT's way until another is measured to be better."""
     return "mean", "EsViT's"
@@ -321,15 +303,7 @@ def teacher_centering() -> tuple[Centering, str]:
 def dense_lr(batch: int, parameters: int, *, detecting: bool) -> tuple[float, str]:
     """Return the papers' rate, scaled with the root of the batch. At batch 16: 1e-4 (detection), 6e-5 (segmentation).
 
-    A small network needs more. ``swin_nano`` at 96 px, batch 4, one seed, from random weights:
-
-    | rate, times the papers' | 1 | 4 | 10 | 20 or 33 |
-    | --- | --- | --- | --- | --- |
-    | box AP, 160 images of coloured squares, 200 steps | 0.02 | 0.15 | 0.33 | 0.46 |
-    | mIoU, 160 images of shapes, 600 steps | 0.38 | 0.51 | 0.63 | 0.77 |
-    | mIoU, CamVid, 400 steps | 0.16 | 0.19 | 0.22 | 0.21 |
-    | box AP after EsViT, 60 images | 0.04 | | 0.35 | |
-    | mIoU after EsViT, CamVid | 0.17 | | 0.22 | |
+    A small network needs ten times that (docs/guides/detection.md, docs/guides/segmentation.md).
     """
     small = 0 < parameters < SMALL_NETWORK
     anchor = (1e-4 if detecting else 6e-5) * (10 if small else 1)

@@ -10,8 +10,20 @@ import pydantic
 from frugalvit.config.base import Config, option
 from frugalvit.config.compare import Compared
 from frugalvit.config.data import CacheConfig
-from frugalvit.config.train import RunConfig
-from frugalvit.config.types import PUBLISHED, Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Span, Whole
+from frugalvit.config.train import LabelledRunConfig
+from frugalvit.config.types import (
+    Auto,
+    Count,
+    Device,
+    Label,
+    LabelCount,
+    Positive,
+    Rate,
+    Share,
+    Side,
+    Span,
+    Whole,
+)
 
 DETECTOR_HEADS: dict[str, str | type[Any]] = {
     "mask-rcnn": "frugalvit.tasks.detection.heads:MaskRCNNHead",
@@ -61,7 +73,7 @@ class PicturesConfig(CacheConfig):
     )
 
 
-class TransferConfig(RunConfig):
+class TransferConfig(LabelledRunConfig):
     """Options that detection and segmentation share."""
 
     unused: ClassVar[dict[str, str]] = {
@@ -74,20 +86,12 @@ class TransferConfig(RunConfig):
     }
     """Inherited options that are refused, with the reason; --help hides them."""
 
-    img_size: int | Auto = option("auto", "input size in pixels")  # type: ignore[assignment]
-    pretrained: bool = option(False, PUBLISHED)
+    img_size: Side | Auto = option("auto", "input size in pixels")  # type: ignore[assignment]
     drop_path: Rate | Auto = option("auto", "stochastic depth; auto: the model's own (detect), 0.2 (segment)")
     compile: bool | Auto = option("auto", "torch.compile the backbone; auto: no, because sizes change between steps")
-    weights: Literal["auto", "best", "last"] = option(
-        "auto",
-        "weights to export; best: on val; auto: the best if test scores them, else the last: val must not do both",
-    )
     evaluate_every: Count | Auto = option("auto", "steps between evaluations; auto: an epoch, or a tenth of the run")
 
     cache: PicturesConfig = option(default_factory=PicturesConfig)  # type: ignore[assignment]
-
-    def weight_sources(self) -> dict[str, object]:
-        return super().weight_sources() | {"--pretrained": self.pretrained}
 
     @pydantic.model_validator(mode="after")
     def _check_unused(self) -> Self:
@@ -126,7 +130,7 @@ class DetectConfig(TransferConfig):
     data: str | None = option(
         None, "folder of images with boxes (COCO, Pascal VOC, YOLO, Penn-Fudan), or one COCO file", positional=True
     )
-    img_size: int | Auto = option(  # type: ignore[assignment]
+    img_size: Side | Auto = option(  # type: ignore[assignment]
         "auto", "short side of test images, in pixels; auto: 5/3 of the data's, at most 800 (128 on a CPU)"
     )
     head: HeadName = option("mask-rcnn", "one box head, or three in a cascade")
@@ -174,7 +178,7 @@ class SegmentConfig(TransferConfig):
     """UperNet on images with a label for every pixel."""
 
     data: str | None = option(None, "folder of images and masks (also ADE20K, VOC and CamVid)", positional=True)
-    img_size: int | Auto = option(  # type: ignore[assignment]
+    img_size: Side | Auto = option(  # type: ignore[assignment]
         "auto", "side of the training crops, in pixels; auto: the data's short side, at most 512 (128 on a CPU)"
     )
     ignore_index: Label | Auto = option(

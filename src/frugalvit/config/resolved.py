@@ -14,14 +14,15 @@ from frugalvit.config.dense import DecoderConfig, DetectConfig, DetectorConfig, 
 from frugalvit.config.distil import DistilConfig
 from frugalvit.config.pretrain import Centering, LabelFreeConfig, MatchingConfig, PretrainConfig
 from frugalvit.config.train import DrlocConfig, LocalizationConfig, OptimizerConfig, RunConfig, TrainConfig
+from frugalvit.config.types import Count, Positive, Side, Strength
 
 
 class ResolvedRunConfig(RunConfig):
     """What all training commands share."""
 
-    img_size: int | tuple[int, int] = option()
-    batch: int = option()
-    lr: float = option()
+    img_size: Side | tuple[Side, Side] = option()
+    batch: Count = option()
+    lr: Positive = option()
 
     def length(self) -> float:
         """Return the length in epochs; 0 if --steps sets the length."""
@@ -29,19 +30,14 @@ class ResolvedRunConfig(RunConfig):
 
 
 class ResolvedLocalizationConfig(LocalizationConfig):
-    weight: float = option()
+    weight: Strength = option()
 
     def head_settings(self) -> DrlocConfig:
         """Return the settings of one head. If the loss is off, "auto" becomes the paper's value."""
-        return DrlocConfig(
-            weight=self.weight,
-            variant="l1" if self.variant in ("auto", "dense") else self.variant,
-            form=self.form,
-            pairs=self.pairs,
-            hidden=self.hidden,
-            grid_size=7 if self.grid_size == "auto" else self.grid_size,
-            signed=self.signed,
-        )
+        values = {name: getattr(self, name) for name in DrlocConfig.model_fields}
+        values["variant"] = "l1" if self.variant in ("auto", "dense") else self.variant
+        values["grid_size"] = 7 if self.grid_size == "auto" else self.grid_size
+        return DrlocConfig(**values)
 
 
 class ResolvedOptimizerConfig(OptimizerConfig):
@@ -79,9 +75,9 @@ class ResolvedDistilConfig(ResolvedLabelFreeConfig, DistilConfig):
 class ResolvedTransferConfig(TransferConfig, ResolvedRunConfig):
     """What detection and segmentation share."""
 
-    img_size: int = option()
-    batch: int = option()
-    lr: float = option()
+    img_size: Side = option()
+    batch: Count = option()
+    lr: Positive = option()
     evaluate_every: int = option()
 
 
@@ -93,9 +89,9 @@ class ResolvedDetectorConfig(DetectorConfig):
 
 
 class ResolvedDetectConfig(DetectConfig, ResolvedTransferConfig):
-    img_size: int = option()
-    batch: int = option()
-    lr: float = option()
+    img_size: Side = option()
+    batch: Count = option()
+    lr: Positive = option()
     evaluate_every: int = option()
     masks: bool = option()
     detector: ResolvedDetectorConfig = option()
@@ -107,8 +103,8 @@ class ResolvedDecoderConfig(DecoderConfig):
 
 
 class ResolvedSegmentConfig(SegmentConfig, ResolvedTransferConfig):
-    img_size: int = option()
-    batch: int = option()
-    lr: float = option()
+    img_size: Side = option()
+    batch: Count = option()
+    lr: Positive = option()
     evaluate_every: int = option()
     decoder: ResolvedDecoderConfig = option()

@@ -29,13 +29,14 @@ from frugalvit.config.types import (
     Device,
     LabelPart,
     Objectives,
+    Positive,
     Precision,
     Rate,
     Seed,
+    Side,
     Splitting,
+    Strength,
     Whole,
-    check_max_side,
-    positive,
     split_commas,
 )
 from frugalvit.config.yaml import read_yaml, read_yaml_text
@@ -79,12 +80,12 @@ class RunConfig(Config):
     recipe: str = option("auto", "a named set of values; see 'frugalvit list recipes'")
     backbone: str = option("auto", "a name of 'frugalvit list models' or any timm model")
     backbone_args: dict[str, Any] = option({}, "more arguments of the model, e.g. '{window_size: 8}'")
-    img_size: int | Auto | tuple[int, int] = option("auto", "input size in pixels, or height,width")
-    epochs: float | Auto = option("auto", "passes over the training images")
+    img_size: Side | Auto | tuple[Side, Side] = option("auto", "input size in pixels, or height,width")
+    epochs: Positive | Auto = option("auto", "passes over the training images")
     steps: int | None = option(None, "length in optimizer steps instead of epochs", ge=1)
-    batch: int | Auto = option("auto", "images per step, over all devices")
+    batch: Count | Auto = option("auto", "images per step, over all devices")
     accumulate: int = option(1, "split each step's batch into this many parts", ge=1)
-    lr: float | Auto = option("auto", "highest learning rate; auto scales with the batch")
+    lr: Positive | Auto = option("auto", "highest learning rate; auto scales with the batch")
     seed: Seed = option(0, "seed of all random numbers; a val split made from train always uses 0")
     out: str | None = option(
         None, "run folder (default: runs/DATE_BACKBONE_DATA or runs/DATE_COMMAND_DATA)", short="-o"
@@ -129,8 +130,6 @@ class RunConfig(Config):
     optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)
     cache: CacheConfig = option(default_factory=CacheConfig)
 
-    _positive = pydantic.field_validator("epochs", "batch", "lr", "img_size")(positive)
-    _pixels = pydantic.field_validator("img_size")(check_max_side)
     _requested: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
 
     @pydantic.field_validator("backbone_args")
@@ -295,17 +294,20 @@ def _is_own_pretraining(init: str) -> bool:
     return False
 
 
+GridSize = Annotated[int, pydantic.Field(ge=2)]
+
+
 class DrlocConfig(Config):
     """Drloc, the dense relative localization loss."""
 
-    weight: float = option(0.0, "λ, the weight of the loss; 0 turns it off")
+    weight: Strength = option(0.0, "λ, the weight of the loss; 0 turns it off")
     variant: Literal["l1", "signed", "ce", "reg"] = option("l1", "Eq. 2, Eq. 3, Eq. 5 or Eq. 6 of the paper")
     form: Literal["paper", "released"] = option(
         "paper", "targets divided by k as in the paper, or as in the released code"
     )
     pairs: Count | Literal["all"] = option(64, "m, token pairs drawn per image; all: every ordered pair")
     hidden: Count | Auto = option("auto", "width of the head; auto: the paper's 512, less for small models")
-    grid_size: int | None = option(7, "pool a finer grid to this many cells a side; none: no pooling", ge=2)
+    grid_size: GridSize | None = option(7, "pool a finer grid to this many cells a side; none: no pooling")
     signed: bool = option(
         False,
         "with --localization.form released and ce or reg: 2k - 1 classes of signed offsets, not k of absolute ones",
@@ -314,13 +316,6 @@ class DrlocConfig(Config):
     def head_width(self, dim: int) -> int:
         """Return the paper's 512 for its backbones (384 and wider), else the backbone's width."""
         return (512 if dim >= 384 else dim) if self.hidden == "auto" else self.hidden
-
-    @pydantic.field_validator("weight")
-    @classmethod
-    def _check_weight(cls, value: float | str) -> float | str:
-        if isinstance(value, float) and value < 0:
-            raise ValueError("λ cannot be negative; 0 turns the loss off")
-        return value
 
     @pydantic.model_validator(mode="after")
     def _check_signed(self) -> Self:
@@ -332,27 +327,20 @@ class DrlocConfig(Config):
 class LocalizationConfig(DrlocConfig):
     """Drloc in supervised training."""
 
-    weight: float | Literal["auto", "paper"] = option(  # type: ignore[assignment]
+    weight: Strength | Literal["auto", "paper"] = option(  # type: ignore[assignment]
         "auto",
         "λ, the weight of the loss; 0: off; paper: its λ for the family; auto: paper where it was measured to help",
     )
     variant: Literal["auto", "l1", "signed", "ce", "reg", "dense"] = option(  # type: ignore[assignment]
         "auto", "Eq. 2, 3, 5 or 6, or Eq. 7 (dense: all blocks); auto: Eq. 5 for large Swins from scratch, else Eq. 2"
     )
-    grid_size: int | Auto | None = option(  # type: ignore[assignment]
+    grid_size: GridSize | Auto | None = option(  # type: ignore[assignment]
         "auto", "pool a finer grid to this many cells a side; none: no pooling; auto: 7, or none for dense"
     )
     schedule: Literal["constant", "ramp"] = option("constant", "λ constant (paper), or a rise and fall (released code)")
     images: Literal["mixed", "clean"] = option("mixed", "images after mixup and cutmix, or before (a second forward)")
     lr_scale: float = option(1.0, "learning rate of the head relative to the backbone's", gt=0)
     grid: Literal["normed", "raw"] = option("normed", "tokens after or before the final norm (dense: before)")
-
-    @pydantic.field_validator("grid_size")
-    @classmethod
-    def _check_grid_size(cls, value: int | str | None) -> int | str | None:
-        if isinstance(value, int) and value < 2:
-            raise ValueError("it must be at least 2 cells a side")
-        return value
 
 
 class GuideConfig(Config):
@@ -363,7 +351,20 @@ class GuideConfig(Config):
     until: float = option(0.5, "share of the run after which the term is 0", gt=0, le=1, needs="model")
 
 
-class TrainConfig(RunConfig):
+class LabelledRunConfig(RunConfig):
+    """What classification, detection and segmentation share: published weights, and weights chosen on val."""
+
+    pretrained: bool = option(False, PUBLISHED)
+    weights: Literal["auto", "best", "last"] = option(
+        "auto",
+        "weights to export; best: on val; auto: the best if test scores them, else the last: val must not do both",
+    )
+
+    def weight_sources(self) -> dict[str, object]:
+        return super().weight_sources() | {"--pretrained": self.pretrained}
+
+
+class TrainConfig(LabelledRunConfig):
     """Supervised training: cross-entropy + λ · Drloc."""
 
     labels: LabelPart = option(1.0, LABEL_PART)
@@ -373,7 +374,6 @@ class TrainConfig(RunConfig):
         "'unlabelled', rows without a label, and what --labels leaves out)",
     )
     balance: bool = option(False, "draw classes equally often")
-    pretrained: bool = option(False, PUBLISHED)
     freeze: Whole | Auto = option(
         0, "freeze the embedding and the first N blocks; auto: half of the blocks on a CPU, else none"
     )
@@ -385,10 +385,6 @@ class TrainConfig(RunConfig):
         "auto", "stochastic depth; auto: the model's own; paper: its authors' (0.2 for Swin, 0.1 for T2T)"
     )
     stretch: float = option(1.0, "use the schedules of a run this many times as long, and stop early", ge=1)
-    weights: Literal["auto", "best", "last"] = option(
-        "auto",
-        "weights to export; best: on val; auto: the best if test scores them, else the last: val must not do both",
-    )
     ema: Rate | Auto = option("auto", "EMA rate of the weights that are evaluated and exported; 0: no EMA")
     evaluate_every: Count | Auto = option(
         "auto", "steps between evaluations; auto: an epoch, or more if evaluation would take over a quarter of the time"
@@ -400,9 +396,6 @@ class TrainConfig(RunConfig):
     augment: AugmentConfig = option(default_factory=AugmentConfig)
     mixing: MixingConfig = option(default_factory=MixingConfig)
     semi: SemiConfig = option(default_factory=SemiConfig)
-
-    def weight_sources(self) -> dict[str, object]:
-        return super().weight_sources() | {"--pretrained": self.pretrained}
 
     @pydantic.model_validator(mode="after")
     def _check_unlabelled(self) -> Self:

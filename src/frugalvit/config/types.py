@@ -8,26 +8,6 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from frugalvit.config.base import Config, option
 from frugalvit.config.yaml import read_yaml_text
 
-_MAX_SIDE = 8192
-
-
-def positive(value: Any) -> Any:
-    """Reject 0 and negative numbers; "auto" passes."""
-    if any(isinstance(part, int | float) and part <= 0 for part in _as_tuple(value)):
-        raise ValueError("it must be more than 0")
-    return value
-
-
-def check_max_side(value: Any) -> Any:
-    """Reject an image size that would fill the memory; "auto" passes."""
-    if any(isinstance(side, int) and side > _MAX_SIDE for side in _as_tuple(value)):
-        raise ValueError(f"it must be at most {_MAX_SIDE:,} pixels")
-    return value
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
-
 
 def split_commas(value: object) -> object:
     """Split several values in one text, as in the settings of a comparison: ``0.1,2``."""
@@ -67,7 +47,7 @@ Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
 SEEDS = 2**63  # torch's limit
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
-Side = Annotated[int, Field(ge=1), AfterValidator(check_max_side)]
+Side = Annotated[int, Field(ge=1, le=8192)]  # a larger image would fill the memory
 Range = Annotated[tuple[Share, Share], BeforeValidator(split_commas), AfterValidator(check_ordered)]
 Span = Annotated[tuple[Positive, Positive], BeforeValidator(split_commas), AfterValidator(check_ordered)]
 Hue = Annotated[float, Field(ge=0, le=0.5)]

@@ -1,11 +1,17 @@
 """Unreadable images: their error, their limit (``--cache.max-bad``) and their substitutes."""
 
-from collections.abc import Iterator
-from typing import NamedTuple, Self
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from frugalvit.errors import UserError
+from frugalvit.utils import console
+from frugalvit.utils.system import cores
+
+T = TypeVar("T")
+_BLOCK = 1024  # images given to the threads at once: an error does not wait for the others
 
 
 def check_unreadable(unreadable: list[tuple[str, str]], limit: int, count: int) -> None:
@@ -64,3 +70,22 @@ class SkippedFile(NamedTuple):
     split: str
     file: str
     reason: str
+
+
+def read_all(
+    read: Callable[[int], T], indices: Sequence[int], label: str, threads: int = 0
+) -> Iterator[T | UnreadableImage]:
+    """Yield ``read(index)`` or its ``UnreadableImage``, in order, with a progress bar; 0 threads: by the cores."""
+
+    def read_one(index: int) -> T | UnreadableImage:
+        try:
+            return read(index)
+        except UnreadableImage as error:
+            return error
+
+    threads = threads or min(8, cores() + 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix=label) as pool:
+        apply = pool.map if threads > 1 else map
+        blocks = (indices[start : start + _BLOCK] for start in range(0, len(indices), _BLOCK))
+        results = (result for block in blocks for result in apply(read_one, block))
+        yield from console.progress(results, total=len(indices), label=label)

@@ -2,23 +2,18 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Callable, Hashable
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from frugalvit.data.bad_images import UnreadableImage
+from frugalvit.data.bad_images import UnreadableImage, read_all
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import resize_to
-from frugalvit.utils import console
-from frugalvit.utils.system import cores
 from frugalvit.utils.text import pluralize
 
-T = TypeVar("T")
 SIDE = 16  # of a thumbnail
 # Re-encoded, resized and slightly cropped photos differ by 0.01 to 0.06, different ones by 0.3 and more, similar
 # drawings and digits by 0.09 and more.
@@ -66,9 +61,14 @@ def read_thumbnails(examples: ImageDataset) -> Tensor | None:
         return torch.from_numpy(resize_to(pixels, (SIDE, SIDE))).permute(2, 0, 1).float()
 
     indices = range(len(examples))
-    if len(examples) > MAX_IMAGES or sum(_read_all(count_pixels, indices, 0.0)) > MAX_MEGAPIXELS * 1e6:
+    if len(examples) > MAX_IMAGES:
         return None
-    return torch.stack(list(_read_all(read, indices, torch.full((3, SIDE, SIDE), torch.nan))))
+    counts = read_all(count_pixels, indices, "comparing")
+    if sum(count for count in counts if not isinstance(count, UnreadableImage)) > MAX_MEGAPIXELS * 1e6:
+        return None
+    blank = torch.full((3, SIDE, SIDE), torch.nan)
+    images = read_all(read, indices, "comparing")
+    return torch.stack([blank if isinstance(image, UnreadableImage) else image for image in images])
 
 
 def find_near_copies(thumbnails: Tensor) -> Tensor:
@@ -136,23 +136,8 @@ def _divide(groups: list[list[int]], read: Callable[[int], Hashable], threads: i
 
     indices = [(number, index) for number, group in enumerate(groups) for index in group]
     parts: dict[Hashable, list[int]] = defaultdict(list)
-    values = _read_all(read, [index for _, index in indices], None, threads)
+    values = read_all(read, [index for _, index in indices], "comparing", threads)
     for (number, index), value in zip(indices, values, strict=True):
-        if value is not None:
+        if value is not None and not isinstance(value, UnreadableImage):
             parts[number, value].append(index)
     return [part for part in parts.values() if len(part) > 1]
-
-
-def _read_all(read: Callable[[int], T], indices: Sequence[int], unreadable: T, threads: int = 0) -> Iterator[T]:
-    """Yield ``read(index)`` for all indices, in order, with a progress bar; 0 threads: by the number of cores."""
-
-    def read_one(index: int) -> T:
-        try:
-            return read(index)
-        except UnreadableImage:
-            return unreadable
-
-    threads = threads or min(8, cores() + 1)
-    with ThreadPoolExecutor(threads, thread_name_prefix="copies") as pool:
-        apply = pool.map if threads > 1 else map
-        yield from console.progress(apply(read_one, indices), total=len(indices), label="comparing")

@@ -109,17 +109,8 @@ def cached_size(sizes: Sequence[tuple[int, int]], target: tuple[int, int]) -> tu
     height, width = sizes[0]
     if len(set(sizes)) == 1 and height <= _NATIVE * target[0] and width <= _NATIVE * target[1]:
         return height, width
-    shrunk = [_shrunk(size, target) for size in sizes]
-    limits = zip(zip(*shrunk, strict=True), target, strict=True)
-    rows, columns = (max(1, round(min(_covering(sides), _WIDEST * least))) for sides, least in limits)
+    zooms = [min(1.0, max(target[0] / height, target[1] / width)) for height, width in sizes]
+    shrunk = (sorted(size[axis] * zoom for size, zoom in zip(sizes, zooms, strict=True)) for axis in (0, 1))
+    most = math.ceil(_COVERED * len(sizes)) - 1
+    rows, columns = (max(1, round(min(sides[most], _WIDEST * target[axis]))) for axis, sides in enumerate(shrunk))
     return rows, columns
-
-
-def _covering(lengths: Sequence[float]) -> float:
-    """Return the smallest length that covers nine tenths of these."""
-    return sorted(lengths)[math.ceil(_COVERED * len(lengths)) - 1]
-
-
-def _shrunk(size: tuple[int, int], target: tuple[int, int]) -> tuple[float, float]:
-    zoom = min(1.0, max(target[0] / size[0], target[1] / size[1]))
-    return size[0] * zoom, size[1] * zoom

@@ -2,22 +2,18 @@
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from frugalvit.config.data import DataConfig
-from frugalvit.data.bad_images import UnreadableImage
+from frugalvit.data.bad_images import UnreadableImage, read_all
 from frugalvit.data.cache.build import check_decoded
 from frugalvit.data.copies import find_copies
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, JoinedExamples
 from frugalvit.data.decode import Header, describe_darkness
 from frugalvit.data.open import open_data
 from frugalvit.data.splits import absent_classes_note
-from frugalvit.utils import console
-from frugalvit.utils.system import cores
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize
 
@@ -77,26 +73,12 @@ def inspect(source: DatasetSplits, *, decode: str, duplicates: bool) -> CommandR
     return CommandResult(data, _tables(data), _notes(data))
 
 
-def _parallel(function: Any, count: int, label: str) -> Iterator[Any]:
-    """Call ``function(0)``, ``function(1)`` … in threads, in order, with a progress bar."""
-    workers = min(8, cores() + 1)
-    with ThreadPoolExecutor(workers) as pool:
-        chunks = (pool.map(function, range(start, min(start + 1024, count))) for start in range(0, count, 1024))
-        yield from console.progress((item for chunk in chunks for item in chunk), total=count, label=label)
-
-
 def _read_headers(examples: ImageDataset, split: str) -> SplitScan:
-    def read(index: int) -> Header | str:
-        try:
-            return examples.header(index)
-        except UnreadableImage as error:
-            return error.reason
-
     scan = SplitScan([], {})
-    for index, result in enumerate(_parallel(read, len(examples), f"reading {split}")):
-        scan.headers.append(None if isinstance(result, str) else result)
-        if isinstance(result, str):
-            scan.bad[index] = result
+    for index, result in enumerate(read_all(examples.header, range(len(examples)), f"reading {split}")):
+        scan.headers.append(None if isinstance(result, UnreadableImage) else result)
+        if isinstance(result, UnreadableImage):
+            scan.bad[index] = result.reason
     return scan
 
 
@@ -112,20 +94,17 @@ def _decode(parts: dict[str, ImageDataset], scans: dict[str, SplitScan], mode: s
         chosen = np.random.default_rng(0).choice(len(valid), SAMPLE, replace=False)
         valid = [valid[i] for i in sorted(chosen)]
 
-    def find_brightest(number: int) -> str | int:
+    def find_brightest(number: int) -> int:
         split, index = valid[number]
-        try:
-            return int(parts[split].read(index).max())
-        except UnreadableImage as error:
-            return error.reason
+        return int(parts[split].read(index).max())
 
     brightest = None
-    for number, result in enumerate(_parallel(find_brightest, len(valid), "decoding")):
-        if isinstance(result, int):
-            brightest = max(result, brightest or 0)
+    results = read_all(find_brightest, range(len(valid)), "decoding")
+    for (split, index), result in zip(valid, results, strict=True):
+        if isinstance(result, UnreadableImage):
+            scans[split].bad[index] = result.reason
         else:
-            split, index = valid[number]
-            scans[split].bad[index] = result
+            brightest = max(result, brightest or 0)
     return {"mode": mode, "images": len(valid), "brightest": brightest}
 
 

@@ -12,10 +12,9 @@ import numpy as np
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.csv import split_columns
-from frugalvit.data.formats.image_folder import is_archive
 from frugalvit.data.formats.named_catalog import DATASETS
 from frugalvit.data.formats.registry import find_format
-from frugalvit.data.paths import local
+from frugalvit.data.paths import is_file, is_folder, local
 from frugalvit.data.splits import add_missing_splits, handle_unlabelled
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.utils.files import read_text, utf8_safe
@@ -57,7 +56,7 @@ def open_data(
     if labels not in ("auto", "folders", "ignore"):
         raise UserError(f"labels = '{labels}': choose auto, folders or ignore.")
     path = local(str(data))
-    location = str(path) if _exists(path) else str(data)
+    location = str(path) if is_file(path) or is_folder(path) else str(data)
     wanted = read_class_names(classes)
     options = OpenOptions(
         # Selecting classes needs the labels, even if they are removed afterwards.
@@ -111,17 +110,16 @@ def _open(location: str, options: OpenOptions) -> DatasetSplits:
     if data_format is not None:
         return data_format.open(location, options)
     table, columns = split_columns(location)
-    if columns and not _exists(Path(table)):
+    if columns and not is_file(table):
         raise UserError(f"There is no table {table} (for '{location}').")
-    if not _exists(Path(location)):
+    if not (is_file(location) or is_folder(Path(location))):
         hint = did_you_mean(location, DATASETS)
         raise UserError(
             f"No folder, file or known dataset '{location}'.{hint} 'frugalvit list datasets' shows the names."
         )
-    if is_archive(Path(location)):
-        raise UserError(f"{location} is an archive. Unpack it first, and pass its folder.")
     raise UserError(
-        f"{location} has no format that frugalvit reads. Give a folder, a table (.csv …) or a shard (.tar)."
+        f"{location} has no format that frugalvit reads. Give a folder, a table (.csv …) or a shard (.tar). Unpack "
+        "other archives first."
     )
 
 
@@ -168,10 +166,3 @@ def read_class_names(classes: str | Path | Sequence[str] | None) -> list[str] | 
     if not classes:
         raise UserError("The list of classes is empty.")
     return list(classes)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # a name too long to be a path, or no permission
-        return False

@@ -49,14 +49,11 @@ def load_newest_state(folder: Path, *, set_aside: bool) -> dict[str, Any] | None
     return None
 
 
-def load_best_state(folder: Path) -> dict[str, Any] | None:
-    """Load ``best.pt``; None if missing, or damaged (with a warning)."""
-    path = folder / CHECKPOINTS / BEST
-    if not path.exists():
-        return None
+def load_or_warn(path: Path, consequence: str) -> dict[str, Any] | None:
+    """Load a checkpoint; None with a warning if it is damaged."""
     state, fault = read_state(path)
     if state is None:
-        console.warning(f"{path} is damaged ({fault}); using the last weights instead of the best")
+        console.warning(f"{path} is damaged ({fault}); {consequence}")
     return state
 
 

@@ -39,12 +39,10 @@ def prepare_compiler() -> None:
     # Inductor times several kernels for a sum, or a padded matrix product, and takes the fastest. They round
     # differently, so an equal machine would train another network. Small sums are still chosen by time; the compiler's
     # cache keeps the choice.
-    if hasattr(inductor, "deterministic"):  # not in every torch release
-        inductor.deterministic = True
+    inductor.deterministic = True
     # From torch 2.10 on, Inductor fuses sums over rows with sums over columns. Such kernels may return wrong gradients
     # (pytorch/pytorch#193061).
-    if hasattr(inductor.triton, "mix_order_reduction"):
-        inductor.triton.mix_order_reduction = False
+    inductor.triton.mix_order_reduction = False
 
 
 def _resolve_auto(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> bool | Literal["graphs", "replay"]:

@@ -3,7 +3,6 @@
 import functools
 import os
 import platform
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +18,8 @@ from frugalvit.errors import UserError
 def configure_cuda() -> None:
     """Allow TF32, use one CPU thread, and of cuDNN only those convolutions that add in a fixed order.
 
-    The CPU only queues work. Sixteen threads doubled the time to queue a step, and several ranks on one machine made it
-    five times as long.
-
-    cuDNN's attention is off. With it, compiled hybrids fell back to chance (torch 2.11, H200): after 100 steps the norm
-    of the gradients rose from 4 to 400. With flash attention it stayed below 4.4 (docs/FIRST_RUN.md).
+    The CPU only queues work, and more threads make that slower. cuDNN's attention is off: with it, compiled hybrids
+    fell back to chance (docs/FIRST_RUN.md).
     """
     torch.set_float32_matmul_precision("high")
     torch.set_num_threads(1)
@@ -65,8 +61,7 @@ def cpu_settings(device: torch.device) -> Iterator[None]:
 def is_onednn_slow() -> bool:
     """True on an ARM processor without SVE, for which oneDNN has no fast kernels.
 
-    There attention's q kᵀ took 5 to 40 times as long with oneDNN, and every network we tried trained slower. Do not
-    measure this at run time: results differ in the last bits, so a resumed run must make the same choice.
+    Do not measure this at run time: results differ in the last bits, so a resumed run must make the same choice.
     """
     features = _arm_features() if platform.machine() in ("aarch64", "arm64") else set()
     return bool(features) and "sve" not in features
@@ -134,23 +129,11 @@ def numbered_device(wanted: str | torch.device) -> tuple[str, int]:
     return device, int(number or 0)
 
 
-_lock = threading.Lock()
-_nesting = 0  # contexts of preserve_onednn() that are open, over all threads
-_before = True  # the setting outside of them
-
-
 @contextmanager
 def preserve_onednn() -> Iterator[None]:
-    """Restore the oneDNN setting at the end; with several threads, the last one to leave restores it."""
-    global _nesting, _before
-    with _lock:
-        if _nesting == 0:
-            _before = torch.backends.mkldnn.enabled
-        _nesting += 1
+    """Restore the oneDNN setting at the end."""
+    before = torch.backends.mkldnn.enabled
     try:
         yield
     finally:
-        with _lock:
-            _nesting -= 1
-            if _nesting == 0:
-                torch.backends.mkldnn.enabled = _before
+        torch.backends.mkldnn.enabled = before

@@ -21,7 +21,8 @@ from frugalvit.engine.schedules import Gentler
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
-from frugalvit.runs.run_folder import RunFolder, Stopwatch
+from frugalvit.runs.layout import BEST, GOOD
+from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils import console
 from frugalvit.utils.signals import GracefulStop
 from frugalvit.utils.text import short_message
@@ -54,7 +55,7 @@ def fit(task: Task, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> dict[str
         "steps": trainer.step,
         "best": trainer.best,
         "best_step": trainer.best_step,
-        "seconds": trainer.stopwatch.seconds(),
+        "seconds": trainer.seconds(),
         "seconds_per_step": statistics.median(trainer.paces) if trainer.paces else None,
         "skipped": int(trainer.guard[1]),
         "broken": task.nonfinite_outputs,
@@ -71,8 +72,7 @@ class Trainer(TrainStep):
         super().__init__(task, module, optimizer, plan, fabric)
         self.run = run
         self.best, self.best_step = -math.inf, -1
-        self.stopwatch = Stopwatch()
-        self.saved_at = time.monotonic()
+        self.began = self.saved_at = time.monotonic()  # ``began`` is earlier by the seconds before a resume
         self.paces: list[float] = []  # seconds per step, one value per logged window
         self.window_began = (time.monotonic(), 0)
         self.stop = GracefulStop()
@@ -111,6 +111,9 @@ class Trainer(TrainStep):
         self.run.stop_requested = bool(self.agreed_stop())
         self.run.remove_good()
         progress.close()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
 
     # -- at intervals
 
@@ -199,7 +202,7 @@ class Trainer(TrainStep):
             self.best, self.best_step = score, self.step
             with self.stop.deferred():
                 state = {"step": self.step, "task": self.task.state_dict(), "scores": scores}
-                self.run.save_checkpoint(state, best=True)
+                self.run.save_checkpoint(state, BEST)
 
     # -- rescue: a collapsed run goes back to earlier weights and takes smaller steps
 
@@ -210,7 +213,7 @@ class Trainer(TrainStep):
         if plan.rescues and due and health is not None and health.is_good:
             self.good_step, self.initial = self.step, None
             with self.stop.deferred():
-                self.run.save_good({"step": self.step, "task": self.task.state_dict()})
+                self.run.save_checkpoint({"step": self.step, "task": self.task.state_dict()}, GOOD)
 
     def can_rescue(self) -> bool:
         return self.task.health is not None and len(self.rescues) < self.plan.rescues
@@ -272,7 +275,7 @@ class Trainer(TrainStep):
     def save(self) -> None:
         self.saved_at = time.monotonic()
         if self.initial is not None and self.step < self.plan.steps:
-            self.run.save_good(self.initial)
+            self.run.save_checkpoint(self.initial, GOOD)
             self.initial = None
         window = self._reduce_window()
         self._restore_window(window)  # as a resumed run does: later means are equal bit for bit
@@ -283,14 +286,14 @@ class Trainer(TrainStep):
             "scaler": self.fabric.strategy.precision.state_dict(),
             "best": self.best,
             "best_step": self.best_step,
-            "seconds": self.stopwatch.seconds(),
+            "seconds": self.seconds(),
             "window": window,
             "guard": self.guard,
             "rescues": self.rescues,
             "good_step": self.good_step,
         }
         with self.stop.deferred():
-            self.run.save_checkpoint(state, best=False)
+            self.run.save_checkpoint(state)
 
     def resume(self) -> None:
         self.fabric.barrier()
@@ -318,7 +321,7 @@ class Trainer(TrainStep):
             self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self.step = state["step"]
         self.best, self.best_step = state["best"], state["best_step"]
-        self.stopwatch = Stopwatch(state["seconds"])
+        self.began = time.monotonic() - state["seconds"]
         self._restore_window(state["window"])
         self.guard.copy_(state["guard"])
         self.rescues, self.good_step = state.get("rescues", []), state.get("good_step", 0)

@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from frugalvit.objectives import localization_weight_at
-
 
 class Schedule(Protocol):
     """A value for every step."""
@@ -86,14 +84,19 @@ class Delayed:
 
 @dataclass(frozen=True)
 class Ramp:
-    """A line from 0 to ``peak`` over ``warmup``, then to 0 at ``steps``: λ in the released Drloc code."""
+    """A line from 0 to ``peak`` over ``warmup``, then to 0 at ``steps``: λ in the released Drloc code.
+
+    Without a warm-up it starts at ``peak``.
+    """
 
     peak: float
     warmup: int
     steps: int
 
     def at(self, step: int) -> float:
-        return localization_weight_at(step, self.peak, self.steps, "ramp", self.warmup)
+        if step < self.warmup:
+            return self.peak * step / self.warmup
+        return self.peak * max(0.0, 1 - (step - self.warmup) / max(1, self.steps - self.warmup))
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,10 @@ from frugalvit.objectives import RelativeLocalization
 from frugalvit.runs import layout
 from frugalvit.runs.layout import has_checkpoint
 from frugalvit.runs.resume import network_keywords
-from frugalvit.runs.run_folder import RunFolder, check_stored, new_run_folder, read_data_facts
+from frugalvit.runs.run_folder import RunFolder, new_run_folder, read_data_facts
 from frugalvit.runs.trackers import make_trackers
 from frugalvit.utils import console
+from frugalvit.utils.files import check_stored
 from frugalvit.utils.system import cores
 from frugalvit.utils.text import pluralize, truncate_list
 

@@ -8,7 +8,6 @@ from frugalvit.objectives.distillation import distillation_targets as distillati
 from frugalvit.objectives.drloc import DenseLocalization as DenseLocalization
 from frugalvit.objectives.drloc import RelativeLocalization as RelativeLocalization
 from frugalvit.objectives.drloc import draw_pairs as draw_pairs
-from frugalvit.objectives.drloc import localization_weight_at as localization_weight_at
 from frugalvit.objectives.esvit import ProjectionHead as ProjectionHead
 from frugalvit.objectives.esvit import RegionMatching as RegionMatching
 from frugalvit.objectives.esvit import ViewMatching as ViewMatching

@@ -15,13 +15,7 @@ so no product needs students and teachers in K-space together. Each side is proc
 K-wide softmax exists only during three matrix products (logits, times W, transposed times a (rows × P) matrix). Both
 gradients are complete together with the loss; the backward pass recomputes nothing.
 
-Cost, counted and not measured, with N student and M teacher rows: 6 (N + M) P K FLOPs. Swin-T, 2×224 + 8×96,
-K = 65,536, P = 256: N = 170 and M = 98 rows per image, 27 GFLOP per image; for 64 images 1.7 TFLOP, 3 ms at
-600 TFLOP/s. Traffic per K-wide element: fp32 logits written and read (the softmax's second reading hits the L2 cache),
-bf16 probabilities written and read twice: 14 bytes, 16 GB, 4 ms at 4 TB/s. Two alternatives cost more:
-gathering the teachers' rows K-wide saves 4 M P K FLOPs but reads up to two more K-wide rows per student row and ties
-the chunks to images; recomputing the softmax in the backward pass, as flash attention does, has hardly any traffic but
-needs 14 P K FLOPs per row. benchmarks/losses.py measures the actual times.
+The cost is 6 (N + M) P K FLOPs for N student and M teacher rows; benchmarks/losses.py measures the time.
 
 Sinkhorn-Knopp (SwAV, DINOv2) scales exp(W' z / τt) in turns: every prototype gets the same total, then every row gets
 the sum 1. It ends with the rows, so its result is a softmax whose logits are shifted by one vector v (K),
@@ -60,6 +54,8 @@ def should_chunk(rows: int, prototypes: int) -> bool:
     return rows * prototypes >= _MIN_LOGITS
 
 
+# A compiled step has a graph break here; tracing would unroll the loop over chunks.
+@torch.compiler.disable
 def assigned_cross_entropy(
     student: Tensor,
     student_weight: Tensor,
@@ -86,11 +82,13 @@ def assigned_cross_entropy(
     check_temperature("student_temp", student_temp)
     check_temperature("teacher_temp", teacher_temp)
     check_center(center, len(teacher_weight))
-    return _apply(
+    return _AssignedCrossEntropy.apply(
         student, student_weight, teacher, teacher_weight, assignment, center, student_temp, teacher_temp, rows
-    )
+    )  # type: ignore[return-value]
 
 
+@torch.compiler.disable
+@torch.no_grad()
 def sinkhorn_center(
     teacher: Tensor,
     teacher_weight: Tensor,
@@ -111,18 +109,6 @@ def sinkhorn_center(
     Products have the precision of :func:`assigned_cross_entropy`, everything else fp32.
     """
     check_temperature("teacher_temp", teacher_temp)
-    return _balance(teacher, teacher_weight, teacher_temp, iterations, all_processes, rows)
-
-
-@torch.no_grad()
-def _balance_rows(
-    teacher: Tensor,
-    teacher_weight: Tensor,
-    teacher_temp: float | Tensor,
-    iterations: int,
-    all_processes: bool,
-    rows: int | None,
-) -> Tensor:
     low = _product_dtype(teacher)
     with torch.autocast(teacher.device.type, enabled=False):
         query, keys = teacher.flatten(0, -2) / teacher_temp, teacher_weight.to(low)
@@ -139,9 +125,6 @@ def _balance_rows(
             shift = _logsumexp_over_processes(total) if all_processes else total
         assert shift is not None
         return shift * teacher_temp
-
-
-_balance: Any = torch.compiler.disable(_balance_rows)
 
 
 def _logsumexp_over_processes(values: Tensor) -> Tensor:
@@ -212,10 +195,6 @@ class _AssignedCrossEntropy(torch.autograd.Function):
         (outer,) = grad_outputs
         grads = [None if grad is None else grad * outer for grad in (student_grad, weight_grad)]
         return (*grads, *[None] * 7)
-
-
-# A compiled step has a graph break here; tracing would unroll the loop over chunks.
-_apply: Any = torch.compiler.disable(_AssignedCrossEntropy.apply)
 
 
 def _softmax_moments(

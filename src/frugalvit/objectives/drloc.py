@@ -61,26 +61,6 @@ def positions(cells: Tensor, width: int) -> Tensor:
     return torch.stack((cells // width, cells % width), dim=-1)
 
 
-def localization_weight_at(
-    epoch: float,
-    weight: float,
-    total: float,
-    schedule: Literal["constant", "ramp"] = "constant",
-    warmup: float = 20.0,
-) -> float:
-    """Return λ at an epoch (or step, if ``total`` and ``warmup`` are steps).
-
-    ``constant`` is the paper's schedule; ``ramp`` is the released code's: from 0 to λ over ``warmup``, then down to 0.
-    """
-    if schedule == "constant":
-        return weight
-    if epoch <= warmup and warmup > 0:
-        return weight * epoch / warmup
-    if total <= warmup:
-        return weight
-    return weight * max(0.0, 1.0 - (epoch - warmup) / (total - warmup))
-
-
 class RelativeLocalization(nn.Module):
     """The dense relative localization loss over a grid of tokens (B, D, h, w), square or not.
 
@@ -389,31 +369,24 @@ class DenseLocalization(nn.Module):
     """Eq. 7: the sum of the loss over every block (or stage) l, each with its own MLP.
 
     dims:       channels of each grid, in the order of ``forward``
-    grid_sizes: ``grid_size`` of :class:`RelativeLocalization` per grid; ``None``, as in the paper, never pools. Other
-                options are those of :class:`RelativeLocalization`
+    grid_sizes: ``grid_size`` of :class:`RelativeLocalization` per grid; ``None``, as in the paper, never pools
+    options:    the other options of :class:`RelativeLocalization`
     """
 
     def __init__(
         self,
         dims: Sequence[int],
         variant: Variant = "l1",
-        pairs: int | Literal["all"] = 64,
-        hidden: int = 512,
-        grid_sizes: Sequence[int | tuple[int, int] | None] | None = None,
-        form: Form = "paper",
         *,
-        absolute: bool | None = None,
-        normalize: bool = False,
-        precision: Precision = "fp32",
+        grid_sizes: Sequence[int | tuple[int, int] | None] | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
-        options: dict[str, Any] = {"absolute": absolute, "normalize": normalize, "precision": precision}
         sizes = [None] * len(dims) if grid_sizes is None else list(grid_sizes)
         if not dims or len(sizes) != len(dims):
             raise UserError(f"{len(dims)} dims and {len(sizes)} grid_sizes: use one of each per grid, at least one.")
         self.levels = nn.ModuleList(
-            RelativeLocalization(dim, variant, pairs, hidden, size, form, **options)
-            for dim, size in zip(dims, sizes, strict=True)
+            RelativeLocalization(dim, variant, grid_size=size, **options) for dim, size in zip(dims, sizes, strict=True)
         )
 
     def forward(self, grids: Sequence[Tensor], generator: Generator | None = None) -> Tensor:

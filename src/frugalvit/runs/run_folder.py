@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import json
 import re
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
@@ -15,7 +14,7 @@ import yaml
 from frugalvit.config.base import Config
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey
-from frugalvit.engine.checkpoint import load_best_state, load_newest_state, read_state, save_state
+from frugalvit.engine.checkpoint import load_newest_state, load_or_warn, save_state
 from frugalvit.errors import UserError
 from frugalvit.runs import layout
 from frugalvit.runs.layout import find_run
@@ -150,11 +149,8 @@ class RunFolder:
 
     # -- checkpoints
 
-    def save_checkpoint(self, state: dict[str, Any], *, best: bool = False) -> None:
-        """Write ``last.pt`` or ``best.pt``."""
-        self._save(state, layout.BEST if best else layout.LAST)
-
-    def _save(self, state: dict[str, Any], name: str) -> None:
+    def save_checkpoint(self, state: dict[str, Any], name: str = layout.LAST) -> None:
+        """Write a checkpoint; ``good.pt`` has the weights that a collapsed run goes back to."""
         if self.writer:
             with self._explain_errors(name, (OSError, RuntimeError)):
                 save_state(self.folder, state, name)
@@ -168,18 +164,12 @@ class RunFolder:
 
     def load_best(self) -> dict[str, Any] | None:
         """Load the best checkpoint; None if missing, or damaged (with a warning)."""
-        return load_best_state(self.folder)
-
-    def save_good(self, state: dict[str, Any]) -> None:
-        """Write ``good.pt``, the weights that a collapsed run goes back to."""
-        self._save(state, layout.GOOD)
+        path = self.checkpoints / layout.BEST
+        return load_or_warn(path, "using the last weights instead of the best") if path.exists() else None
 
     def load_good(self) -> dict[str, Any] | None:
         """Load ``good.pt``; None if missing or damaged (with a warning)."""
-        state, fault = read_state(self.checkpoints / layout.GOOD)
-        if state is None:
-            console.warning(f"cannot go back to {self.checkpoints / layout.GOOD} ({fault}); the run continues as it is")
-        return state
+        return load_or_warn(self.checkpoints / layout.GOOD, "cannot go back to it; the run continues as it is")
 
     def remove_good(self) -> None:
         if self.writer:
@@ -270,22 +260,10 @@ def read_data_facts(folder: str | Path) -> dict[str, Any]:
     facts = files.read_json(path, dict)
     if facts is None:
         return {}
-    check_stored(_DataFacts, facts, path)
+    files.check_stored(_DataFacts, facts, path)
     if refused := sorted(facts["network"].keys() & {"name", "pretrained"}):  # a resumed run downloads no weights
         raise UserError(f"{path}: network has the keyword {refused[0]!r}. The file is damaged.")
     return facts
-
-
-def check_stored(kind: Any, value: Any, path: Path) -> Any:
-    """Return a value of a run's file as ``kind``; ``UserError`` with the field if it does not fit."""
-    try:
-        return pydantic.TypeAdapter(kind).validate_python(value)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        raise UserError(
-            f"{path} is damaged: {name} is {first['input']!r:.40} ({first['msg']}). Restore it, or start a new run."
-        ) from None
 
 
 def finished_summary(path: str | Path) -> dict[str, Any] | None:
@@ -300,13 +278,3 @@ def finished_summary(path: str | Path) -> dict[str, Any] | None:
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """Return summary.json of a run; None if the run is not finished."""
     return files.read_json(folder / layout.SUMMARY, dict)
-
-
-class Stopwatch:
-    """Monotonic seconds that continue after a resume."""
-
-    def __init__(self, before: float = 0.0) -> None:
-        self._before, self._began = before, time.monotonic()
-
-    def seconds(self) -> float:
-        return self._before + time.monotonic() - self._began

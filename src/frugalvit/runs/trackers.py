@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from frugalvit.config.base import flatten
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.runs import layout
@@ -55,16 +57,10 @@ class TensorBoard:
             self.writer.add_scalar(name, value, step)
 
     def image(self, step: int, name: str, path: Path) -> None:
-        """Write the file as it is: ``add_image`` encodes it again, which takes a quarter of a second."""
         from PIL import Image
-        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         with Image.open(path) as picture:
-            (width, height), bands = picture.size, len(picture.getbands())
-        shown = Summary.Image(height=height, width=width, colorspace=bands, encoded_image_string=path.read_bytes())
-        events = self.writer.file_writer
-        assert events is not None, "the writer is closed"
-        events.add_summary(Summary(value=[Summary.Value(tag=name, image=shown)]), step)
+            self.writer.add_image(name, np.asarray(picture), step, dataformats="HWC")
 
     def table(self, step: int, name: str, table: Table) -> None:
         self.writer.add_text(name, markdown(table), step)  # TensorBoard shows text as Markdown
@@ -102,8 +98,8 @@ class _WandB(_LogRun):
         self.identity = str(self.run.id)
 
     def table(self, step: int, name: str, table: Table) -> None:
-        rows = [row_of(row) for row in table.rows]
-        self.run.log({name: self.service.Table(columns=table.columns, data=rows, allow_mixed_types=True)}, step=step)
+        shown = self.service.Table(columns=table.columns, data=table.rows, allow_mixed_types=True)
+        self.run.log({name: shown}, step=step)
 
     def close(self) -> None:
         self.run.finish()
@@ -132,8 +128,7 @@ class _MLflow:
         self.client.log_artifact(self.identity, str(path), artifact_path=name)
 
     def table(self, step: int, name: str, table: Table) -> None:
-        rows = [row_of(row) for row in table.rows]
-        columns = {column: [row[index] for row in rows] for index, column in enumerate(table.columns)}
+        columns = {column: [row[index] for row in table.rows] for index, column in enumerate(table.columns)}
         self.client.log_table(self.identity, columns, f"{name}.json")
 
     def close(self) -> None:
@@ -152,7 +147,7 @@ class _Trackio(_LogRun):
 
     def table(self, step: int, name: str, table: Table) -> None:
         # As dicts: releases before 0.20 drop column names that are passed separately.
-        rows = [dict(zip(table.columns, row_of(row), strict=True)) for row in table.rows]
+        rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
         self.run.log({name: self.service.Table(data=rows)}, step=step)
 
     def close(self) -> None:
@@ -180,7 +175,8 @@ class Trackers:
         self._each(lambda tracker: tracker.image(step, name, path))
 
     def table(self, step: int, name: str, table: Table) -> None:
-        self._each(lambda tracker: tracker.table(step, name, table))
+        plain = Table(table.columns, [row_of(row) for row in table.rows], table.title)
+        self._each(lambda tracker: tracker.table(step, name, plain))
 
     def close(self) -> None:
         self._each(lambda tracker: tracker.close())
@@ -202,7 +198,7 @@ class Trackers:
 def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, Any]) -> Trackers:
     """Start a tracker for every name. A wrong name or a missing library raises."""
     wanted = list(dict.fromkeys(names))
-    libraries = {name: _library(name) for name in wanted}
+    check_trackers(wanted)
     file = run_folder / layout.TRACKERS
     identities: dict[str, str] = read_json(file, dict) or {}
     trackers: dict[str, Tracker] = {}
@@ -210,7 +206,7 @@ def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, A
         kind, hint = TRACKERS[name]
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                tracker = kind(libraries[name], run_folder, config, identities.get(name))
+                tracker = kind(importlib.import_module(name), run_folder, config, identities.get(name))
         except Exception as error:
             raise UserError(f"--track {name} failed to start ({short_message(error)}). {hint}") from error
         identities[name] = tracker.identity
@@ -223,7 +219,10 @@ def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, A
 def check_trackers(names: Iterable[str]) -> None:
     """Raise for a wrong name or a missing library, without starting anything."""
     for name in names:
-        _library(name, load=False)
+        if name not in TRACKERS:
+            raise UserError(f"--track {name}: choose {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}")
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f'--track {name} needs a package that is not installed: pip install "frugalvit[tracking]"')
 
 
 def numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -236,7 +235,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def row_of(row: Iterable[object]) -> list[str | int | float | bool | None]:
+def row_of(row: Iterable[object]) -> list[object]:
     """Return cells that every service takes: numbers and text, None for non-finite numbers."""
     finite = (None if isinstance(value, float) and not math.isfinite(value) else value for value in row)
     return [value if value is None or isinstance(value, int | float | str) else str(value) for value in finite]
@@ -246,11 +245,3 @@ def markdown(table: Table) -> str:
     """Return a table in Markdown, under its title."""
     title = f"**{markdown_text(table.title)}**\n\n" if table.title else ""
     return title + as_markdown(table.columns, table.rows)
-
-
-def _library(name: str, load: bool = True) -> Any:
-    if name not in TRACKERS:
-        raise UserError(f"--track {name}: choose {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}")
-    if importlib.util.find_spec(name) is None:
-        raise UserError(f'--track {name} needs a package that is not installed: pip install "frugalvit[tracking]"')
-    return importlib.import_module(name) if load else None

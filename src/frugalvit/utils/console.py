@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import shlex
 import sys
 import time
@@ -29,7 +28,6 @@ _SECONDS_BEFORE_FIRST = 2.0
 
 _quiet = False
 _rank = 0
-_silent_contexts = 0  # open contexts of ``quiet``
 _printed: set[str] | None = None  # lines printed so far, while ``hide_repeated`` is open
 
 
@@ -42,12 +40,12 @@ def set_quiet(quiet: bool) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Silence ``info`` and progress inside the context; warnings and errors are still printed."""
-    global _silent_contexts
-    _silent_contexts += 1
+    before = _quiet
+    set_quiet(True)
     try:
         yield
     finally:
-        _silent_contexts -= 1
+        set_quiet(before)
 
 
 @contextlib.contextmanager
@@ -80,7 +78,7 @@ def get_rank() -> int:
 
 
 def _is_silent() -> bool:
-    return _quiet or _rank > 0 or _silent_contexts > 0
+    return _quiet or _rank > 0
 
 
 def info(message: str) -> None:
@@ -171,16 +169,6 @@ def _remove_row(row: TaskID) -> None:
         if not _live.tasks:
             progress, _live = _live, None
             progress.stop()
-
-
-def _forget_rows() -> None:
-    """Leave the rows to the parent process: its lock may be held in a forked child."""
-    global _live
-    _live = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_rows)
 
 
 def progress(iterable: Iterable[T], total: int | None = None, label: str = "") -> Iterator[T]:

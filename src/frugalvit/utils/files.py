@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
+import pydantic
+
 from frugalvit.errors import UserError
 
 Read = TypeVar("Read", dict[str, Any], list[Any])
@@ -54,26 +56,22 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: 
     """Let ``write`` fill a temporary file, flush it to the disk, then rename it to ``path``.
 
     A kill leaves either the old file or the new one, never a part of one.
-    keep: a second name, under which the old file stays
+    keep: the name that the old file gets; after a kill, ``path`` may be missing and ``keep`` is the newest
     """
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file in it.")
-    temporary = _part_path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with temporary.open("wb") as handle:
             write(handle)
             handle.flush()
             os.fsync(handle.fileno())
         if keep is not None and path.exists():
-            _link(path, keep)
+            path.replace(keep)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     _flush_folder(path.parent)
-
-
-def _part_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def remove_parts(folder: Path) -> None:
@@ -85,23 +83,6 @@ def remove_parts(folder: Path) -> None:
 def is_part(path: Path) -> bool:
     """True for a half-written file of a killed process."""
     return path.match(_PART)
-
-
-def _link(path: Path, name: Path) -> None:
-    """Make ``name`` a second name of ``path``, atomically; a copy on file systems without links."""
-    temporary = _part_path(name)
-    temporary.unlink(missing_ok=True)
-    try:
-        try:
-            os.link(path, temporary)
-        except (OSError, NotImplementedError):  # FAT, some network file systems
-            shutil.copyfile(path, temporary)
-            with temporary.open("rb+") as handle:
-                os.fsync(handle.fileno())
-        temporary.replace(name)
-    finally:
-        # POSIX does not rename a file to another name of itself: after a kill at this point the part is still there.
-        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -130,6 +111,16 @@ def read_json(path: Path, kind: type[Read]) -> Read | None:
     if not isinstance(value, kind):
         raise UserError(f"{path} must hold a JSON {'object' if kind is dict else 'list'}: fix or remove it.")
     return value
+
+
+def check_stored(kind: Any, value: Any, path: Path) -> Any:
+    """Return a value of a stored file as ``kind``; ``UserError`` with the field if it does not fit."""
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(value)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name, wrong = ".".join(map(str, first["loc"])), f"{first['input']!r:.40}"
+        raise UserError(f"{path} is damaged: {name} is {wrong} ({first['msg']}). Restore the file.") from None
 
 
 def expand_home(path: str | Path) -> Path:

@@ -16,12 +16,11 @@ def run_after_import(name: str, action: Callable[[], object]) -> None:
         sys.meta_path.insert(0, _AfterImport(name, action))
 
 
-class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _AfterImport(importlib.abc.MetaPathFinder):
     """Find one module through the other finders, and run an action after its loader."""
 
     def __init__(self, name: str, action: Callable[[], object]) -> None:
         self.name, self.action = name, action
-        self.loader: importlib.abc.Loader | None = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -32,16 +31,11 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return spec
-        self.loader, spec.loader = spec.loader, self
+        load = spec.loader.exec_module
+
+        def load_and_act(module: ModuleType) -> None:
+            load(module)
+            self.action()
+
+        spec.loader.exec_module = load_and_act  # each module has a loader of its own
         return spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        assert self.loader is not None
-        return self.loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert self.loader is not None
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.loader
-        self.loader.exec_module(module)
-        self.action()

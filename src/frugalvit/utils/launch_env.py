@@ -84,9 +84,8 @@ def needs_launch() -> bool:
 
 def clear_launch_env() -> None:
     """Make this a single process, for a command that does not use the others."""
-    for name in ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        os.environ.pop(name, None)
-    for name in ("SLURM_STEP_ID", "SLURM_NTASKS"):
+    torchrun = ("TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+    for name in (*torchrun, "SLURM_STEP_ID", "SLURM_NTASKS"):
         os.environ.pop(name, None)
 
 

@@ -155,15 +155,23 @@ def crossed_difference(
     resolution: as in ``paired_difference``
     """
     import numpy as np
-    from scipy import stats
 
     values = np.asarray(first, float) - np.asarray(second, float)
     error, freedom, share = (float(number) for number in crossed_error(values))
     error = max(error, (resolution or 0) / math.sqrt(6 * len(values)))
-    if error <= _ROUNDING * float(np.abs([first, second]).max()):
-        return Difference(mean, math.nan, math.nan, math.nan, len(values))
+    return _student_test(mean, len(values), error, freedom, float(np.abs([first, second]).max()), share)
+
+
+def _student_test(
+    mean: float, count: int, error: float, freedom: float, largest: float, seed_share: float = 1.0
+) -> Difference:
+    """Return the difference with p and interval; without them if it varies only by rounding."""
+    from scipy import stats
+
+    if error <= _ROUNDING * largest:
+        return Difference(mean, math.nan, math.nan, math.nan, count)
     p_value = float(2 * stats.t.sf(abs(mean) / error, freedom))
-    return Difference(mean, math.nan, math.nan, p_value, len(values), error, freedom, share).at_level(0.05)
+    return Difference(mean, math.nan, math.nan, p_value, count, error, freedom, seed_share).at_level(0.05)
 
 
 def spread(values: Sequence[float]) -> Spread:
@@ -207,16 +215,10 @@ def paired_difference(first: Sequence[float], second: Sequence[float], resolutio
     resolution: the distance between two possible scores, 100 / n for a percentage of n images. Rounding to it has a
     variance of resolution² / 12, so a difference has at least twice that, even if it is the same at every seed.
     """
-    from scipy import stats
-
     differences = [a - b for a, b in zip(first, second, strict=True)]
     mean = statistics.fmean(differences)
     count = len(differences)
     if count < 2:
         return Difference(mean, math.nan, math.nan, math.nan, count)
-    deviation = max(statistics.stdev(differences), (resolution or 0) / math.sqrt(6))
-    if deviation <= _ROUNDING * max(map(abs, [*first, *second])):
-        return Difference(mean, math.nan, math.nan, math.nan, count)
-    error = deviation / math.sqrt(count)
-    p_value = float(2 * stats.t.sf(abs(mean) / error, count - 1))
-    return Difference(mean, math.nan, math.nan, p_value, count, error, count - 1).at_level(0.05)
+    error = max(statistics.stdev(differences), (resolution or 0) / math.sqrt(6)) / math.sqrt(count)
+    return _student_test(mean, count, error, count - 1, max(map(abs, [*first, *second])))

@@ -1,11 +1,11 @@
 """Cores and memory that this process may use, within the limits of containers, SLURM and other ranks."""
 
 import contextlib
-import math
-import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal
+
+import joblib
 
 from frugalvit.utils import launch_env
 
@@ -21,16 +21,10 @@ def processes_here() -> int:
     return max(1, launch_env.env_number("LOCAL_WORLD_SIZE", 1))
 
 
-def cores(root: Path = Path("/")) -> int:
+def cores() -> int:
     """Return the cores of this process: its share of those that the run may use here, at least one."""
-    if hasattr(os, "sched_getaffinity"):
-        allowed = len(os.sched_getaffinity(0))
-    else:
-        allowed = os.cpu_count() or 1
-    processes = processes_here()
-    limits = [allowed if _is_bound_by_srun(allowed) else allowed // processes]
-    limits += [math.ceil(limit / processes) for group in _groups("cpu", root) for limit in _quotas(group)]
-    return max(1, min(limits))
+    allowed = joblib.cpu_count()  # within affinity and a container's quota
+    return allowed if _is_bound_by_srun(allowed) else max(1, allowed // processes_here())
 
 
 def cap_workers(workers: int | Literal["auto"], tasks: int) -> int:
@@ -51,21 +45,21 @@ def available_memory(root: Path = Path("/")) -> int:
     if meminfo.exists():
         facts = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         limits.append(int(facts["MemAvailable"].split()[0]) * 1024)
-    limits += [left for group in _groups("memory", root) for left in _memory_left(group)]
+    limits += [left for group in _groups(root) for left in _memory_left(group)]
     return max(0, min(limits)) if limits else 8 << 30  # other systems: a safe guess
 
 
-def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """Yield the control group of this process and its parents; some may not exist.
+def _groups(root: Path) -> Iterator[Path]:
+    """Yield the control group of this process for memory, and its parents; some may not exist.
 
     Inside a container the container's own group is the outermost.
     """
     groups = root / "proc/self/cgroup"
     for line in groups.read_text().splitlines() if groups.exists() else ():
         _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
+        if controllers and "memory" not in controllers.split(","):
             continue
-        top = root / "sys/fs/cgroup" / (controller if controllers else "")  # version 2 has one tree for all controllers
+        top = root / "sys/fs/cgroup" / ("memory" if controllers else "")  # version 2 has one tree for all controllers
         group = PurePosixPath(path.lstrip("/"))
         yield from (top / part for part in (group, *group.parents))
 
@@ -78,16 +72,3 @@ def _memory_left(group: Path) -> list[int]:
             facts = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
             left.append(limit - usage + int(facts.get(freeable, 0)))  # cached pages of files are freed when needed
     return left
-
-
-def _quotas(group: Path) -> list[float]:
-    """Return the CPU quota of a group in cores, as ``docker --cpus`` sets it."""
-    shares = []
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (group / "cpu.max").read_text().split()
-        shares.append(int(quota) / int(period))
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        if int(quota) > 0:  # -1: unlimited
-            shares.append(int(quota) / int(period))
-    return shares

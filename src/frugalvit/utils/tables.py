@@ -91,7 +91,7 @@ def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def as_latex(columns: Sequence[str], *groups: Iterable[Sequence[object]], left_columns: int = 1) -> str:
+def as_latex(columns: Sequence[str], *groups: Iterable[Sequence[object]]) -> str:
     """Format a LaTeX tabular without packages, with a rule between groups of rows."""
 
     def cell(value: object) -> str:
@@ -103,5 +103,4 @@ def as_latex(columns: Sequence[str], *groups: Iterable[Sequence[object]], left_c
 
     blocks = [[line(columns)], *([line(row) for row in group] for group in groups)]
     body = [text for block in blocks if block for text in (*block, r"\hline")]
-    alignment = "l" * left_columns + "r" * (len(columns) - left_columns)
-    return "\n".join([rf"\begin{{tabular}}{{{alignment}}}", r"\hline", *body, r"\end{tabular}", ""])
+    return "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}", r"\hline", *body, r"\end{tabular}", ""])

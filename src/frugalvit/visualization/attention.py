@@ -76,22 +76,13 @@ def block_attention(backbone: Backbone, image: Tensor, block: int | None) -> tup
     return attention[0].float().cpu(), regions.of_block(grid)
 
 
-def attend(
-    backbone: Backbone, image: Tensor, query: tuple[int, int] | None, mass: float = MASS, block: int | None = None
-) -> AttentionView:
-    """Compute the attention of every head of a block from one region of an image (3, H, W).
-
-    query: (row, column) on the block's grid; None: the class token
-    block: counted from 1; None: the last
-    """
-    attention, regions = block_attention(backbone, image, block)
-    return view_attention(attention, regions.grid, query, mass)
-
-
 def view_attention(
     attention: Tensor, grid_size: tuple[int, int], query: tuple[int, int] | None, mass: float = MASS
 ) -> AttentionView:
-    """Select one query of attention (heads, T, T), which has class tokens first, then the grid by rows."""
+    """Select one query of attention (heads, T, T), which has class tokens first, then the grid by rows.
+
+    query: (row, column) on the block's grid; None: the class token
+    """
     rows, columns = grid_size
     extra = attention.shape[-1] - rows * columns
     if query is None and extra == 0:
@@ -131,12 +122,11 @@ def parse_query(text: str, picture: tuple[int, int], box: Box, regions: Regions)
         raise UserError(f"--query {text} must be x,y in pixels (120,80), or in shares of the view (0.5,0.5).") from None
     if any("." in part for part in parts):
         across, down = x, y
-        if not (0 <= across <= 1 and 0 <= down <= 1):
-            raise UserError(f"--query {text}: shares of the view are between 0 and 1; write pixels without a point.")
     else:
         across, down = (x + 0.5 - box.left) / box.width, (y + 0.5 - box.top) / box.height
-        if not (0 <= x < picture[1] and 0 <= y < picture[0]):
-            raise UserError(f"--query {text} is outside the picture of {picture[1]}x{picture[0]} pixels.")
-        if not (0 <= across <= 1 and 0 <= down <= 1):
-            raise UserError(f"--query {text} is in the part that is cropped away: use --fit whole.")
+    if not (0 <= across <= 1 and 0 <= down <= 1):
+        raise UserError(
+            f"--query {text} is outside what the model sees of the picture ({picture[1]}x{picture[0]} pixels). Use "
+            "--fit whole, or shares of the view between 0 and 1, such as 0.5,0.5."
+        )
     return regions.at(down, across)

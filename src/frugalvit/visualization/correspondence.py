@@ -95,7 +95,7 @@ def score_matches(
     """Return hits, pixel distances and cell distances of the top pairs, each (B, top).
 
     first, second: grids (B, D, h, w)
-    off:           see :meth:`SecondView.steps_off`
+    off:           the error of a match in rows (h, h) and columns (w, w), by :meth:`Regions.steps_off`
     cell:          height and width of a region in pixels
     ties:          see :func:`best_pairs`
     """
@@ -132,7 +132,7 @@ def evaluate_correspondence(
             first, second = (backbone(model_input(backbone, view)).grid for view in (batch, views))
         if regions is None or off is None:
             regions = Regions.of(backbone, (batch.shape[2], batch.shape[3]))
-            off = second_view.steps_off(regions)
+            off = regions.steps_off(0), regions.steps_off(1)
         hit, pixel, distance = score_matches(first, second, off, regions.cell, top, (matches, pairs))
         hits.append(hit.double())
         pixels.append(pixel)

@@ -59,15 +59,15 @@ class Regions:
         )
         return row, column
 
-    def steps_off(self, axis: int, mirrored: bool) -> Tensor:
+    def steps_off(self, axis: int) -> Tensor:
         """Return the error [i, j] of match j for region i, in rows (axis 0) or columns (axis 1): (n, n).
 
-        The right match of i shares most pixels with it in the second view; ``mirrored`` moves x to side - x. If two
-        share the same number of pixels, both are right.
+        The second view is mirrored: x moves to width - x. The right match of i shares most pixels with it. If two share
+        the same number of pixels, both are right.
         """
         side, count = self.picture[axis], self.grid[axis]
         first = second = torch.tensor([self.span(axis, index) for index in range(count)], dtype=torch.float64)
-        if mirrored:
+        if axis == 1:
             first = side - first.flip(1)
         shared = torch.minimum(first[:, None, 1], second[:, 1]) - torch.maximum(first[:, None, 0], second[:, 0])
         right = shared >= shared.amax(dim=1, keepdim=True) - 1e-6 * self.cell[axis]

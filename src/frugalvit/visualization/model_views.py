@@ -17,7 +17,6 @@ from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.visualization.grid import Regions
 
 _JITTER = (0.4, 0.4, 0.2, 0.1)  # of brightness, contrast, saturation and hue
 
@@ -123,7 +122,6 @@ class SecondView:
     The defaults are those of the released evaluation.
     """
 
-    flip: bool = True
     jitter: float = 0.8
     grey: float = 1.0
 
@@ -134,8 +132,7 @@ class SecondView:
     def _transform_image(self, image: Tensor, generator: torch.Generator) -> Tensor:
         draws = torch.rand(6, generator=generator).tolist()
         order = torch.randperm(4, generator=generator).tolist()
-        if self.flip:
-            image = image.flip(-1)
+        image = image.flip(-1)
         if draws[0] < self.jitter:
             factors = [1 + amount * (2 * draw - 1) for amount, draw in zip(_JITTER, draws[1:5], strict=True)]
             adjust = [
@@ -149,7 +146,3 @@ class SecondView:
         if draws[5] < self.grey:
             image = functional.rgb_to_grayscale(image, num_output_channels=3)
         return image
-
-    def steps_off(self, regions: Regions) -> tuple[Tensor, Tensor]:
-        """Return the error of a match in rows (h, h) and columns (w, w): [i, j] for j as the match of i."""
-        return regions.steps_off(0, mirrored=False), regions.steps_off(1, mirrored=self.flip)

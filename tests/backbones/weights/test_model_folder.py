@@ -135,8 +135,8 @@ def test_wrong_number_of_class_names_is_an_error(tmp_path: Path):
     ("text", "message"),
     [
         (None, "no config.json"),
-        ("{", "is not a readable JSON file"),
-        ("[]", "architecture"),
+        ("{", "is not readable JSON"),
+        ("[]", "must hold a JSON object"),
         ('{"architecture": "hf-hub:somebody/something"}', "hf-hub:somebody"),
         ('{"architecture": "swin_tiny_w77"}', "swin_tiny_w7"),
         ('{"architecture": "resnet10t", "model_args": {"wings": 2}}', "wings"),

@@ -43,10 +43,10 @@ class ChannelNorm(nn.Module):
 class ConvProjection(nn.Module):
     """Depthwise convolution, batch norm, pointwise convolution: (B, C, H, W) -> (B, out, H/s, W/s)."""
 
-    def __init__(self, dim: int, out_dim: int, stride: int, kernel: int = 3) -> None:
+    def __init__(self, dim: int, out_dim: int, stride: int) -> None:
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(dim, dim, kernel, stride, kernel // 2, groups=dim, bias=False),
+            nn.Conv2d(dim, dim, 3, stride, 1, groups=dim, bias=False),
             nn.BatchNorm2d(dim),
             nn.Conv2d(dim, out_dim, 1, bias=False),
         )

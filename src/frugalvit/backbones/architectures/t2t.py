@@ -12,13 +12,13 @@ Yuan et al., "Tokens-to-Token ViT" (2021), in the shape of the Drloc experiments
 
 import math
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers.mlp import Mlp
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
-from timm.models import register_model
+from timm.models import register_model, vision_transformer
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
@@ -104,46 +104,18 @@ class TokensToToken(nn.Module):
         return tokens, height, width
 
 
-class Attention(nn.Module):
-    """Multi-head self-attention of (B, T, D)."""
+class Block(vision_transformer.Block):
+    """timm's block; the state also contains the size of the grid."""
 
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(dim, 3 * dim, bias=False)
-        self.proj = nn.Linear(dim, dim)
-
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        queries, keys, values = self.split(x)
-        return self.proj(common.join_heads(F.scaled_dot_product_attention(queries, keys, values)))
-
-    def attention(self, x: Tensor) -> Tensor:
-        queries, keys, _ = self.split(x)
-        return (queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5).float().softmax(-1)
-
-
-class Block(nn.Module):
-    """Pre-norm transformer block on (B, T, D); the state also contains the size of the grid."""
-
-    def __init__(self, dim: int, heads: int, mlp_ratio: float, drop_path: float) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(dim)
-        self.attn = Attention(dim, heads)
-        self.norm2 = nn.LayerNorm(dim)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio))
-        self.drop_path = common.stochastic_depth(drop_path)
-
-    def forward(self, state: Tokens) -> Tokens:
-        x, height, width = state
-        x = x + self.drop_path(self.attn(self.norm1(x)))
-        x = x + self.drop_path(self.mlp(self.norm2(x)))
-        return x, height, width
+    def forward(self, state: Tokens) -> Tokens:  # type: ignore[override]
+        tokens, height, width = state
+        return super().forward(tokens), height, width
 
     def attention(self, state: Tokens) -> Tensor:
-        return self.attn.attention(self.norm1(state[0]))
+        attention: Any = self.attn
+        parts = attention.qkv(self.norm1(state[0])).unflatten(2, (3, attention.num_heads, -1))
+        queries, keys, _ = parts.permute(2, 0, 3, 1, 4)
+        return (queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5).float().softmax(-1)
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:
@@ -186,7 +158,9 @@ class T2TViT(common.StagedModel):
         positions = sinusoids(1 + self.grid_size[0] * self.grid_size[1], embed_dim)
         self.pos_embed = nn.Parameter(positions, requires_grad=False)
         (rates,) = common.drop_path_rates(drop_path_rate, [depth])
-        self.blocks = nn.ModuleList(Block(embed_dim, num_heads, mlp_ratio, rate) for rate in rates)
+        self.blocks = nn.ModuleList(
+            Block(embed_dim, num_heads, mlp_ratio, drop_path=rate, norm_layer=nn.LayerNorm) for rate in rates
+        )
         self.norm = nn.LayerNorm(embed_dim)
         trunc_normal_(self.cls_token, std=0.02)
         self.apply(common.initialize)

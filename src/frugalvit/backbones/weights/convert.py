@@ -1,15 +1,13 @@
 """Recognize a checkpoint by its content: its format, its network, and the tensors by our names.
 
-Four steps: open the container (teacher, student, EMA, ``model`` …), remove prefixes of wrappers, recognize the layout
-by the names, rename the tensors by the layout's rules. Our networks keep the released names; Swin, ViT and ResNet keep
-timm's. So most layouts need few rules.
+Three steps: open the container (teacher, student, EMA, ``model`` …), remove prefixes of wrappers, recognize the layout
+by the names. Our networks keep the released names; Swin, ViT and ResNet keep timm's. Only Microsoft's Swin is renamed.
 """
 
-import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,20 +29,12 @@ _CLASSIFIER = re.compile(r"^(?:head|head\.fc|fc|classifier|mlp_head\.1)\.(weight
 _SECOND_CLASSIFIER = re.compile(r"^head_(dist\.(?:weight|bias))$")
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A naming scheme of tensors: a pattern that recognizes it, and rules that rename to our names."""
+class Layout(NamedTuple):
+    """A naming scheme of tensors, and the pattern that recognizes it."""
 
     label: str
     kind: str
     pattern: str
-    rules: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = ()
-    convert: Callable[[str, Tensor], Tensor] = field(default=lambda name, tensor: tensor)
-
-    def rename(self, name: str) -> str:
-        for pattern, replacement in self.rules:
-            name = re.sub(pattern, replacement, name)
-        return name
 
 
 @dataclass(frozen=True)
@@ -63,56 +53,13 @@ class Contents:
     """Drloc's MLP, ``drloc.*``."""
 
 
-def _patches_to_convolution(name: str, tensor: Tensor) -> Tensor:
-    """Reshape the patch embedding of VTs-Drloc's ViT: (D, p p 3) -> (D, 3, p, p)."""
-    if name != "to_patch_embedding.1.weight" or tensor.ndim != 2:
-        return tensor
-    side = math.isqrt(tensor.shape[1] // 3)
-    if 3 * side * side != tensor.shape[1]:  # not 3 channels: it stays unused
-        return tensor
-    return tensor.reshape(len(tensor), side, side, 3).permute(0, 3, 1, 2).contiguous()
-
-
 _LAYOUTS = (
     Layout("CvT of VTs-Drloc", "vts-drloc", r"^layers\.0\.2\.layers\.0\.0\.fn\.to_q\."),
     Layout("CvT of EsViT", "esvit", r"^stage0\.1\.layers\.0\.0\.fn\.qkv\."),
     Layout("Vision Longformer of EsViT", "esvit", r"^layer1\.1\.attn\.(?:query|local_relative_position_bias_table)"),
     Layout("T2T-ViT", "t2t-vit", r"^tokens_to_token\.attention1\."),
-    Layout(
-        "ViT of VTs-Drloc",
-        "vts-drloc",
-        r"^transformer\.layers\.0\.0\.fn\.to_qkv\.",
-        rules=(
-            (r"^pos_embedding$", "pos_embed"),
-            (r"^to_patch_embedding\.1\.", "patch_embed.proj."),
-            (r"^transformer\.layers\.(\d+)\.0\.norm\.", r"blocks.\1.norm1."),
-            (r"^transformer\.layers\.(\d+)\.0\.fn\.to_qkv\.", r"blocks.\1.attn.qkv."),
-            (r"^transformer\.layers\.(\d+)\.0\.fn\.to_out\.0\.", r"blocks.\1.attn.proj."),
-            (r"^transformer\.layers\.(\d+)\.1\.norm\.", r"blocks.\1.norm2."),
-            (r"^transformer\.layers\.(\d+)\.1\.fn\.net\.0\.", r"blocks.\1.mlp.fc1."),
-            (r"^transformer\.layers\.(\d+)\.1\.fn\.net\.3\.", r"blocks.\1.mlp.fc2."),
-            (r"^mlp_head\.0\.", "norm."),
-        ),
-        convert=_patches_to_convolution,
-    ),
-    Layout(
-        "ResNet of VTs-Drloc",
-        "vts-drloc",
-        r"^model\.4\.0\.conv1\.",
-        rules=(
-            (r"^model\.0\.", "conv1."),
-            (r"^model\.1\.", "bn1."),
-            (r"^model\.([4-7])\.", lambda match: f"layer{int(match[1]) - 3}."),
-        ),
-    ),
     Layout("ResNet", "torchvision", r"^layer1\.0\.conv1\.weight$"),
-    # timm puts patch merging at the start of the next stage, Microsoft at the end of the previous one.
-    Layout(
-        "Swin (Microsoft's names)",
-        "swin",
-        r"^layers\.0\.downsample\.",
-        rules=((r"^layers\.(\d+)\.downsample\.", lambda match: f"layers.{int(match[1]) + 1}.downsample."),),
-    ),
+    Layout("Swin (Microsoft's names)", "swin", r"^layers\.0\.downsample\."),
     Layout("Swin", "timm", r"^layers\.0\.blocks\.0\.attn\.relative_position_bias_table$"),
     Layout("ViT", "timm", r"^blocks\.0\.attn\.qkv\.weight$"),
 )
@@ -139,12 +86,17 @@ def open_contents(raw: Mapping[str, Any]) -> Contents:
 
 def translate(contents: Contents) -> dict[str, tuple[str, Tensor]]:
     """Return our name -> (the file's name, tensor)."""
-    layout, network = contents.layout, contents.network
+    network, is_microsoft = contents.network, contents.layout.kind == "swin"
     return {
-        layout.rename(name): (name, layout.convert(name, tensor))
+        _next_stage(name) if is_microsoft else name: (name, tensor)
         for name, tensor in network.items()
         if not _is_duplicate(name, network)
     }
+
+
+def _next_stage(name: str) -> str:
+    """Rename patch merging: Microsoft has it at the end of a stage, timm at the start of the next one."""
+    return re.sub(r"^layers\.(\d+)\.downsample\.", lambda match: f"layers.{int(match[1]) + 1}.downsample.", name)
 
 
 def _is_duplicate(name: str, network: State) -> bool:
@@ -186,8 +138,8 @@ def _remove_wrappers(state: State) -> tuple[State, State]:
     while True:
         network = {re.sub(r"^(?:module\.|_orig_mod\.)+", "", name): tensor for name, tensor in network.items()}
         wrapper = next((prefix for prefix in _WRAPPERS if any(name.startswith(prefix) for name in network)), None)
-        # A wrapper's "model." covers every network tensor; VTs-Drloc's ResNet numbers its parts ("model.4.0.conv1").
-        in_model = sum(re.match(r"model\.(?!\d)", name) is not None for name in network)
+        # A wrapper's "model." covers every tensor of the network.
+        in_model = sum(name.startswith("model.") for name in network)
         if wrapper is None and in_model * 2 > len(network):
             wrapper = "model."
         if wrapper is None:

@@ -65,28 +65,21 @@ def fit(
         if part == "weight" and tensor.ndim:
             classes = "" if own is None or not classifier else f" (this model has {len(own)})"
             fitted.notes.append(f"classifier of {len(tensor)} classes left out{classes}")
-    _fill_absent_biases(fitted, model, changes)
+    _fill_absent_tables(fitted, model, changes)
     fitted.notes += [f"{count} {note}" for note, count in changes.items()]
     return fitted
 
 
-def _fill_absent_biases(fitted: Fitted, model: nn.Module, changes: Counter[str]) -> None:
-    """Set biases that the file's network lacks to zero, which does not change its output."""
-    target = model.state_dict()
-    tables = [name for name in target if name.endswith("relative_position_bias_table")]
-    without_tables = not any(name in fitted.tensors for name in tables)
-    for name, tensor in target.items():
-        if name in fitted.tensors:
-            continue
-        if name.endswith("attn.qkv.bias") and name[:-4] + "weight" in fitted.tensors:
-            kind = "attention biases"
-        # Only the released CvT was trained without tables.
-        elif name in tables and without_tables and isinstance(_owner(model, name), cvt_windowed.WindowAttention):
-            kind = "relative bias tables"
-        else:
-            continue
-        fitted.tensors[name] = tensor.new_zeros(tensor.shape)
-        changes[f"{kind} missing in the file set to zero"] += 1
+def _fill_absent_tables(fitted: Fitted, model: nn.Module, changes: Counter[str]) -> None:
+    """Set the tables of a CvT to zero if the file has none, as the released one. Its output stays the same."""
+    state = model.state_dict()
+    tables = [name for name in state if name.endswith("relative_position_bias_table")]
+    if any(name in fitted.tensors for name in tables):
+        return
+    for name in tables:
+        if isinstance(_owner(model, name), cvt_windowed.WindowAttention):
+            fitted.tensors[name] = torch.zeros_like(state[name])
+            changes["relative bias tables missing in the file set to zero"] += 1
 
 
 def _is_on_other_grid(name: str, tensor: Tensor, model: nn.Module, saved: nn.Module | None) -> bool:

@@ -77,24 +77,24 @@ def load_weights(
     source = source if isinstance(source, Mapping) else weights_in(Path(source))
     contents, origin = _open(source)
     model: nn.Module = getattr(backbone, "model", backbone)  # type: ignore[assignment]
-    saved = _saved_from(source)
+    own_name = getattr(backbone, "name", type(backbone).__name__)
+    has_config = isinstance(source, Path) and source.name in WEIGHT_FILES
+    saved = saved_network(source.parent) if has_config else None  # type: ignore[union-attr]
     best = max(_candidates(contents, model, saved, classifier), key=lambda fitted: len(fitted.tensors))
     required = [name for name in model.state_dict() if not convert.is_optional(name)]
     missing = [name for name in required if name not in best.tensors]
     if 2 * len(missing) > len(required):
         raise UserError(
             f"{origin} contains another architecture: it seems to be a {contents.layout.label}. Only "
-            f"{len(required) - len(missing)} of {len(required)} tensors of {_name(backbone)} fit. "
+            f"{len(required) - len(missing)} of {len(required)} tensors of {own_name} fit. "
             "Create the backbone of these weights."
         )
     heads = [*contents.heads, *contents.localization]
     if heads:
         best.notes.append(f"{len(heads)} tensors of training heads left out")
     if strict and (missing or best.unused):
-        raise UserError(
-            f"{origin} does not fit {_name(backbone)} exactly: missing {_shorten(missing)}; "
-            f"left over {_shorten(best.unused)}."
-        )
+        absent, unused = (truncate_list(names, 4) or "nothing" for names in (missing, best.unused))
+        raise UserError(f"{origin} does not fit {own_name} exactly: missing {absent}; left over {unused}.")
     _check_numbers(best.tensors, model, origin)
     model.load_state_dict(best.tensors, strict=False)
     matched = [name for name in model.state_dict() if name in best.tensors]
@@ -124,13 +124,6 @@ def _open(source: Path | Mapping[str, Any]) -> tuple[convert.Contents, str]:
         keys = ", ".join(map(str, list(raw)[:6])) or "nothing"
         raise UserError(f"{origin} contains no weights of a network (its keys: {keys}).")
     return contents, origin
-
-
-def _saved_from(source: Path | Mapping[str, Any]) -> nn.Module | None:
-    """Return the network that a model folder's weights were saved from, or None if it has no config.json."""
-    if isinstance(source, Mapping) or source.name not in WEIGHT_FILES:
-        return None
-    return saved_network(source.parent)
 
 
 def _check_numbers(tensors: Mapping[str, Tensor], model: nn.Module, origin: str) -> None:
@@ -163,11 +156,3 @@ def _candidates(
             offered = {name: (name, tensor) for name, tensor in renamed.items()}
             candidates.append(fit(offered, model, saved, classifier))
     return candidates
-
-
-def _name(backbone: nn.Module) -> str:
-    return str(getattr(backbone, "name", type(backbone).__name__))
-
-
-def _shorten(names: list[str]) -> str:
-    return truncate_list(names, 4) or "nothing"

@@ -8,7 +8,6 @@ relative positions as if the windows were square.
 """
 
 import contextlib
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from frugalvit.backbones.factory import build_meta, to_size
 from frugalvit.backbones.small_images import accepts
 from frugalvit.backbones.timm_features import classifier_name, eval_no_grad
 from frugalvit.errors import UserError
-from frugalvit.utils.files import read_text
+from frugalvit.utils.files import check_stored, read_json
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 """Names of the weights file in a model folder: ours, timm's and the hub's."""
@@ -187,23 +186,13 @@ def saved_network(folder: Path) -> nn.Module | None:
 def read_config(folder: Path) -> dict[str, Any]:
     """Read config.json of a model folder, ours or timm's."""
     path = folder / "config.json"
-    try:
-        config = json.loads(read_text(path))
-    except FileNotFoundError:
-        raise UserError(f"{folder} contains no model (no config.json).") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not a readable JSON file ({' '.join(str(error).split())}).") from None
-    if not isinstance(config, dict) or not isinstance(config.get("architecture"), str):
+    config = read_json(path, dict)
+    if config is None:
+        raise UserError(f"{folder} contains no model (no config.json).")
+    if not isinstance(config.get("architecture"), str):
         raise UserError(f"{path} has no 'architecture'; it was not written by frugalvit or timm.")
     config["pretrained_cfg"] = config.get("pretrained_cfg") or {}
-    try:
-        _StoredConfig.model_validate(config)
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        name, value = ".".join(map(str, first["loc"])), f"{first['input']!r:.40}"
-        raise UserError(
-            f"{path}: {name} is {value} ({first['msg']}). The file is damaged, or of another program."
-        ) from None
+    check_stored(_StoredConfig, config, path)
     return config
 
 

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from frugalvit.errors import UserError
-from frugalvit.utils.files import open_regular
+from frugalvit.utils.files import open_regular, read_error_message
 
 _NUMBER = re.compile(r"[fiu][1248]|b1")
 _TORCH_MAGIC = b"l\xfc\x9cF\xf9 j\xa8P\x19"  # start of every file of torch.save before it wrote zip archives
@@ -72,22 +72,17 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def read_with_metadata(path: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
     """As ``read_checkpoint``, and also return the text metadata of a safetensors file."""
     path = Path(path)
-    if path.is_dir():
-        raise UserError(f"{path} is a folder; use the path of a checkpoint file.")
     try:
         with open_regular(path) as file:
             head = file.read(512)
-        size = path.stat().st_size
-    except FileNotFoundError:
-        raise UserError(f"The checkpoint file {path} does not exist.") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
-    if size == 0:
-        raise UserError(f"{path} is empty (0 bytes); download or copy it again.")
+        raise UserError(read_error_message(path, error)) from None
     if len(head) > 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 32:
         return _read_safetensors(path)
     if not head.startswith((b"PK\x03\x04", b"\x80")):
-        raise UserError(f"{path} {_describe(head)}")
+        raise UserError(
+            f"{path} is not a checkpoint: neither safetensors nor written by torch.save. It begins with {head[:16]!r}."
+        )
     if head.startswith(b"PK"):
         _check_archive(path)
     elif _TORCH_MAGIC not in head[:64]:
@@ -147,15 +142,6 @@ def _explain(path: Path, error: Exception) -> str:
         )
     reason = text.rpartition("WeightsUnpickler error: ")[2][:100]
     return f"{path} is truncated or damaged ({reason}); copy or download it again."
-
-
-def _describe(head: bytes) -> str:
-    start = head.lstrip()[:64].lower()
-    if start.startswith((b"<!doctype", b"<html", b"<?xml", b"<head")):
-        return "is a web page, not a checkpoint; the download needs a login or another link."
-    if start.startswith(b"version https://git-lfs"):
-        return "is a Git LFS pointer, not the weights; run 'git lfs pull' in its repository."
-    return "is not a checkpoint: neither safetensors nor written by torch.save; unpack an archive first."
 
 
 def _line(error: Exception) -> str:

@@ -8,7 +8,6 @@ file, named by the dataset's fingerprint. Later runs on unchanged data read this
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frugalvit.data.bad_images import UnreadableImage, check_unreadable
+from frugalvit.data.bad_images import UnreadableImage, check_unreadable, read_all
 from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import CachedImages, CachedStore, CacheWriteError, ImageStore, open_file, write_file
 from frugalvit.data.dataset import ImageDataset
@@ -271,27 +270,21 @@ def decode_all(
         images.copy_(pixels.view(len(examples), *cached_size, -1).permute(0, 3, 1, 2))  # grey fills three channels
         return torch.tensor([cached_size]).repeat(len(examples), 1), torch.arange(len(examples)), []
 
-    def decode_one(i: int) -> tuple[int, int] | UnreadableImage:
-        try:
-            pixels, size = examples.read_sized(i, cached_size, crop)
-        except UnreadableImage as error:
-            return error
+    def decode_one(i: int) -> tuple[int, int]:
+        pixels, size = examples.read_sized(i, cached_size, crop)
         images[i] = torch.from_numpy(pixels).permute(2, 0, 1)
         return size
 
     sizes, index, unreadable = [], [], []
-    blocks = [range(start, min(start + 1024, len(examples))) for start in range(0, len(examples), 1024)]
-    with ThreadPoolExecutor(threads, thread_name_prefix="decode") as pool:
-        results = (result for block in blocks for result in pool.map(decode_one, block))
-        for i, result in enumerate(console.progress(results, total=len(examples), label="decoding")):
-            if isinstance(result, UnreadableImage):
-                unreadable.append((result.name, result.reason))
-                check_unreadable(unreadable, limit, len(examples))
-                continue
-            if len(index) != i:
-                images[len(index)] = images[i]
-            index.append(i)
-            sizes.append(result)
+    for i, result in enumerate(read_all(decode_one, range(len(examples)), "decoding", threads)):
+        if isinstance(result, UnreadableImage):
+            unreadable.append((result.name, result.reason))
+            check_unreadable(unreadable, limit, len(examples))
+            continue
+        if len(index) != i:
+            images[len(index)] = images[i]
+        index.append(i)
+        sizes.append(result)
     if not index:
         raise UserError(f"None of the {len(unreadable)} images can be read; the first: {': '.join(unreadable[0])}.")
     return torch.tensor(sizes), torch.tensor(index), unreadable

@@ -1,13 +1,12 @@
 """The images of a detection or segmentation dataset: folder, sizes, unreadable files, splits."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
 from PIL import Image, UnidentifiedImageError
 
-from frugalvit.data.bad_images import SkippedFile, UnreadableImage, check_unreadable
+from frugalvit.data.bad_images import SkippedFile, UnreadableImage, check_unreadable, read_all
 from frugalvit.data.copies import group_copies
 from frugalvit.data.dataset import FileExamples
 from frugalvit.data.decode import decode, known_formats
@@ -47,17 +46,16 @@ def read_image_sizes(
     max_bad: a larger share of unreadable images is an error
     bad:     list to which unreadable images are added
     """
-    with ThreadPoolExecutor(min(16, 4 * cores())) as pool:
-        results = pool.map(read_image_size, paths, chunksize=32)
-        sizes = list(console.progress(results, total=len(paths), label="checking images"))
+    threads = min(16, 4 * cores())
+    sizes = list(read_all(lambda i: read_image_size(paths[i]), range(len(paths)), "checking images", threads))
     faults = [size for size in sizes if isinstance(size, UnreadableImage)]
     warn_unreadable(faults, len(paths), max_bad)
     bad += (SkippedFile(split, fault.name, fault.reason) for fault in faults)
     return [None if isinstance(size, UnreadableImage) else size for size in sizes]
 
 
-def read_image_size(path: Path) -> tuple[int, int] | UnreadableImage:
-    """Read the (height, width) of an upright image; return the error of an unreadable one.
+def read_image_size(path: Path) -> tuple[int, int]:
+    """Read the (height, width) of an upright image. Raises ``UnreadableImage``.
 
     The header is enough, unless EXIF rotates the image: versions of Pillow disagree about the size of a rotated TIFF.
     """
@@ -67,10 +65,7 @@ def read_image_size(path: Path) -> tuple[int, int] | UnreadableImage:
                 return image.height, image.width
     except UNREADABLE:
         pass  # decoding names the reason
-    try:
-        height, width, _ = decode(path).shape
-    except UnreadableImage as fault:
-        return fault
+    height, width, _ = decode(path).shape
     return height, width
 
 

@@ -68,11 +68,6 @@ class HubExamples(ImageDataset):
         return ((fingerprint, index) for index in self.indices.tolist())
 
 
-def is_hub_name(where: str) -> bool:
-    """True for ``hf:…``."""
-    return where.startswith("hf:")
-
-
 def is_saved(where: str) -> bool:
     """True for a folder of ``save_to_disk``, or a Parquet or Arrow file."""
     if any(is_file(f"{where}/{name}") for name in ("dataset_dict.json", "state.json")):

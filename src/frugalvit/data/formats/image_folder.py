@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
 from frugalvit.data.decode import EXTENSIONS
 from frugalvit.data.formats.base import OpenOptions
-from frugalvit.data.paths import is_folder
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.files import read_user_text
@@ -28,8 +26,6 @@ SPLIT_NAMES = {
 _UNLABELLED_FOLDERS = frozenset({"unlabelled", "unlabeled"})  # beside class folders: not a class
 _MASK_WORDS = ("mask", "annot", "label", "segm")
 _IMAGE_FOLDERS = frozenset({"images", "image", "imgs", "img", "jpegimages", "pngimages", "photos"})
-_MASK_ENDINGS = ("_mask", "_labelids", "_l")
-_ARCHIVES = frozenset({".zip", ".rar", ".7z", ".gz", ".tgz", ".bz2", ".xz"})
 _VOC_FOLDERS = frozenset({"JPEGImages", "SegmentationClass", "SegmentationObject"})
 # Files and folders that file managers and archivers leave behind.
 _LITTER = frozenset({"__macosx", "thumbs.db", "desktop.ini", "@eadir", "lost+found", "$recycle.bin"})
@@ -79,25 +75,21 @@ class _Tree:
         return self.loose + self.unlabelled + [path for listing in self.classes.values() for path in listing.images]
 
 
-def is_image_folder(where: str) -> bool:
-    """True for any folder: the registry tries this format after all other folder formats."""
-    return is_folder(Path(where))
-
-
 def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
     """Read the splits and classes of a folder."""
     notes: list[str] = []
-    root = where if options.labels == "folders" else _find_image_root(where, notes)
-    folders = _split_folders(root)
-    trees = {split: _read_tree(path) for split, path in (folders or {"train": root}).items()}
+    root, trees = where, _read_trees(where)
     if options.labels != "folders":
-        _separate_unlabelled(trees, root if folders else None)
+        while (inner := _inner_folder(root, trees)) is not None:
+            masks = [name for name in trees["train"].classes if name != Path(inner).name]
+            reason = f"{truncate_list(masks)} beside it holds masks" if masks else "the only folder of images"
+            notes.append(f"Read {inner}; {reason}.")
+            root, trees = inner, _read_trees(inner)
+        _separate_unlabelled(trees, root)
     if not any(tree.all_images() for tree in trees.values()):
-        if archives := sorted(path.name for path in Path(where).rglob("*") if is_archive(path)):
-            raise UserError(f"{where} holds no images, but archives: {truncate_list(archives)}. Unpack them first.")
         raise UserError(
-            f"{where} holds no images. Put class folders of images into it, or unlabelled images. For a known dataset "
-            "in its original files, write NAME:FOLDER, for example cifar100:FOLDER."
+            f"{where} holds no images. Put class folders of images into it, or unlabelled images. Unpack archives "
+            "first. For a known dataset in its original files, write NAME:FOLDER, for example cifar100:FOLDER."
         )
     for split, tree in trees.items():
         if split != "train" and "train" in trees:
@@ -121,61 +113,19 @@ def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
     return DatasetSplits(name, where, "class folders", tuple(classes), _ordered(splits), notes, _ordered(loose))
 
 
-def _find_image_root(where: str, notes: list[str]) -> str:
-    """Enter the only folder of images, such as ``flowers/jpg/`` or ``camvid/images/`` beside ``masks/``."""
-    listing = open_root(where)
-    if listing.images or _split_folders(where) or len(listing.folders) > _MOST_FOLDERS:
-        return where
-    first = {path: names for path in listing.folders if (names := _first_images(path))}
-    folders = [path for path in first if not any(_are_masks(path, other, first) for other in first if other != path)]
-    if len(folders) != 1:
-        return where
-    masks = [Path(path).name for path in first if path != folders[0]]
-    others = f"{truncate_list(masks)} beside it holds masks" if masks else f"the only folder of images in {where}"
-    notes.append(f"Read {folders[0]}; {others}.")
-    return _find_image_root(folders[0], notes)
+def _read_trees(root: str) -> dict[str, _Tree]:
+    return {split: _read_tree(path) for split, path in (_split_folders(root) or {"train": root}).items()}
 
 
-_MOST_FOLDERS = 20  # beside each other, if one holds the images and another the masks
-_FIRST_IMAGES = 20  # whose names are compared
-
-
-def _first_images(folder: str) -> list[Path]:
-    """Return the first images below a folder."""
-    images: list[str] = []
-    waiting, visits = [folder], 0
-    while waiting and len(images) < _FIRST_IMAGES and visits < 200:  # links may lead in circles
-        entries, visits = open_root(waiting.pop()), visits + 1
-        images += entries.images
-        waiting += reversed(entries.folders)
-    return [Path(path) for path in images[:_FIRST_IMAGES]]
-
-
-def _are_masks(folder: str, other: str, first: dict[str, list[Path]]) -> bool:
-    """True if a folder holds the masks of the images in another: the name says so, or grey files named like photos."""
-    named = any(word in Path(folder).name.lower() for word in _MASK_WORDS)
-    if named and Path(other).name.lower() in _IMAGE_FOLDERS:
-        return True
-    stems = [{_plain_stem(path) for path in first[part]} for part in (folder, other)]
-    return stems[0] == stems[1] and _is_grey(first[folder]) and not _is_grey(first[other])
-
-
-def _plain_stem(path: Path) -> str:
-    stem = path.stem.lower()
-    return next((stem.removesuffix(ending) for ending in _MASK_ENDINGS if stem.endswith(ending)), stem)
-
-
-def _is_grey(paths: list[Path]) -> bool:
-    """True if the first files have one channel, as masks do; unreadable files count as photographs."""
-    try:
-        return all(Image.open(path).mode in ("1", "L", "P", "I", "I;16") for path in paths[:3])
-    except (OSError, ValueError, Image.DecompressionBombError):
-        return False
-
-
-def is_archive(path: Path) -> bool:
-    """True for a packed file, which people must unpack first."""
-    return path.suffix.lower() in _ARCHIVES
+def _inner_folder(root: str, trees: dict[str, _Tree]) -> str | None:
+    """Return the only folder of images, such as ``flowers/jpg/``, or ``camvid/images/`` beside ``masks/``."""
+    tree = trees.get("train")
+    if tree is None or tree.path != root or tree.loose:
+        return None
+    names = list(tree.classes)
+    if any(name.lower() in _IMAGE_FOLDERS for name in names):
+        names = [name for name in names if not any(word in name.lower() for word in _MASK_WORDS)]
+    return os.path.join(root, names[0]) if len(names) == 1 else None  # noqa: PTH118
 
 
 def _split_folders(root: str) -> dict[str, str]:
@@ -204,13 +154,14 @@ def _read_tree(path: str) -> _Tree:
     return _Tree(path, classes, empty, entries.images)
 
 
-def _separate_unlabelled(trees: dict[str, _Tree], root: str | None) -> None:
-    """Take the folder ``unlabelled`` out of the classes of each split. ``root``: it may be beside train, too."""
+def _separate_unlabelled(trees: dict[str, _Tree], root: str) -> None:
+    """Take the folder ``unlabelled`` out of the classes of each split; in ``root`` it may be beside train, too."""
     for tree in trees.values():
         for name in [name for name in (*tree.classes, *tree.empty) if name.lower() in _UNLABELLED_FOLDERS]:
             tree.unlabelled += tree.classes.pop(name, Listing()).images
             tree.empty = [other for other in tree.empty if other != name]
-    for folder in open_root(root).folders if root and "train" in trees else ():
+    has_splits = "train" in trees and trees["train"].path != root
+    for folder in open_root(root).folders if has_splits else ():
         if Path(folder).name.lower() in _UNLABELLED_FOLDERS:
             trees["train"].unlabelled += list_images(folder).images
 

@@ -1,18 +1,21 @@
 """The dataset formats that ``open_data`` reads. A new format is one file in this folder and one line here."""
 
+from pathlib import Path
+
 from frugalvit.data.formats import csv as table
 from frugalvit.data.formats import huggingface, image_folder, named
 from frugalvit.data.formats.base import Format
+from frugalvit.data.paths import is_folder
 from frugalvit.data.webdataset import shards
 
 # The first format that matches opens the dataset, so special folders come before plain ones.
 FORMATS = [
-    Format("Hugging Face hub", huggingface.is_hub_name, huggingface.open_hub),
+    Format("Hugging Face hub", lambda where: where.startswith("hf:"), huggingface.open_hub),
     Format("Hugging Face files", huggingface.is_saved, huggingface.open_saved),
     Format("WebDataset shards", shards.is_shards, lambda where, options: shards.open_shards(where)),
     Format("table", table.is_table, table.open_table),
     Format("DomainNet lists", table.has_lists, table.open_lists),
-    Format("image folder", image_folder.is_image_folder, image_folder.open_folder),
+    Format("image folder", lambda where: is_folder(Path(where)), image_folder.open_folder),
     Format("named dataset", named.is_name, named.open_by_name),
 ]
 

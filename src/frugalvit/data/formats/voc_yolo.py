@@ -111,12 +111,14 @@ def _yolo_names(root: Path) -> dict[int, str]:
 
 
 def _yolo_objects(truth: Path, image: Path, names: dict[int, str]) -> Objects:
-    size = read_image_size(image) if truth.is_file() else (1, 1)
-    if isinstance(size, UnreadableImage):
+    if not truth.is_file():
+        return []
+    try:
+        height, width = read_image_size(image)
+    except UnreadableImage:
         return []  # it is left out with a warning
-    height, width = size
     objects: Objects = []
-    for line, text in enumerate(read_user_text(truth, "utf-8-sig").splitlines() if truth.is_file() else (), 1):
+    for line, text in enumerate(read_user_text(truth, "utf-8-sig").splitlines(), 1):
         if not (words := text.split()):
             continue
         try:

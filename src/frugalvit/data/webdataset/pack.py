@@ -131,14 +131,12 @@ def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[st
 
 def check_free(out: Path) -> None:
     """Raise ``UserError`` unless ``out`` is a new or empty folder."""
-    _check_not_cwd(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty, or not a folder: choose another folder for the shards.")
 
 
 def check_replaceable(out: Path) -> None:
     """Raise ``UserError`` if a folder holds other files than a packed dataset: they would be removed."""
-    _check_not_cwd(out)
     index = parse_index(read_bytes(out / INDEX))
     packed = {INDEX, *index.by_name} if index is not None else set()
     others = sorted(path.name for path in out.iterdir() if path.name not in packed and path.suffix != ".decoded")
@@ -147,12 +145,6 @@ def check_replaceable(out: Path) -> None:
             f"{out} holds more than a packed dataset ({truncate_list(others)}), which would be lost: choose another "
             "folder."
         )
-
-
-def _check_not_cwd(out: Path) -> None:
-    """Raise ``UserError`` for the working folder, which cannot be replaced."""
-    if out.resolve() == Path.cwd().resolve():
-        raise UserError(f"{out} is the working folder: choose another folder for the shards.")
 
 
 def move_into(staging: Path, out: Path, *, replace: bool = False) -> None:

@@ -455,8 +455,8 @@ def _make_localization(config: ResolvedTrainConfig, backbone: Backbone) -> Relat
     if options.variant == "dense":
         dims = backbone.block_dims()
         sizes = [settings.grid_size] * len(dims)
-        width = settings.head_width(backbone.dim)
-        head = DenseLocalization(dims, "l1", settings.pairs, width, sizes, settings.form, precision="autocast")
+        shape = {"pairs": settings.pairs, "hidden": settings.head_width(backbone.dim), "form": settings.form}
+        head = DenseLocalization(dims, grid_sizes=sizes, precision="autocast", **shape)
     else:
         head = make_localization(settings, backbone.dim, backbone.grid_size(backbone.img_size))
     if settings.form == "released" and backbone.family in ("swin", "t2t"):
