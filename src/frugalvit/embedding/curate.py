@@ -21,8 +21,8 @@ from frugalvit.utils.files import write_text
 from frugalvit.utils.tables import CommandResult, Table, as_csv
 from frugalvit.utils.text import pluralize
 
-_MAX_DRAWN = 200  # images in a figure
-_DRAWN_GROUPS, _LISTED_GROUPS = 40, 10
+MAX_DRAWN = 200  # images in a figure
+DRAWN_GROUPS, LISTED_GROUPS = 40, 10
 
 
 def select(
@@ -50,7 +50,7 @@ def select(
     rows = [rows[index] for index in chosen]
     names = [features.names[row] for row in rows]
     write_text(out, as_csv(["path", "label"], [[path_from_table(out, name), ""] for name in names]))
-    _draw(picture, features, examples, [[(row, str(rank))] for rank, row in enumerate(rows[:_MAX_DRAWN], 1)])
+    _draw(picture, features, examples, [[(row, str(rank))] for rank, row in enumerate(rows[:MAX_DRAWN], 1)])
     data = facts(config, source, features)
     data |= {"known": 0 if known_features is None else len(known_features), "chosen": names}
     data |= {"out": str(out), "picture": str(picture), "seconds": round(time.monotonic() - began, 2)}
@@ -99,7 +99,7 @@ def duplicates(
             examples,
             [
                 [(row, f"{cosine:.3f}" if index else f"group {number}") for index, (row, cosine) in enumerate(group)]
-                for number, group in enumerate(groups[:_DRAWN_GROUPS], 1)
+                for number, group in enumerate(groups[:DRAWN_GROUPS], 1)
             ],
         )
         data["picture"] = str(picture)
@@ -112,7 +112,7 @@ def duplicates(
     data["seconds"] = round(time.monotonic() - began, 2)
     cells: list[list[object]] = [
         [number, len(group), features.names[group[0][0]], features.names[group[1][0]], group[1][1]]
-        for number, group in enumerate(groups[:_LISTED_GROUPS], 1)
+        for number, group in enumerate(groups[:LISTED_GROUPS], 1)
     ]
     return CommandResult(data, [Table(["group", "images", "first", "second", "cosine"], cells)] if cells else [], notes)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +68,15 @@ class FeatureSet:
         return len(self.features)
 
 
+@dataclass
+class FeatureChunk:
+    """Features of some images, their positions in the dataset, and the unreadable images with reasons."""
+
+    features: np.ndarray
+    positions: np.ndarray
+    bad: list[tuple[str, str]]
+
+
 class FeatureExtractor:
     """Extracts features with one model."""
 
@@ -117,16 +126,31 @@ class FeatureExtractor:
         for decoded in _read_chunks(examples, missing, rectangle, self.model.transform.crop, self.threads):
             bad += len(decoded.bad)
             if bad > limit:
-                first = "; ".join(f"{name}: {reason}" for name, reason in decoded.bad[:3])
-                raise UserError(f"{bad} of {len(examples)} images are unreadable: {first}. Fix or remove them.")
-            prepare = self._prepare(view, seed, decoded.number, mirrored)
-            features = self._features(decoded, prepare, progress)
-            require_finite(features, f"features of {self.model.name}")
-            part = parts[decoded.number] = _Part(features.numpy(), np.array(decoded.positions, int), decoded.bad)
+                raise too_many_unreadable(bad, len(examples), decoded.bad)
+            part = self._chunk(decoded, self._prepare(view, seed, decoded.number, mirrored), progress)
+            parts[decoded.number] = part
             if folder is not None:
                 _save(folder, decoded.number, part)
         progress.close()
         return self._assemble(examples, [parts[number] for number in numbers], not missing)
+
+    def chunks(self, examples: ImageDataset) -> Iterator[FeatureChunk]:
+        """Yield the features of the centre crops, ``CHUNK`` images at a time, without the cache."""
+        numbers = list(range(-(-len(examples) // CHUNK)))
+        progress = console.ProgressBar(len(examples), self.model.name, unit="images")
+        for decoded in _read_chunks(examples, numbers, None, self.model.transform.crop, self.threads):
+            yield self._chunk(decoded, self._prepare(None, 0, decoded.number, False), progress)
+        progress.close()
+
+    def settings(self) -> dict[str, object]:
+        """Return everything but the images that the features depend on."""
+        return {
+            "version": _VERSION,
+            "weights": self.weights,
+            "transform": self.model.transform.spec(),
+            "features": [self.kind, self.blocks if self.kind == "last_blocks" else 0],
+            "precision": self.precision,
+        }
 
     @torch.inference_mode()
     def images(self, images: Tensor) -> Tensor:
@@ -139,6 +163,11 @@ class FeatureExtractor:
                 output = backbone(images)
                 features = output.grid if self.kind == "grid" else output.pooled
         return features.float()
+
+    def _chunk(self, decoded: _Decoded, prepare: Prepare, progress: console.ProgressBar) -> FeatureChunk:
+        features = self._features(decoded, prepare, progress)
+        require_finite(features, f"features of {self.model.name}")
+        return FeatureChunk(features.numpy(), np.array(decoded.positions, int), decoded.bad)
 
     def _features(self, decoded: _Decoded, prepare: Prepare, progress: console.ProgressBar) -> Tensor:
         features = []
@@ -162,20 +191,19 @@ class FeatureExtractor:
     def _folder(
         self, examples: ImageDataset, rectangle: tuple[int, int] | None, view: int | None, seed: int, mirrored: bool
     ) -> Path:
-        identity = {
-            "version": _VERSION,
-            "weights": self.weights,
-            "images": examples.fingerprint(labels=False),
-            "transform": self.model.transform.spec(),
-            "rectangle": rectangle,
-            "features": [self.kind, self.blocks if self.kind == "last_blocks" else 0],
-            "precision": self.precision,
-            "view": None if view is None else [seed, view, _view_config().model_dump(mode="json"), self.batch],
-        } | ({"mirrored": True} if mirrored else {})
+        identity = (
+            self.settings()
+            | {
+                "images": examples.fingerprint(labels=False),
+                "rectangle": rectangle,
+                "view": None if view is None else [seed, view, _view_config().model_dump(mode="json"), self.batch],
+            }
+            | ({"mirrored": True} if mirrored else {})
+        )
         assert self.folder is not None
         return self.folder / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
-    def _assemble(self, examples: ImageDataset, parts: list[_Part], from_cache: bool) -> FeatureSet:
+    def _assemble(self, examples: ImageDataset, parts: list[FeatureChunk], from_cache: bool) -> FeatureSet:
         positions = np.concatenate([part.positions for part in parts])
         bad = [entry for part in parts for entry in part.bad]
         if not len(positions):
@@ -187,6 +215,12 @@ class FeatureExtractor:
         features = np.concatenate([part.features for part in parts if len(part.positions)])
         names, keys = ([texts[i] for i in positions] for texts in (examples.names, examples.keys))
         return FeatureSet(torch.from_numpy(features), labels, targets, names, keys, bad, from_cache, positions.tolist())
+
+
+def too_many_unreadable(bad: int, images: int, examples: Sequence[tuple[str, str]]) -> UserError:
+    """Return the error for too many unreadable images."""
+    first = "; ".join(f"{name}: {reason}" for name, reason in examples[:3])
+    return UserError(f"{bad} of {images} images are unreadable: {first}. Fix or remove them.")
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:
@@ -258,16 +292,7 @@ def _read_chunks(
             yield decoded
 
 
-@dataclass
-class _Part:
-    """One chunk in the cache."""
-
-    features: np.ndarray
-    positions: np.ndarray
-    bad: list[tuple[str, str]]
-
-
-def _save(folder: Path, number: int, part: _Part) -> None:
+def _save(folder: Path, number: int, part: FeatureChunk) -> None:
     arrays = {"features": part.features, "positions": part.positions, "bad": np.array(json.dumps(part.bad))}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -276,7 +301,7 @@ def _save(folder: Path, number: int, part: _Part) -> None:
         raise UserError(f"Cannot write features to {folder} ({error.strerror}): pass --no-cache.") from None
 
 
-def _load(folder: Path, number: int) -> _Part | None:
+def _load(folder: Path, number: int) -> FeatureChunk | None:
     """Load a chunk of an earlier call; None if it is missing or damaged, so that it is computed again."""
     path = folder / f"{number:06d}.npz"
     if not path.exists():
@@ -284,7 +309,7 @@ def _load(folder: Path, number: int) -> _Part | None:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             bad = [(name, reason) for name, reason in json.loads(str(arrays["bad"]))]
-            return _Part(arrays["features"], arrays["positions"], bad)
+            return FeatureChunk(arrays["features"], arrays["positions"], bad)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         console.warning(f"{path} is damaged ({error}); computing it again")
         return None
