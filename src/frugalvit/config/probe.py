@@ -210,6 +210,8 @@ class EmbedConfig(FeaturesConfig):
             raise ValueError(f"--{outputs[0]} and --{outputs[1]} cannot be combined; run the command twice")
         if self.engine == "ray" and self.features == "grid":
             raise ValueError("--features grid does not fit a table; use pooled or last_blocks with --engine ray")
+        if self.engine == "ray" and self.picture:
+            raise ValueError("--picture has no effect with --engine ray, which writes tables; drop it")
         return self
 
 

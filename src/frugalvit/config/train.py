@@ -265,18 +265,8 @@ class RunConfig(Config):
 
 
 FREE_ON_RESUME = (
-    *(
-        "device",
-        "devices",
-        "nodes",
-        "strategy",
-        "peer_timeout",
-        "workers",
-        "cache.location",
-        "cache.folder",
-        "cache.max_bad",
-    ),
-    *("log_every", "save_every", "track", "report", "plugin"),
+    *("device", "devices", "nodes", "peer_timeout", "workers", "cache.location", "cache.folder", "cache.max_bad"),
+    *("strategy", "log_every", "save_every", "track", "report", "plugin"),
 )
 """Options that do not affect the scores: they may change when a run or a comparison is resumed."""
 

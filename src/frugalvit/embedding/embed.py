@@ -17,7 +17,7 @@ from frugalvit.data.decode import decode
 from frugalvit.data.paths import is_inside
 from frugalvit.data.splits import add_missing_splits
 from frugalvit.embedding import curate
-from frugalvit.embedding.parts import UNLABELLED, as_table, label_names
+from frugalvit.embedding.feature_table import UNLABELLED, label_names, make_table
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
 from frugalvit.probing.knn import nearest
@@ -27,21 +27,18 @@ from frugalvit.utils.files import make_folder, write_atomically
 from frugalvit.utils.tables import CommandResult, Table
 
 FORMATS = (".npz", ".parquet")
-_MANY = 1_000_000  # images above which --engine ray is named
 
 
 def embed(config: EmbedConfig) -> CommandResult:
     """Write features, draw neighbours, select images to label, or find duplicates."""
     if config.engine == "ray":
-        from frugalvit.embedding.scale import embed_at_scale
+        from frugalvit.embedding.ray_embed import embed_with_ray
 
-        return embed_at_scale(config, lambda: _open_images(config))  # --select ignores held-out splits later
+        return embed_with_ray(config, lambda: _open_images(config))  # --select ignores held-out splits later
     began = time.monotonic()
     out, picture = _outputs(config)
     _check_outputs(config, out, picture)
     source, chosen = _open_images(config)
-    if (images := sum(map(len, chosen.values()))) > _MANY:
-        console.info(f"{images:,} images: --engine ray uses all GPUs, keeps features on disk and can be continued")
     if out is not None and picture is not None and _makes_table(config):
         command = curate.duplicates if config.select is None else curate.select
         return command(config, source, join(*chosen.values()), out, picture)
@@ -78,7 +75,7 @@ def _open_images(config: EmbedConfig) -> tuple[DatasetSplits, dict[str, ImageDat
         console.info("val is made from train: --split train contains its images too")
     chosen = _choose_splits(source, config.split)
     if config.select is not None and "split" not in config.model_fields_set and config.engine == "memory":
-        chosen = _drop_held_out(chosen)
+        chosen = curate.drop_held_out(chosen)
     return source, chosen
 
 
@@ -98,7 +95,7 @@ def write_features(path: Path, features: FeatureSet, splits: list[str], classes:
     import pyarrow.parquet
 
     numbers, marks = (None if part is None else part.numpy() for part in (features.labels, features.targets))
-    table = as_table(features.names, splits, label_names(numbers, marks, classes), features.features.numpy())
+    table = make_table(features.names, splits, label_names(numbers, marks, classes), features.features.numpy())
     write_atomically(path, lambda handle: pyarrow.parquet.write_table(table, handle))
 
 
@@ -152,15 +149,6 @@ def _choose_splits(source: DatasetSplits, split: str) -> dict[str, ImageDataset]
     if split not in parts:
         raise UserError(f"{source.location} has no {split} split, only {', '.join(parts)}.")
     return {split: parts[split]}
-
-
-def _drop_held_out(parts: dict[str, ImageDataset]) -> dict[str, ImageDataset]:
-    """Leave val and test out: labelled images are trained on, and would make scores optimistic."""
-    held_out = [split for split in ("val", "test") if split in parts]
-    if not held_out or len(held_out) == len(parts):
-        return parts
-    console.info(f"--select ignores {' and '.join(held_out)}, because labelled images are trained on; see --split all")
-    return {split: examples for split, examples in parts.items() if split not in held_out}
 
 
 def _find_neighbours(

@@ -30,7 +30,6 @@ def representatives(
     device: torch.device | str | None = None,
     seed: int = 0,
     cells: int = MAX_COSINES,
-    weights: Tensor | None = None,
 ) -> list[int]:
     """Choose the rows of (N, D) that represent the others best: greedy facility location.
 
@@ -39,7 +38,7 @@ def representatives(
         cover(S) = sum_i max_{s in S} cos(x_i, x_s)
 
     The first of equal rows is chosen. If N x N is at most ``cells``, every step considers all rows, else a random
-    sample (stochastic greedy: Mirzasoleiman et al., AAAI 2015). ``weights`` (N,) count a row several times in the sum.
+    sample (stochastic greedy: Mirzasoleiman et al., AAAI 2015).
     """
     if not 1 <= count <= len(features):
         raise UserError(f"Cannot select {count:,} of {len(features):,} images.")
@@ -49,26 +48,24 @@ def representatives(
     else:
         require_finite(known, "features of the known images")
         closest = torch.cat([similarity[:, 0] for _, similarity, _ in nearest(known, unit, 1, device=unit.device)])
-    weights = None if weights is None else weights.to(unit)
     if len(unit) ** 2 <= cells:
-        return _choose_from_all(unit, closest, count, weights)
-    return _choose_from_samples(unit, closest, count, max(1, cells // len(unit)), seed, weights)
+        return _choose_from_all(unit, closest, count)
+    return _choose_from_samples(unit, closest, count, max(1, cells // len(unit)), seed)
 
 
-def _choose_from_all(unit: Tensor, closest: Tensor, count: int, weights: Tensor | None) -> list[int]:
+def _choose_from_all(unit: Tensor, closest: Tensor, count: int) -> list[int]:
     """Lazy greedy: the gain of a row never rises, so each step recomputes only a few gains.
 
     closest: (N,), each row's largest cosine with a chosen or known row
     """
     cosines = unit @ unit.T
-    total = len(unit) if weights is None else float(weights.sum())
-    bound = torch.full_like(closest, 2.0 * total)  # an upper bound of the gain; -inf once the row is chosen
+    bound = torch.full_like(closest, 2.0 * len(unit))  # an upper bound of the gain; -inf once the row is chosen
     chosen: list[int] = []
     for _ in console.progress(range(count), label="selecting"):
         stale = bound.clone()
         while stale[best := _first_best(bound)] > -torch.inf:
             rows = stale.topk(min(_REFRESHED, len(unit))).indices
-            bound[rows] = torch.minimum(bound[rows], _gains(cosines[rows], closest, weights))
+            bound[rows] = torch.minimum(bound[rows], _gains(cosines[rows], closest))
             stale[rows] = -torch.inf
         chosen.append(best)
         bound[best] = -torch.inf
@@ -76,9 +73,7 @@ def _choose_from_all(unit: Tensor, closest: Tensor, count: int, weights: Tensor 
     return chosen
 
 
-def _choose_from_samples(
-    unit: Tensor, closest: Tensor, count: int, most: int, seed: int, weights: Tensor | None
-) -> list[int]:
+def _choose_from_samples(unit: Tensor, closest: Tensor, count: int, most: int, seed: int) -> list[int]:
     """Stochastic greedy: each step considers N / count ln(1 / missed) random rows, at most ``most``."""
     sample = min(most, math.ceil(len(unit) / count * math.log(1 / _MISSED)))
     left = torch.ones(len(unit), dtype=torch.bool)
@@ -87,18 +82,16 @@ def _choose_from_samples(
     for _ in console.progress(range(count), label="selecting"):
         rows = left.nonzero().squeeze(1)
         rows = rows[torch.randperm(len(rows), generator=generator)[:sample]].sort().values
-        gains = _gains(unit[rows.to(unit.device)] @ unit.T, closest, weights)
-        best = int(rows[_first_best(gains)])
+        best = int(rows[_first_best(_gains(unit[rows.to(unit.device)] @ unit.T, closest))])
         chosen.append(best)
         left[best] = False
         closest = torch.maximum(closest, unit @ unit[best])
     return chosen
 
 
-def _gains(cosines: Tensor, closest: Tensor, weights: Tensor | None) -> Tensor:
+def _gains(cosines: Tensor, closest: Tensor) -> Tensor:
     """Compute what each of M rows adds to the cover: (M, N), which is overwritten, and (N,) -> (M,)."""
-    gains = cosines.sub_(closest).clamp_min_(0)
-    return gains.sum(1) if weights is None else gains @ weights
+    return cosines.sub_(closest).clamp_min_(0).sum(1)
 
 
 def _first_best(gains: Tensor) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,15 +68,6 @@ class FeatureSet:
         return len(self.features)
 
 
-@dataclass
-class FeatureChunk:
-    """Features of some images, their positions in the dataset, and the unreadable images with reasons."""
-
-    features: np.ndarray
-    positions: np.ndarray
-    bad: list[tuple[str, str]]
-
-
 class FeatureExtractor:
     """Extracts features with one model."""
 
@@ -126,21 +117,16 @@ class FeatureExtractor:
         for decoded in _read_chunks(examples, missing, rectangle, self.model.transform.crop, self.threads):
             bad += len(decoded.bad)
             if bad > limit:
-                raise too_many_unreadable(bad, len(examples), decoded.bad)
-            part = self._chunk(decoded, self._prepare(view, seed, decoded.number, mirrored), progress)
-            parts[decoded.number] = part
+                first = "; ".join(f"{name}: {reason}" for name, reason in decoded.bad[:3])
+                raise UserError(f"{bad} of {len(examples)} images are unreadable: {first}. Fix or remove them.")
+            prepare = self._prepare(view, seed, decoded.number, mirrored)
+            features = self._features(decoded, prepare, progress)
+            require_finite(features, f"features of {self.model.name}")
+            part = parts[decoded.number] = _Part(features.numpy(), np.array(decoded.positions, int), decoded.bad)
             if folder is not None:
                 _save(folder, decoded.number, part)
         progress.close()
         return self._assemble(examples, [parts[number] for number in numbers], not missing)
-
-    def chunks(self, examples: ImageDataset) -> Iterator[FeatureChunk]:
-        """Yield the features of the centre crops, ``CHUNK`` images at a time, without the cache."""
-        numbers = list(range(-(-len(examples) // CHUNK)))
-        progress = console.ProgressBar(len(examples), self.model.name, unit="images")
-        for decoded in _read_chunks(examples, numbers, None, self.model.transform.crop, self.threads):
-            yield self._chunk(decoded, self._prepare(None, 0, decoded.number, False), progress)
-        progress.close()
 
     def settings(self) -> dict[str, object]:
         """Return everything but the images that the features depend on."""
@@ -163,11 +149,6 @@ class FeatureExtractor:
                 output = backbone(images)
                 features = output.grid if self.kind == "grid" else output.pooled
         return features.float()
-
-    def _chunk(self, decoded: _Decoded, prepare: Prepare, progress: console.ProgressBar) -> FeatureChunk:
-        features = self._features(decoded, prepare, progress)
-        require_finite(features, f"features of {self.model.name}")
-        return FeatureChunk(features.numpy(), np.array(decoded.positions, int), decoded.bad)
 
     def _features(self, decoded: _Decoded, prepare: Prepare, progress: console.ProgressBar) -> Tensor:
         features = []
@@ -203,7 +184,7 @@ class FeatureExtractor:
         assert self.folder is not None
         return self.folder / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
-    def _assemble(self, examples: ImageDataset, parts: list[FeatureChunk], from_cache: bool) -> FeatureSet:
+    def _assemble(self, examples: ImageDataset, parts: list[_Part], from_cache: bool) -> FeatureSet:
         positions = np.concatenate([part.positions for part in parts])
         bad = [entry for part in parts for entry in part.bad]
         if not len(positions):
@@ -215,12 +196,6 @@ class FeatureExtractor:
         features = np.concatenate([part.features for part in parts if len(part.positions)])
         names, keys = ([texts[i] for i in positions] for texts in (examples.names, examples.keys))
         return FeatureSet(torch.from_numpy(features), labels, targets, names, keys, bad, from_cache, positions.tolist())
-
-
-def too_many_unreadable(bad: int, images: int, examples: Sequence[tuple[str, str]]) -> UserError:
-    """Return the error for too many unreadable images."""
-    first = "; ".join(f"{name}: {reason}" for name, reason in examples[:3])
-    return UserError(f"{bad} of {images} images are unreadable: {first}. Fix or remove them.")
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:
@@ -292,7 +267,16 @@ def _read_chunks(
             yield decoded
 
 
-def _save(folder: Path, number: int, part: FeatureChunk) -> None:
+@dataclass
+class _Part:
+    """One chunk in the cache."""
+
+    features: np.ndarray
+    positions: np.ndarray
+    bad: list[tuple[str, str]]
+
+
+def _save(folder: Path, number: int, part: _Part) -> None:
     arrays = {"features": part.features, "positions": part.positions, "bad": np.array(json.dumps(part.bad))}
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -301,7 +285,7 @@ def _save(folder: Path, number: int, part: FeatureChunk) -> None:
         raise UserError(f"Cannot write features to {folder} ({error.strerror}): pass --no-cache.") from None
 
 
-def _load(folder: Path, number: int) -> FeatureChunk | None:
+def _load(folder: Path, number: int) -> _Part | None:
     """Load a chunk of an earlier call; None if it is missing or damaged, so that it is computed again."""
     path = folder / f"{number:06d}.npz"
     if not path.exists():
@@ -309,7 +293,7 @@ def _load(folder: Path, number: int) -> FeatureChunk | None:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             bad = [(name, reason) for name, reason in json.loads(str(arrays["bad"]))]
-            return FeatureChunk(arrays["features"], arrays["positions"], bad)
+            return _Part(arrays["features"], arrays["positions"], bad)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         console.warning(f"{path} is damaged ({error}); computing it again")
         return None
