@@ -33,7 +33,9 @@ class ClusterIndex:
         self, parts: FeatureParts, folder: Path, seed: int = 0, device: torch.device | str = "cpu", clusters: int = 0
     ) -> None:
         if not folder.exists():
-            partial = folder.with_name(f".{folder.name}.partial")
+            for old in folder.parent.glob("index-*"):  # of other parts
+                shutil.rmtree(old)
+            partial = folder.with_name(".index.partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             _build(parts, partial, clusters or min(_MAX_CLUSTERS, -(-len(parts) // _ROWS)), seed, device)

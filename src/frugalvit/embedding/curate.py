@@ -23,7 +23,7 @@ from frugalvit.utils.tables import CommandResult, Table, as_csv
 from frugalvit.utils.text import pluralize
 
 _MAX_DRAWN = 200  # images in a figure
-_DRAWN_GROUPS, LISTED_GROUPS = 40, 10
+_DRAWN_GROUPS, _LISTED_GROUPS = 40, 10
 T = TypeVar("T")
 
 
@@ -114,7 +114,7 @@ def duplicates(
     data["seconds"] = round(time.monotonic() - began, 2)
     cells: list[list[object]] = [
         [number, len(group), features.names[group[0][0]], features.names[group[1][0]], group[1][1]]
-        for number, group in enumerate(groups[:LISTED_GROUPS], 1)
+        for number, group in enumerate(groups[:_LISTED_GROUPS], 1)
     ]
     return CommandResult(data, [Table(["group", "images", "first", "second", "cosine"], cells)] if cells else [], notes)
 

@@ -12,7 +12,7 @@ from frugalvit.utils.files import utf8_safe
 
 UNLABELLED = -1  # the label of an unlabelled image among labelled ones
 ROWS = 4096  # of a row group, which is in memory at a time
-Labels = Sequence[str | None] | Sequence[list[str]] | None
+Labels = Sequence[Any] | None  # of an image: a name, None, or a list of names
 
 
 def label_names(labels: np.ndarray | None, targets: np.ndarray | None, classes: Sequence[str] | None) -> Labels:
@@ -23,7 +23,7 @@ def label_names(labels: np.ndarray | None, targets: np.ndarray | None, classes: 
         return [None if number == UNLABELLED else classes[number] for number in labels.tolist()]
     if targets is None:
         return None
-    return [[name for name, mark in zip(classes, marks, strict=True) if mark == 1] for marks in targets.tolist()]
+    return [[name for name, mark in zip(classes, row, strict=True) if mark == 1] for row in targets.tolist()]
 
 
 def make_table(names: Sequence[str], splits: Sequence[str], labels: Labels, vectors: np.ndarray) -> Any:

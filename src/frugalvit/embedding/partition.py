@@ -17,6 +17,7 @@ from frugalvit.data.dataset import DatasetSplits, ImageDataset, JoinedExamples
 from frugalvit.data.formats.csv import LABEL_COLUMNS
 from frugalvit.data.formats.huggingface import HubExamples
 from frugalvit.data.formats.image_folder import SPLIT_NAMES
+from frugalvit.data.webdataset.index import PackedIndex
 from frugalvit.data.webdataset.remote import is_remote
 from frugalvit.data.webdataset.shards import index_entry, is_shards, list_shards
 from frugalvit.data.webdataset.stream import read_samples
@@ -57,42 +58,38 @@ class Partition:
 
 def divide(where: str, split: str, open_images: OpenImages) -> Partition:
     """Divide the shards, the Parquet files or other images at ``where``; ``open_images`` opens other images."""
+    path = Path(where)
     if is_shards(where):
         by_split, index = list_shards(where)
         classes = None if index is None else index.classes
-        parts: list[Part] = []
-        for name, shards in by_split.items():
-            for shard in shards:
-                entry = index_entry(shard, index)
-                identity = [shard, entry.sha256 if entry else None if is_remote(shard) else _size_and_time(shard)]
-                parts.append(Part(name, identity, partial(_read_shard, shard, classes)))
-        return Partition(where, _choose(parts, where, split))
-    if tables := _list_tables(Path(where)):
         parts = [
-            Part(
-                SPLIT_NAMES.get(table.stem.partition("-")[0].lower()) or "train",
-                [str(table), _size_and_time(table)],
-                partial(_read_table, table),
-            )
-            for table in tables
+            Part(name, [shard, _content(shard, index)], partial(_read_shard, shard, classes))
+            for name, shards in by_split.items()
+            for shard in shards
         ]
-        return Partition(Path(where).stem, _choose(parts, where, split))
-    source, by_name = open_images()
-    leaves = [(name, leaf) for name, examples in by_name.items() for leaf in _leaves(examples)]
-    parts = []
-    for name, leaf in leaves:
-        for start in range(0, len(leaf), PART):
-            images = leaf.subset(np.arange(start, min(start + PART, len(leaf))))
-            parts.append(Part(name, [images.fingerprint()], partial(_read_images, images, source.classes)))
-    return Partition(source.name, parts, all(are_files(leaf) for _, leaf in leaves), list(source.notes))
-
-
-def _choose(parts: list[Part], where: str, split: str) -> list[Part]:
-    chosen = [part for part in parts if split in ("all", part.split)]
-    if not chosen:
-        splits = ", ".join(dict.fromkeys(part.split for part in parts))
-        raise UserError(f"{where} has no {split} split, only {splits or 'none'}.")
-    return chosen
+        partition = Partition(where, parts)
+    elif tables := sorted(path.parent.glob(path.name) if path.suffix.lower() == ".parquet" else path.glob("*.parquet")):
+        splits = [SPLIT_NAMES.get(table.stem.partition("-")[0].lower()) or "train" for table in tables]
+        parts = [
+            Part(name, [str(table), _content(str(table), None)], partial(_read_table, table))
+            for name, table in zip(splits, tables, strict=True)
+        ]
+        partition = Partition(path.stem, parts)
+    else:
+        source, by_name = open_images()
+        leaves = [(name, leaf) for name, examples in by_name.items() for leaf in _leaves(examples)]
+        pieces = [
+            (name, leaf.subset(np.arange(start, min(start + PART, len(leaf)))))
+            for name, leaf in leaves
+            for start in range(0, len(leaf), PART)
+        ]
+        parts = [Part(name, [i.fingerprint()], partial(_read_images, i, source.classes)) for name, i in pieces]
+        return Partition(source.name, parts, all(are_files(leaf) for _, leaf in leaves), list(source.notes))
+    partition.parts = [part for part in parts if split in ("all", part.split)]
+    if not partition.parts:
+        splits = dict.fromkeys(part.split for part in parts)
+        raise UserError(f"{where} has no {split} split, only {', '.join(splits) or 'none'}.")
+    return partition
 
 
 def _leaves(examples: ImageDataset) -> list[ImageDataset]:
@@ -102,16 +99,13 @@ def _leaves(examples: ImageDataset) -> list[ImageDataset]:
     return [examples]
 
 
-def _size_and_time(path: str | Path) -> list[int]:
-    status = Path(path).stat()
-    return [status.st_size, status.st_mtime_ns]
-
-
-def _list_tables(path: Path) -> list[Path]:
-    """List a Parquet file, a pattern of them, or those of a folder."""
-    if path.suffix.lower() == ".parquet":
-        return sorted(path.parent.glob(path.name))
-    return sorted(path.glob("*.parquet"))
+def _content(file: str, index: PackedIndex | None) -> str | None:
+    """Return a file's checksum in the index, or its size and time; None for a remote file without an index."""
+    entry = index_entry(file, index)
+    if entry is not None or is_remote(file):
+        return entry and entry.sha256
+    status = Path(file).stat()
+    return f"{status.st_size} {status.st_mtime_ns}"
 
 
 def _read_images(examples: ImageDataset, classes: Sequence[str] | None) -> Images:

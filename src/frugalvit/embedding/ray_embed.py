@@ -21,7 +21,7 @@ from frugalvit.data import join, open_data
 from frugalvit.data.decode import decode
 from frugalvit.data.paths import is_inside
 from frugalvit.embedding.cluster_index import ClusterIndex
-from frugalvit.embedding.curate import LISTED_GROUPS, distinct_files, drop_held_out, path_from_table
+from frugalvit.embedding.curate import distinct_files, drop_held_out, path_from_table
 from frugalvit.embedding.feature_table import ROWS, FeatureParts, as_vectors
 from frugalvit.embedding.partition import OpenImages, divide
 from frugalvit.embedding.ray_workers import embed_parts
@@ -54,10 +54,8 @@ def embed_with_ray(config: EmbedConfig, open_images: OpenImages) -> CommandResul
         raise UserError(f"--select writes a table of files, but the images of {config.data} are not files.")
     model = open_model(config.model, config)  # a mistake is reported before the workers start
     extractor = make_extractor(model, config, config.features, config.blocks)
-    paths = [
-        folder / f"part-{number:06d}-{_digest(part.split, *part.identity, extractor.settings())}.parquet"
-        for number, part in enumerate(partition.parts)
-    ]
+    digests = [_digest(part.split, *part.identity, extractor.settings()) for part in partition.parts]
+    paths = [folder / f"part-{number:06d}-{digest}.parquet" for number, digest in enumerate(digests)]
     if others := set(make_folder(folder).glob("part-*.parquet")) - set(paths):
         raise UserError(
             f"{min(others)} holds features of other images, another model or other options: choose another --out."
@@ -76,12 +74,8 @@ def embed_with_ray(config: EmbedConfig, open_images: OpenImages) -> CommandResul
             vector = extractor.images(model.transform.image(query, extractor.device))[0]
             columns, lines = _neighbours(config, parts, vector, answer)
         else:
-            index = ClusterIndex(
-                parts,
-                folder / f"index-{_digest(config.seed, *(path.name for path in paths))}",
-                config.seed,
-                probe_device(model),
-            )
+            name = f"index-{_digest(config.seed, *(path.name for path in paths))}"
+            index = ClusterIndex(parts, folder / name, config.seed, probe_device(model))
             if config.select is not None:
                 known = None if config.known is None else join(*open_data(config.known, split="given").splits.values())
                 vectors = None if known is None else extractor(known, "known images").features
@@ -111,11 +105,9 @@ def _neighbours(
     for _, batch in parts.batches(["path", "vector", *label]):
         cosines = F.normalize(as_vectors(batch), dim=1) @ unit
         cells = batch.select(["path", *label])
-        rows = (
-            (row, cells.slice(row, 1).to_pylist()[0]) for row in cosines.argsort(descending=True, stable=True).tolist()
-        )
-        others = ((float(cosines[row]), cell) for row, cell in rows if Path(cell["path"]).resolve() != own)
-        best += itertools.islice(others, config.count)
+        order = cosines.argsort(descending=True, stable=True).tolist()
+        found = ((float(cosines[row]), cells.slice(row, 1).to_pylist()[0]) for row in order)
+        best += itertools.islice((pair for pair in found if Path(pair[1]["path"]).resolve() != own), config.count)
         best = sorted(best, key=lambda entry: -entry[0])[: config.count]
     if not best:
         raise UserError(f"--neighbours {config.neighbours} is the only image.")
@@ -151,15 +143,12 @@ def _duplicates(
     sizes = np.bincount(first[allowed], minlength=len(parts))
     rows = rows[allowed & (sizes[first] > 1)]
     rows = rows[np.argsort(first[rows], kind="stable")]
-    names, leaders, numbers = parts.names(rows), *np.unique(first[rows], return_inverse=True)
+    leaders, numbers = np.unique(first[rows], return_inverse=True)
+    names = [path_from_table(output, name) if has_files else name for name in parts.names(rows)]
     cosines = [index.cosines(rows[i : i + ROWS], first[rows[i : i + ROWS]]) for i in range(0, len(rows), ROWS)]
-    shown = [path_from_table(output, name) for name in names] if has_files else names
-    lines = zip((numbers + 1).tolist(), shown, np.concatenate([[], *cosines]).round(6).tolist(), strict=True)
+    lines = zip((numbers + 1).tolist(), names, np.concatenate([[], *cosines]).round(6).tolist(), strict=True)
     inside, total = len(rows), int(allowed.sum())
     answer.data |= {"threshold": config.duplicates, "groups": len(leaders), "inside": inside}
-    starts = np.searchsorted(numbers, np.arange(min(len(leaders), LISTED_GROUPS))).tolist()
-    listed: list[list[object]] = [[n, int(sizes[rows[start]]), names[start]] for n, start in enumerate(starts, 1)]
-    answer.tables += [Table(["group", "images", "first"], listed)] if listed else []
     answer.notes.append(
         f"{pluralize(len(leaders), 'group')} of {inside:,} images with a cosine of {config.duplicates:g} or more, "
         f"directly or through others; with one of each, {total - inside + len(leaders):,} of {total:,} images remain."
