@@ -289,7 +289,7 @@ def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
 
 
 INSTANCES_UP_TO = 10_000
-"""Up to this number of images, instance classification learned better features than EsViT (RESULTS_FEW_LABELS.md)."""
+"""Up to this number of images above 32 px, instance classification learned better features (RESULTS_FEW_LABELS.md)."""
 
 
 def teacher_centering() -> tuple[Centering, str]:

@@ -10,6 +10,7 @@ from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_folder import load_model_folder, save_model_folder
+from frugalvit.config.data import SMALL_INPUT
 from frugalvit.config.defaults import INSTANCES_UP_TO, Facts, ema_rate
 from frugalvit.config.pretrain import LabelFreeConfig, PretrainConfig
 from frugalvit.config.resolved import ResolvedLabelFreeConfig, ResolvedPretrainConfig
@@ -164,7 +165,8 @@ class PretrainExperiment(LabelFreeExperiment[PretrainConfig, ResolvedPretrainCon
 
     def log_values(self) -> None:
         super().log_values()
-        if len(self.images) <= INSTANCES_UP_TO and not self.config.is_set("method") and self.source_run is None:
+        fits = len(self.images) <= INSTANCES_UP_TO and min(self.backbone.img_size) > SMALL_INPUT
+        if fits and not self.config.is_set("method") and self.source_run is None:
             console.info("few images: --method instances usually learns better features (docs/guides/no_labels.md)")
         if self.source_run is not None and (changes := self.source_run.describe_changes(self.config)):
             console.info(changes)
