@@ -19,7 +19,6 @@ from frugalvit.errors import UserError
 from helpers.tiny_runs import PRETRAIN, SWIN, TRAIN
 from helpers.wide_images import RANGES, write_set
 
-pytestmark = pytest.mark.runs
 SHORT: dict[str, Any] = {**TRAIN, "steps": 4, "report": True, "ema": 0.5, "localization": {"weight": 0.0}}
 
 
