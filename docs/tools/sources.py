@@ -12,7 +12,7 @@ from mkdocs.structure.files import File, Files
 
 PAGE = "papers.md"
 WIDE = (PAGE, "FIRST_HOUR.md")
-SOURCE = Path(__file__).parent.parent.parent / "src" / "frugalvit"
+ROOT = Path(__file__).parent.parent.parent
 NAMED = re.compile(r"`([\w/]+\.py)::([\w.]+)`")
 RECIPE = re.compile(r"`(recipes/[\w-]+\.yaml)`")
 
@@ -22,7 +22,7 @@ def on_files(files: Files, *, config: Any) -> Files:
     text = (Path(config["docs_dir"]) / PAGE).read_text(encoding="utf-8")
     for name in sorted({match[1] for match in NAMED.finditer(text)} | set(RECIPE.findall(text))):
         language = "python" if name.endswith(".py") else "yaml"
-        code = (SOURCE / name).read_text(encoding="utf-8")
+        code = locate(name).read_text(encoding="utf-8")
         head = f'---\nsearch:\n  exclude: true\nhide:\n  - toc\n---\n\n# `{name}`\n\n````{language} linenums="1"\n'
         files.append(File.generated(config, f"source/{name}.md", content=f"{head}{code}\n````\n"))
     return files
@@ -40,7 +40,12 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
 
 def _link(match: re.Match[str]) -> str:
     file, name = match[1], match[2]
-    return f"[`{file}`](source/{file}.md) [`{name}`](source/{file}.md#__codelineno-0-{line_of(SOURCE / file, name)})"
+    return f"[`{file}`](source/{file}.md) [`{name}`](source/{file}.md#__codelineno-0-{line_of(locate(file), name)})"
+
+
+def locate(name: str) -> Path:
+    """Return the path of a module or recipe of the package, or of a file in benchmarks/."""
+    return (ROOT if name.startswith("benchmarks/") else ROOT / "src" / "frugalvit") / name
 
 
 def line_of(path: Path, name: str) -> int:

@@ -1,6 +1,7 @@
 """Every command and every Python block of the documentation runs; names and links exist."""
 
 import ast
+import os
 import re
 import shlex
 import shutil
@@ -320,3 +321,14 @@ def test_navigation_names_every_page() -> None:
     listed = set(pages(navigation))
     written = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     assert written == listed, "mkdocs.yml must list every page"
+
+
+def test_the_site_builds(tmp_path: Path) -> None:
+    """Every page, every link to the source and every name of the API exists."""
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "site" / "papers" / "index.html").is_file()
