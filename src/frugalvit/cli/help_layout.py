@@ -10,7 +10,7 @@ _DENSE = (*_RUN, "steps", "pretrained", "evaluate_every")
 SHOWN_OPTIONS: dict[str, tuple[str, ...]] = {
     "train": (*_TRAIN, "recipe"),
     "pretrain": (
-        *(*_RUN, "recipe", "images", "label_source", "continue_from", "split", "health.stop_on_collapse"),
+        *(*_RUN, "method", "recipe", "images", "label_source", "continue_from", "split"),
         *("matching.region_weight", "matching.prototypes"),
     ),
     "distil": (*_RUN, "images", "label_source", "split", "teacher_size", "cache_teacher"),
@@ -33,7 +33,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "pretrain": (
         "frugalvit pretrain images/                       no labels needed",
-        "frugalvit pretrain images/ --epochs 300 --backbone swin_tiny_w7",
+        "frugalvit pretrain images/ --method instances    up to 10,000 images: each is a class of its own",
     ),
     "distil": ("frugalvit distil vit_small_patch14_dinov2.lvd142m images/ --backbone swin_tiny_w7",),
     "compare": (
