@@ -230,14 +230,13 @@ COMMANDS_AS_FUNCTIONS = {
 WITHOUT_FUNCTION = (
     "demo",
     "data",
-    "look",
+    "look explore",
     "bench",
     "replay",
     "list",
     "doctor",
     "completion",
     "reproduce",
-    "probe suite",
 )
 
 

@@ -28,8 +28,8 @@ _NAMES = {
     "frugalvit.data.save_data": ("save_data",),
     "frugalvit.api": (
         *("train", "pretrain", "distil", "run", "compare", "evaluate", "predict"),
-        *("probe_knn", "probe_linear", "probe_logistic", "embed", "export", "report", "advise"),
-        *("detect_train", "detect_evaluate", "detect_predict"),
+        *("probe_knn", "probe_linear", "probe_logistic", "probe_suite", "embed", "export", "report", "advise"),
+        *("look_correspond", "look_attend", "detect_train", "detect_evaluate", "detect_predict"),
         *("segment_train", "segment_evaluate", "segment_predict"),
     ),
     "frugalvit.export.inference_model": ("load",),
@@ -48,11 +48,14 @@ if TYPE_CHECKING:
     from frugalvit.api import embed as embed
     from frugalvit.api import evaluate as evaluate
     from frugalvit.api import export as export
+    from frugalvit.api import look_attend as look_attend
+    from frugalvit.api import look_correspond as look_correspond
     from frugalvit.api import predict as predict
     from frugalvit.api import pretrain as pretrain
     from frugalvit.api import probe_knn as probe_knn
     from frugalvit.api import probe_linear as probe_linear
     from frugalvit.api import probe_logistic as probe_logistic
+    from frugalvit.api import probe_suite as probe_suite
     from frugalvit.api import report as report
     from frugalvit.api import run as run
     from frugalvit.api import segment_evaluate as segment_evaluate

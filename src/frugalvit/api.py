@@ -178,6 +178,11 @@ def probe_logistic(model: PathLike, data: PathLike, *, quiet: bool = False, **op
     return run("probe logistic", model, data, quiet=quiet, **options)
 
 
+def probe_suite(model: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Score frozen features on many datasets, as ``frugalvit probe suite`` does; see :func:`run`."""
+    return run("probe suite", model, quiet=quiet, **options)
+
+
 def embed(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
     """Write features of images, find neighbours and copies, as ``frugalvit embed`` does; see :func:`run`."""
     return run("embed", model, data, quiet=quiet, **options)
@@ -191,6 +196,16 @@ def export(model: PathLike, *, quiet: bool = False, **options: Any) -> dict[str,
 def report(*runs: PathLike, quiet: bool = False, **options: Any) -> dict[str, Any]:
     """Write one page about one or several runs, as ``frugalvit report`` does; see :func:`run`."""
     return run("report", *runs, quiet=quiet, **options)
+
+
+def look_correspond(model: PathLike, *images: PathLike, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Draw which regions of two views match, as ``frugalvit look correspond`` does; see :func:`run`."""
+    return run("look correspond", model, *images, quiet=quiet, **options)
+
+
+def look_attend(model: PathLike, image: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
+    """Draw what the last block attends to, as ``frugalvit look attend`` does; see :func:`run`."""
+    return run("look attend", model, image, quiet=quiet, **options)
 
 
 def advise(data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
