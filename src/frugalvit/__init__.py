@@ -30,7 +30,9 @@ _NAMES = {
         *("train", "pretrain", "distil", "run", "compare", "evaluate", "predict"),
         *("probe_knn", "probe_linear", "probe_logistic", "probe_suite", "embed", "export", "report", "advise"),
         *("look_correspond", "look_attend", "detect_train", "detect_evaluate", "detect_predict"),
-        *("segment_train", "segment_evaluate", "segment_predict"),
+        *("segment_train", "segment_evaluate", "segment_predict", "look_explore", "data", "data_pack"),
+        *("pretrain_compare", "detect_compare", "segment_compare", "list_datasets", "list_recipes"),
+        *("demo", "bench", "bench_step", "reproduce", "doctor", "replay"),
     ),
     "frugalvit.export.inference_model": ("load",),
     "frugalvit.tasks.dense.predictors": ("load_detector", "load_segmenter"),
@@ -40,24 +42,37 @@ _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 if TYPE_CHECKING:
     from frugalvit.api import advise as advise
+    from frugalvit.api import bench as bench
+    from frugalvit.api import bench_step as bench_step
     from frugalvit.api import compare as compare
+    from frugalvit.api import data_pack as data_pack
+    from frugalvit.api import demo as demo
+    from frugalvit.api import detect_compare as detect_compare
     from frugalvit.api import detect_evaluate as detect_evaluate
     from frugalvit.api import detect_predict as detect_predict
     from frugalvit.api import detect_train as detect_train
     from frugalvit.api import distil as distil
+    from frugalvit.api import doctor as doctor
     from frugalvit.api import embed as embed
     from frugalvit.api import evaluate as evaluate
     from frugalvit.api import export as export
+    from frugalvit.api import list_datasets as list_datasets
+    from frugalvit.api import list_recipes as list_recipes
     from frugalvit.api import look_attend as look_attend
     from frugalvit.api import look_correspond as look_correspond
+    from frugalvit.api import look_explore as look_explore
     from frugalvit.api import predict as predict
     from frugalvit.api import pretrain as pretrain
+    from frugalvit.api import pretrain_compare as pretrain_compare
     from frugalvit.api import probe_knn as probe_knn
     from frugalvit.api import probe_linear as probe_linear
     from frugalvit.api import probe_logistic as probe_logistic
     from frugalvit.api import probe_suite as probe_suite
+    from frugalvit.api import replay as replay
     from frugalvit.api import report as report
+    from frugalvit.api import reproduce as reproduce
     from frugalvit.api import run as run
+    from frugalvit.api import segment_compare as segment_compare
     from frugalvit.api import segment_evaluate as segment_evaluate
     from frugalvit.api import segment_predict as segment_predict
     from frugalvit.api import segment_train as segment_train
@@ -108,7 +123,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-for _package in ("frugalvit.export", "frugalvit.report"):
+for _package in ("frugalvit.export", "frugalvit.report", "frugalvit.data"):
     run_after_import(_package, functools.partial(_make_callable, _package))
 
 # Register our models when timm is imported: timm.create_model("cvt_13") works, and ``frugalvit --help`` skips timm.

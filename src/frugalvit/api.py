@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from frugalvit.cli.main import find_command
@@ -245,6 +245,27 @@ def segment_predict(
 ) -> dict[str, Any]:
     """Predict a class for every pixel, as ``frugalvit segment predict`` does; see :func:`run`."""
     return run("segment predict", model, images, quiet=quiet, **options)
+
+
+def _command(name: str) -> Callable[..., dict[str, Any]]:
+    """Return the function of a command that takes its arguments in the order of the command line."""
+
+    def function(*arguments: Any, quiet: bool = False, **options: Any) -> dict[str, Any]:
+        return run(name, *arguments, quiet=quiet, **options)
+
+    function.__name__ = function.__qualname__ = name.replace(" ", "_")
+    function.__doc__ = f"As ``frugalvit {name}``; see ``frugalvit {name} --help`` and :func:`run`."
+    return function
+
+
+data, data_pack = _command("data"), _command("data pack")
+look_explore = _command("look explore")
+pretrain_compare, detect_compare, segment_compare = map(
+    _command, ("pretrain compare", "detect compare", "segment compare")
+)
+demo, bench, bench_step, reproduce = map(_command, ("demo", "bench", "bench step", "reproduce"))
+doctor, replay = _command("doctor"), _command("replay")
+list_datasets, list_recipes = _command("list datasets"), _command("list recipes")
 
 
 def _values(model: type[Config], arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
