@@ -142,6 +142,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [(f"photos/{name}/image_{i:05d}.jpg", name) for i in range(10) for name in ("cat", "dog")]
     plants = [*rows[:12], *((path, "") for path, _ in rows[12:])]
     (folder / "plants.csv").write_text("\n".join(["photo,species", *map(",".join, plants)]))
+    tags = [(path, "cat|pet" if name == "cat" else name) for path, name in rows]
+    ages = [(path, str(number)) for number, (path, _) in enumerate(rows)]
+    for table, column, cells in (("tags.csv", "label", tags), ("ages.csv", "age", ages)):
+        (folder / table).write_text("\n".join([f"path,{column}", *map(",".join, cells)]))
     make_coco(folder / "coco_mini")
     make_coco(folder / "coco")
     for name in ("camvid", "ADEChallengeData2016"):

@@ -16,6 +16,7 @@ from frugalvit.config.types import (
     PRECISION,
     PRETRAINED,
     ROOT,
+    TARGET_OF_PROBE,
     VAL_FRACTION,
     Auto,
     Count,
@@ -92,6 +93,7 @@ class ProbeConfig(FeaturesConfig):
     model: str = option(help=MODEL, positional=True)
     data: str = option(help=DATA, positional=True)
     root: str | None = option(None, ROOT)
+    target: Literal["auto", "class", "labels"] = option("auto", TARGET_OF_PROBE)
     labels: LabelPart = option(1.0, f"{LABEL_PART}, val included")
     save: str | None = option(
         None, "save the classifier as a run in this new folder, for predict, eval, export and report"

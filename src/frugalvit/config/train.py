@@ -22,6 +22,7 @@ from frugalvit.config.types import (
     PRECISION,
     PUBLISHED,
     ROOT,
+    TARGET,
     VAL_FRACTION,
     Auto,
     Count,
@@ -35,6 +36,7 @@ from frugalvit.config.types import (
     Side,
     Splitting,
     Strength,
+    TargetKind,
     Whole,
     split_commas,
 )
@@ -372,7 +374,13 @@ class TrainConfig(LabelledRunConfig):
         "images without labels to learn from too: a folder, table or shards; rest: those of DATA (a folder "
         "'unlabelled', rows without a label, and what --labels leaves out)",
     )
+    target: TargetKind = option("auto", TARGET)
     balance: bool = option(False, "draw classes equally often")
+    logit_adjustment: Strength | Auto = option(
+        "auto",
+        "τ: the loss adds τ·log(share of the class) to the logits, so that rare classes count; auto: 1 if the "
+        "largest class has 20 times the images of the smallest, else 0",
+    )
     freeze: Whole | Auto = option(
         0, "freeze the embedding and the first N blocks; auto: half of the blocks on a CPU, else none"
     )
@@ -398,7 +406,9 @@ class TrainConfig(LabelledRunConfig):
 
     @pydantic.model_validator(mode="after")
     def _check_unlabelled(self) -> Self:
-        """Reject options that have no effect without --unlabelled, and those that do not work with it."""
+        """Reject options that have no effect without --unlabelled, and those that do not work together."""
+        if self.balance and self.logit_adjustment not in ("auto", 0):
+            raise ValueError("--logit-adjustment has no effect with --balance, which draws classes equally often")
         if self.unlabelled is None:
             default = SemiConfig()
             for name, value in self.semi:

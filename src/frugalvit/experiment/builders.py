@@ -210,7 +210,10 @@ def open_source(
     path = str(config.data)
     splitting: dict[str, Any] = {"split": config.split, "val_fraction": config.val_fraction}
     if not should_stream(path, config.stream):
-        return open_data(path, classes=config.classes, root=config.root, labels=labels, loose=loose, **splitting)
+        target = getattr(config, "target", "auto")
+        return open_data(
+            path, classes=config.classes, root=config.root, labels=labels, loose=loose, target=target, **splitting
+        )
     if config.classes is not None:
         raise UserError("--classes needs access to single images, which a stream does not have: use --stream false.")
     before = read_data_facts(config.resume).get("survey") if config.resume else None

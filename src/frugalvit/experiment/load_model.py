@@ -33,7 +33,7 @@ C = TypeVar("C", bound=RunConfig)
 
 _MODELS = "Pass a run folder, a checkpoint or an exported folder"
 
-SCORES = ("top1", "top5", "mean_per_class", "knn")
+SCORES = ("top1", "top5", "mean_per_class", "knn", "map", "r2")
 """Scores that a model folder stores."""
 
 
@@ -91,7 +91,7 @@ def load_model(
         name = source if by_name else path.resolve().name
         if checkpoint is not None:
             load_weights(backbone, _checkpoint_weights(checkpoint), strict=True)
-            name, meta = f"{name}-{checkpoint.stem}", without_scores(meta)  # scores belong to the folder's weights
+            name, meta = f"{name}-{checkpoint.stem}", without_scores(meta) | {"checkpoint": True}
     elif path.is_file():
         backbone, meta = _load_file(path, source if by_name else architecture, img_size)
         name = source if by_name else path.stem

@@ -3,7 +3,7 @@
 import base64
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,16 +63,27 @@ def worst_mistakes(
     wrong = (~answers.right).nonzero()[:, 0]
     columns = (answers.confidence[wrong], answers.index[wrong], answers.labels[wrong], answers.predicted[wrong])
     mistakes = sorted(zip(*(column.tolist() for column in columns), strict=True), reverse=True)[:count]
-    thumbnails = _thumbnails(store, [index for _, index, _, _ in mistakes])
+    entries = [(index, classes[label], classes[predicted], sure) for sure, index, label, predicted in mistakes]
+    return show_mistakes(entries, store, location)
+
+
+def show_mistakes(
+    entries: Sequence[tuple[int, str, str, float | None]], store: ImageStore, location: str
+) -> list[dict[str, Any]]:
+    """Return mistakes with thumbnails and file names.
+
+    entries: index, truth, prediction, and its probability or None
+    """
+    thumbnails = _thumbnails(store, [index for index, *_ in entries])
     return [
         {
             "file": relative_name(location, store.names[index]),
             "image": thumbnail,
-            "label": classes[label],
-            "predicted": classes[predicted],
-            "probability": round(probability, 4),
+            "label": label,
+            "predicted": predicted,
+            "probability": None if probability is None else round(probability, 4),
         }
-        for thumbnail, (probability, index, label, predicted) in zip(thumbnails, mistakes, strict=True)
+        for thumbnail, (index, label, predicted, probability) in zip(thumbnails, entries, strict=True)
     ]
 
 

@@ -17,6 +17,7 @@ from frugalvit.errors import UserError, to_count
 from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.features import Features
 from frugalvit.tasks.classification.predict import nonfinite_message
+from frugalvit.tasks.classification.target import load_target
 
 
 class ReadyModel(nn.Module):
@@ -29,6 +30,7 @@ class ReadyModel(nn.Module):
         self.name, self.meta = model.name, model.meta
         self._transform = model.transform
         self.pixels = model.transform.pixels
+        self.target = load_target(model, model.classes or ())
 
     def transform(self, pictures: Any) -> Tensor:
         """Preprocess images as in evaluation: one image or a list of them -> (B, C, h, w).
@@ -56,7 +58,7 @@ class ReadyModel(nn.Module):
 
     @torch.inference_mode()
     def predict(self, pictures: Any, top: int = 5, batch: int = 64) -> list[list[tuple[str, float]]]:
-        """Return the ``top`` classes of each image with their probabilities.
+        """Return the ``top`` classes or labels of each image with their probabilities; or the name and the number.
 
         The model predicts in eval mode, ``batch`` images at a time.
         """
@@ -71,7 +73,7 @@ class ReadyModel(nn.Module):
                 logits = self(self.transform(inputs[first : first + batch])).float()
                 if not bool(logits.isfinite().all()):
                     raise UserError(nonfinite_message(self.name))
-                probabilities, best = logits.softmax(1).topk(min(top, len(names)), dim=1)
+                probabilities, best = self.target.answers(logits).topk(min(top, len(names)), dim=1)
                 for row in zip(best.tolist(), probabilities.tolist(), strict=True):
                     predictions.append([(names[index], probability) for index, probability in zip(*row, strict=True)])
         return predictions

@@ -81,18 +81,21 @@ def save_probe_run(
     features: dict[str, FeatureSet],
     scores: dict[str, Any],
     unseen: Collection[str],
+    target: dict[str, Any],
 ) -> Path:
     """Write the network with the classifier, the scores and a report into the new folder --save.
 
     unseen: the keys of the scored images, if they were held out of train; ``eval`` scores them too
+    target: facts of the model for images with several labels; empty for one class per image
     """
     network = classifier.attach_to(model.backbone)
     folder, classes = new_run_folder(config.save), list(source.classes or ())
-    meta = {"classes": classes, "data": source.name, "recipe": f"probe {scores['probe']}", "top1": scores["top1"]}
+    meta = {"classes": classes, "data": source.name, "recipe": f"probe {scores['probe']}"}
+    meta |= {name: scores[name] for name in ("top1", "map") if name in scores} | target
     save_model_folder(network, folder / layout.MODEL, classes=classes, meta=meta)
-    summary = {"run": config.save, "task": "probe", **scores, "classes": classes}
+    summary = {"run": config.save, "task": "probe", **scores, **target, "classes": classes}
     scored = features.get(scores["scored_on"])
-    if scored is not None or unseen:
+    if not target and (scored is not None or unseen):
         summary["confusion"] = _confusion(network, scored or features["train"], len(classes), unseen).tolist()
     facts = {"data": config.data, "images": scores["train_images"], "classes": classes, "held_out": list(unseen)}
     write_text(folder / layout.DATA, to_json(facts, indent=1))

@@ -11,6 +11,7 @@ A report is made from the files of a run folder. All are optional:
                         "floor": {"best": 0.35, "logistic": 0.35, …},             what simple methods score
                         "alarms": ["teacher entropy …"],                          problems of the run
                         "auto": [{"name": …, "value": …, "reason": …}],           the auto values
+                        "per_class": {"columns": […], "rows": [[…], …]},          labels, or ranges of a number
                         "pseudo_labels": {"columns": […], "rows": [[…], …]},      by class, with --unlabelled
                         "classes": ["cat", …], "confusion": [[9, 1], [0, 10]]}    rows true, columns predicted
     data.json          {"used": {"train": 80}, "notes": ["val is made from train …"],     images per split, notes,
@@ -106,10 +107,16 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
     parts = [
         ("runs", "Runs", "" if single or compared else sections.results(records, main=True)),
         ("classes", "Classes", _each(records, dense_sections.per_class) or _each(records, sections.class_accuracy)),
+        ("answers", "Answers", _each(records, sections.answers)),
         ("calibration", "Calibration", _each(records, sections.calibration)),
         ("recall", "Precision over recall", _each(records, dense_sections.precision_recall), "Mean over classes."),
         ("curves", "Curves", sections.curves(records, main=True)),
-        ("mistakes", "Worst mistakes", _each(records, sections.mistakes), "Most confident errors first."),
+        (
+            "mistakes",
+            "Worst mistakes",
+            _each(records, sections.mistakes),
+            "The largest or most confident errors first.",
+        ),
         ("worst", "Worst pictures", _each(records, dense_sections.worst)),
         ("best", "Best pictures", _each(records, dense_sections.best)),
         ("confusion", "Confusion", _each(records, sections.confusion), "Rows: true classes. Columns: predicted."),

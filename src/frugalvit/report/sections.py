@@ -166,6 +166,12 @@ def class_accuracy(record: RunRecord) -> str:
     return first + (more if len(lines) > _BARS else "")
 
 
+def answers(record: RunRecord) -> str:
+    """Show the table of labels, or of ranges of a number."""
+    stored = record.summary.get("per_class")
+    return table(stored["columns"], stored["rows"]) if isinstance(stored, dict) else ""
+
+
 def calibration(record: RunRecord) -> str:
     """Compare the confidence of the predictions with their accuracy, in words and as a curve."""
     stored = record.summary.get("calibration") or {}
@@ -249,7 +255,10 @@ def pseudo_labels(record: RunRecord) -> str:
 
 def mistakes(record: RunRecord) -> str:
     """Show pictures with their classes and files."""
-    entries = [{**entry, "score": f"{100 * entry['probability']:.0f}\u00a0%"} for entry in record.mistakes]
+    entries = [
+        {**entry, "score": "" if entry["probability"] is None else f"{100 * entry['probability']:.0f}\u00a0%"}
+        for entry in record.mistakes
+    ]
     return gallery(entries, "predicted as")
 
 

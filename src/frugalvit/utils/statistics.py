@@ -205,14 +205,16 @@ def pseudo_values(total: float, without: Sequence[float]) -> list[float]:
     return [count * total - (count - 1) * score for score in without]
 
 
-def jackknife_interval(score: float, values: Sequence[float], highest: float = 100.0) -> tuple[float, float]:
-    """Return the 95 % interval of a score between 0 and ``highest`` from its pseudo-values (Tukey 1958)."""
+def jackknife_interval(
+    score: float, values: Sequence[float], highest: float = 100.0, lowest: float = 0.0
+) -> tuple[float, float]:
+    """Return the 95 % interval of a score between ``lowest`` and ``highest`` from its pseudo-values (Tukey 1958)."""
     from scipy import stats
 
     if len(values) < 2:
-        return 0.0, highest
+        return lowest, highest
     half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-    return max(0.0, score - half), min(highest, score + half)
+    return max(lowest, score - half), min(highest, score + half)
 
 
 def paired_difference(first: Sequence[float], second: Sequence[float], resolution: float | None = None) -> Difference:

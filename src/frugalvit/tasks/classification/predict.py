@@ -1,4 +1,4 @@
-"""``frugalvit predict``: classify images with a trained model, its class names and its preprocessing."""
+"""``frugalvit predict``: the classes, labels or number of images, with a model's names and preprocessing."""
 
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, described_by, load_model
 from frugalvit.runs.run_folder import read_summary
+from frugalvit.tasks.classification.target import Target, load_target
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.tables import CommandResult, Table, as_csv
 
 
 def predict(config: PredictConfig) -> CommandResult:
-    """Return the most probable classes of images."""
+    """Return the most probable classes of images, their labels, or their number."""
     model, classes = load_classifier(config.model, config.device)
+    target = load_target(model, classes)
     inputs = InputImages(config.images)
     rows: list[dict[str, Any]] = []
     device = next(model.backbone.parameters()).device
@@ -29,28 +31,36 @@ def predict(config: PredictConfig) -> CommandResult:
         images = torch.cat([model.transform.image(image.pixels) for image in part]).to(device)
         with torch.inference_mode():
             views = [images, images.flip(-1)] if config.mirror else [images]
-            probabilities = class_probabilities(model.backbone, *(model.backbone(view).pooled for view in views))
-        if not bool(probabilities.isfinite().all()):
+            answers = mean_answers(target, model.backbone, *(model.backbone(view).pooled for view in views))
+        if not bool(answers.isfinite().all()):
             raise UserError(nonfinite_message(config.model))
-        highest, labels = probabilities.topk(min(config.top, len(classes)), dim=1)
-        for image, row, best in zip(part, highest.tolist(), labels.tolist(), strict=True):
-            guesses = [{"class": classes[i], "probability": p} for i, p in zip(best, row, strict=True)]
-            rows.append({"image": str(image.path), "predictions": guesses})
+        facts = target.describe(answers, config.top)
+        rows += [{"image": str(image.path), **answer} for image, answer in zip(part, facts, strict=True)]
     data = {"predictions": rows, "unreadable": inputs.unreadable}
     if config.format == "csv":
-        return CommandResult(data, [], [_csv(rows)])
-    cells = [[row["image"], *(f"{g['class']} {g['probability']:.1%}" for g in row["predictions"])] for row in rows]
-    columns = ["image", *(f"{rank}." for rank in range(1, min(config.top, len(classes)) + 1))]
-    return CommandResult(data, [Table(columns, cells)])
+        return CommandResult(data, [], [_csv(rows, target).rstrip("\n")])
+    ranks = [f"{rank}." for rank in range(1, min(config.top, len(classes)) + 1)]
+    heading = {"class": ranks, "labels": ["labels", *ranks], "number": list(classes)}[target.kind]
+    return CommandResult(data, [Table(["image", *heading], [[row["image"], *_cells(row)] for row in rows])])
 
 
-def _csv(rows: list[dict[str, Any]]) -> str:
+def _cells(facts: dict[str, Any]) -> list[str]:
+    """Return the number or the labels of an image, then its most probable classes."""
+    texts = [f"{facts['value']:.4g}"] if "value" in facts else ["|".join(facts["labels"])] if "labels" in facts else []
+    return texts + [f"{guess['class']} {guess['probability']:.1%}" for guess in facts.get("predictions", ())]
+
+
+def _csv(rows: list[dict[str, Any]], target: Target) -> str:
+    if target.kind == "number":
+        return as_csv(["image", *target.classes], [[row["image"], f"{row['value']:.6g}"] for row in rows])
+    present = ["present"] if target.kind == "labels" else []  # 1 if the label is above its threshold
     cells = [
-        [row["image"], rank, guess["class"], f"{guess['probability']:.6f}"]
+        [row["image"], rank, name, f"{guess['probability']:.6f}", *(int(name in row["labels"]) for _ in present)]
         for row in rows
         for rank, guess in enumerate(row["predictions"], 1)
+        for name in [guess["class"]]
     ]
-    return as_csv(["image", "rank", "class", "probability"], cells).rstrip("\n")
+    return as_csv(["image", "rank", "class", "probability", *present], cells)
 
 
 def load_classifier(
@@ -71,9 +81,9 @@ def load_classifier(
     return model, model.classes or tuple(str(i) for i in range(model.backbone.num_classes))
 
 
-def class_probabilities(backbone: Backbone, *views: Tensor) -> Tensor:
-    """Return the class probabilities (B, C), averaged over views, from pooled features (B, D) per view."""
-    return torch.stack([backbone.classify(pooled).float().softmax(1) for pooled in views]).mean(0)
+def mean_answers(target: Target, backbone: Backbone, *views: Tensor) -> Tensor:
+    """Return the probabilities or values (B, K), averaged over views, from pooled features (B, D) per view."""
+    return torch.stack([target.answers(backbone.classify(pooled).float()) for pooled in views]).mean(0)
 
 
 def nonfinite_message(where: str | Path) -> str:
