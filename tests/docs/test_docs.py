@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import uvicorn
 import yaml
 from PIL import Image
 
@@ -46,7 +47,7 @@ SHORT_OPTIONS: dict[str, dict[str, str | None]] = {  # None: the option is switc
     "demo": {"seeds": "1", "epochs": "1"},
 }
 # Options that need other processes, a network or hours, and their number of values.
-REMOVED_OPTIONS = {"devices": 1, "nodes": 1, "epochs": 1, "pretrained": 0}
+REMOVED_OPTIONS = {"devices": 1, "nodes": 1, "epochs": 1, "pretrained": 0, "push": 1, "private": 0, "int8": 0}
 
 
 class Block(NamedTuple):
@@ -238,6 +239,7 @@ def test_blocks_run(
     if "runs/" in page.read_text(encoding="utf-8"):
         shutil.copytree(reader / "runs", tmp_path / "runs", ignore=_ignore_outputs(page))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(uvicorn, "run", lambda *_, **__: None)  # serve would wait for photos
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
         if block.language == "python":

@@ -23,6 +23,7 @@ EXTRAS = {
     "streams": "Hugging Face datasets, Parquet, s3:// and the like",
     "tracking": "W&B, MLflow, Trackio",
     "export": "ONNX",
+    "serve": "the page of 'frugalvit serve'",
     "video": "UCF101's middle frames",
     "science": "multi-channel TIFF and DICOM",
 }

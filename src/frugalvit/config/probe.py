@@ -8,6 +8,7 @@ from frugalvit.config.base import Config, option
 from frugalvit.config.types import (
     ARCHITECTURE,
     CLASSIFIER,
+    COVERAGE,
     DATA,
     LABEL_PART,
     LABELS,
@@ -77,6 +78,7 @@ class EvalConfig(FrozenModelConfig):
         "auto", "split to score; auto: test, else val, else all"
     )
     mirror: bool = option(False, MIRROR)
+    coverage: float | None = option(None, COVERAGE)
     out: str | None = option(None, "CSV file for the prediction of every image", short="-o")
 
 

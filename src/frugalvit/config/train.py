@@ -14,6 +14,7 @@ from frugalvit.config.recipes import recipe_values
 from frugalvit.config.semi_supervised import SemiConfig
 from frugalvit.config.types import (
     CLASSIFIER,
+    COVERAGE,
     DATA,
     LABEL_PART,
     MIRROR,
@@ -434,6 +435,17 @@ class PredictConfig(Config):
     format: Literal["table", "csv"] = option("table", "output format; or use --json")
     batch: int = option(64, "images per batch", ge=1)
     mirror: bool = option(False, MIRROR)
+    coverage: float | None = option(None, COVERAGE)
+    device: Device = option("auto", "device to compute on")
+
+
+class ServeConfig(Config):
+    """Answer photos on a web page, and as JSON at /predict."""
+
+    model: str = option(help=CLASSIFIER, positional=True)
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 lets other machines in, without a password")
+    port: int = option(8000, "port to listen on; 0: a free one", ge=0, le=65535)
+    coverage: float = option(0.9, COVERAGE)
     device: Device = option("auto", "device to compute on")
 
 

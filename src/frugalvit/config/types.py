@@ -63,6 +63,7 @@ CLASSIFIER = "run folder, checkpoint, exported folder or published weights"
 ARCHITECTURE = "architecture of a checkpoint without a configuration; NAME.TAG sets its preprocessing too"
 PUBLISHED = "start from published weights, from FRUGALVIT_WEIGHTS (a folder) or the hub"
 PRETRAINED = "MODEL is a name: use its published weights, from FRUGALVIT_WEIGHTS (a folder) or the hub"
+COVERAGE = "share of images, such as 0.9, for which the set of classes holds the right one (split conformal, LAC)"
 LABELS = "auto: read labels; folders: folder names are classes; ignore: no labels"
 TARGET = (
     "what an image has: one class, several labels (a|b in a table, JSON lists, boxes), or a number; auto: labels for "

@@ -95,6 +95,8 @@ _TARGETS = {
     "labels": "a table with labels (a|b in a CSV, or JSON lists) or a folder with boxes",
     "number": "a table with a number per image (table.csv:label=COLUMN names its column)",
 }
+
+
 def _set_pixel_format(source: DatasetSplits) -> None:
     """Decide how the images of a dataset are read, by the headers of a few files."""
     examples: dict[PixelFormat, str] = {}

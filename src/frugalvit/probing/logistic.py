@@ -8,6 +8,7 @@ output, as in scikit-learn. Several labels per image (VOC2007): one logistic out
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from frugalvit.probing.metrics import (
 )
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.saved_probe import LinearClassifier
-from frugalvit.probing.splits import ProbeData, make_probe_splits
+from frugalvit.probing.splits import ProbeData, ProbeSplit, concat, leave_fifths_out, make_probe_splits
 from frugalvit.probing.validation import as_features, as_labels, as_targets
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult
@@ -70,7 +71,17 @@ def logistic(config: LogisticConfig) -> CommandResult:
             "train_images": len(splits.train) + len(splits.val),
             "test_images": len(splits.test),
         }
-        classifier, settings = LinearClassifier(*result.classifier), ("lambda", "iterations")
+        learned = concat(splits.train, splits.val)
+
+        def fit(part: ProbeSplit) -> Callable[[Tensor], Tensor]:
+            # The loss is a sum: with λ / N as in the full fit, the scale of the logits stays.
+            strength = result.strength * len(part) / len(learned)
+            problem = LogisticRegression(part.features, part.targets, splits.classes, inputs.device)
+            found = problem.fit([strength], None, config.max_iterations)
+            return lambda features: found.scores(features)[0].clamp_min(-1e9)
+
+        held_out = None if several else partial(leave_fifths_out, learned, splits.classes, fit)
+        classifier, settings = LinearClassifier(*result.classifier, held_out), ("lambda", "iterations")
         return ProbeScores(data, settings, splits.notes, classifier=classifier, unseen=splits.unseen, meta=meta)
 
     return run_probe("logistic", config, score_features, multi_label=True)

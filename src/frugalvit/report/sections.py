@@ -156,14 +156,20 @@ def class_accuracy(record: RunRecord) -> str:
         return ""
     names = record.summary.get("classes") or range(len(matrix))
     counts = [(str(name), row[k], sum(row)) for k, (name, row) in enumerate(zip(names, matrix, strict=False))]
-    lines = [
+    shares = sorted((right / count, name, count) for name, right, count in counts if count)
+    rows = [(name, share, pluralize(count, "image")) for share, name, count in shares]
+    more = f"<details><summary>{len(rows) - _BARS} more classes</summary>{bar_table(rows[_BARS:])}</details>"
+    return bar_table(rows[:_BARS]) + (more if len(rows) > _BARS else "")
+
+
+def bar_table(rows: Iterable[tuple[str, float, str]]) -> str:
+    """Draw names with their shares as bars, and a note beside each."""
+    lines = (
         f'<tr><th scope="row">{escape(name)}</th><td class="meter"><i style="--share:{share:.3f}"></i></td>'
-        f'<td class="number">{100 * share:.0f} %</td><td class="number quiet">{pluralize(count, "image")}</td></tr>'
-        for share, name, count in sorted((right / count, name, count) for name, right, count in counts if count)
-    ]
-    first, rest = (f'<table class="bars">{"".join(part)}</table>' for part in (lines[:_BARS], lines[_BARS:]))
-    more = f"<details><summary>{len(lines) - _BARS} more classes</summary>{rest}</details>"
-    return first + (more if len(lines) > _BARS else "")
+        f'<td class="number">{100 * share:.0f} %</td><td class="number quiet">{note}</td></tr>'
+        for name, share, note in rows
+    )
+    return f'<table class="bars">{"".join(lines)}</table>'
 
 
 def answers(record: RunRecord) -> str:
@@ -185,8 +191,12 @@ def calibration(record: RunRecord) -> str:
     text = f"Its confidence is {error:.1f} points from its accuracy, on average over {pluralize(images, 'image')}: "
     words = "it is too sure" if surplus > 0 else "it is too cautious"
     text += "you can read it as a probability." if error < _CALIBRATED else f"{words}."
-    measured = [(row["confidence"], row["accuracy"]) for row in bins]
-    series = [svg_charts.Series("measured", 0, measured), svg_charts.Series("ideal", 1, [(0.0, 0.0), (100.0, 100.0)])]
+    text += f" {how[0].upper()}{how[1:]}." if (how := str(stored.get("how") or "")) else ""
+    before = stored.get("before") or {}
+    drawn = {"measured": bins, "before": (before.get("bins") or []) if before.get("bins") != bins else []}
+    points = {name: [(row["confidence"], row["accuracy"]) for row in rows] for name, rows in drawn.items() if rows}
+    points["ideal"] = [(0.0, 0.0), (100.0, 100.0)]
+    series = [svg_charts.Series(name, number, curve) for number, (name, curve) in enumerate(points.items())]
     panel = svg_charts.Panel("Calibration", "right, %", "confidence, %", series, by_split=True)
     return f"<p>{escape(text)}</p>{svg_charts.chart(panel)}"
 

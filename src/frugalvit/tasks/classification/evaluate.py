@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from frugalvit.data.dataset import ImageDataset, join
 from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.errors import UserError
+from frugalvit.experiment.calibration import Calibration, measure_calibration
 from frugalvit.experiment.load_model import described_by
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.floor import check_floor, describe_floor
@@ -24,8 +26,8 @@ from frugalvit.probing.metrics import classification_scores, rank_classes, score
 from frugalvit.probing.splits import HELD_OUT, make_extractor
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import read_summary
-from frugalvit.tasks.classification.predict import load_classifier, mean_answers, nonfinite_message
-from frugalvit.tasks.classification.target import StoredTarget, load_target
+from frugalvit.tasks.classification.predict import check_coverage, load_classifier, mean_answers
+from frugalvit.tasks.classification.target import StoredTarget, Target, load_target
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
 from frugalvit.utils.scores import read_scores, score_table
@@ -44,10 +46,8 @@ def evaluate(config: EvalConfig) -> CommandResult:
     started = time.monotonic()
     out = _check_output(config.out)
     model, names = load_classifier(config.model, config.device, config.img_size)
-    target = load_target(model, names)
-    source, run = _open(config, target.kind)
-    split, examples = _select_split(source, config.split)
-    numbers = _match_classes(config.model, names, source, examples) if target.kind != "number" else torch.zeros(1)
+    target, calibration = load_target(model, names), check_coverage(model, config.coverage, config.mirror)
+    source, run, split, examples, numbers = open_scored(config, target)
     if run is not None and split in ("train", "all", *_learned_splits(run, source)):
         console.warning(f"{config.model} was trained on these images ({split}): its scores on new images will be lower")
     extractor = make_extractor(model, config, "pooled")
@@ -56,9 +56,8 @@ def evaluate(config: EvalConfig) -> CommandResult:
     views = [features, extractor(examples, label, mirrored=True)] if config.mirror else [features]
     inputs = [view.features.to(extractor.device) for view in views]
     with torch.inference_mode():
-        probabilities, plain = (mean_answers(target, model.backbone, *part).cpu() for part in (inputs, inputs[:1]))
-    if not bool(probabilities.isfinite().all()):
-        raise UserError(nonfinite_message(config.model))
+        probabilities, plain = (mean_answers(model, *part).cpu() for part in (inputs, inputs[:1]))
+        untempered = mean_answers(replace(model, calibration=None), *inputs).cpu()
     title = f"{config.model} on {source.name}, {split}: {pluralize(len(features), 'image')}"
     title += ", with mirror images" if config.mirror else ""
     summary: dict[str, Any] = {"model": config.model, "data": source.name}
@@ -74,6 +73,8 @@ def evaluate(config: EvalConfig) -> CommandResult:
     if config.mirror:
         summary["without_mirror"] = _scores(rank_classes(plain), truth, len(names))
     per_class = _per_class(ranked[:, 0], truth, names)
+    after, before = (measure_calibration(part, truth) for part in (probabilities, untempered))
+    summary |= {"ece": after["error"], "ece_before": before["error"], "reliability": after["bins"]}
     rows = _predictions(features.names, probabilities, ranked[:, 0], truth, names)
     mistakes = sorted((row for row in rows if row["class"] != row["predicted"]), key=lambda row: -row["probability"])
     summary |= {
@@ -90,9 +91,25 @@ def evaluate(config: EvalConfig) -> CommandResult:
             f"floor: {describe_floor(floor, scores['top1'])}",
             *(f"alarm: {alarm}" for alarm in summary["alarms"]),
         ]
+    how = "no temperature" if calibration is None else f"{before['error']:.1f} before {calibration}"
+    notes.append(f"confidence is {after['error']:.1f} points from accuracy (ECE); {how}")
+    if config.coverage is not None and calibration is not None:
+        summary["sets"] = _score_sets(probabilities, truth, config.coverage, calibration)
+        notes.append(
+            "sets for {asked:g} %: the right class is inside for {inside:.1f} % of images; {classes:.2f} classes on "
+            "average, {empty:.1f} % are empty".format(**summary["sets"])
+        )
+    if calibration is not None and (distances := calibration.distances(inputs[0])):
+        summary["unlike_training"] = 100 * sum(map(calibration.is_unlike, distances)) / len(distances)
+        notes.append(f"unlike training: {summary['unlike_training']:.1f} % of the images; about 5 % is usual")
     tables = [score_table(read_scores(summary), title)]
     if config.mirror:
         tables.append(score_table(read_scores(summary["without_mirror"] | where), "without mirror images"))
+    bars: list[list[object]] = [
+        [f"{row['confidence']:.1f}", f"{row['accuracy']:.1f}", row["images"], "█" * round(row["accuracy"] / 5)]
+        for row in after["bins"]
+    ]
+    tables.append(Table(["confidence, %", "right, %", "images", ""], bars, "reliability"))
     return _result(summary, [*tables, *_mistake_tables(per_class, mistakes)], notes, out, _csv(rows))
 
 
@@ -129,6 +146,22 @@ def align_labels(targets: Tensor, numbers: Tensor, labels: int) -> Tensor:
     aligned = targets.new_full((len(targets), labels), -1)
     aligned[:, numbers[known]] = targets[:, known]
     return aligned
+
+
+def _score_sets(probabilities: Tensor, truth: Tensor, coverage: float, calibration: Calibration) -> dict[str, float]:
+    """Measure the sets of classes: how often they hold the right class, and their sizes."""
+    inside = probabilities >= calibration.lowest_probability(coverage)
+    parts = {"inside": 100 * inside.gather(1, truth[:, None]), "classes": inside.sum(1), "empty": 100 * ~inside.any(1)}
+    return {"asked": 100 * coverage} | {name: part.double().mean().item() for name, part in parts.items()}
+
+
+def open_scored(config: EvalConfig, target: Target) -> tuple[DatasetSplits, Path | None, str, ImageDataset, Tensor]:
+    """Open the images to score: the data, the run if it knows them, the split, its images, and the model's labels."""
+    source, run = _open(config, target.kind)
+    split, examples = _select_split(source, config.split)
+    is_number = target.kind == "number"
+    numbers = torch.zeros(1) if is_number else _match_classes(config.model, target.classes, source, examples)
+    return source, run, split, examples, numbers
 
 
 def _check_output(out: str | None) -> Path | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,10 +22,10 @@ from frugalvit.data.augmentation.mixup import soft_targets
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.errors import UserError
 from frugalvit.experiment.builders import EvalSet
+from frugalvit.experiment.calibration import Calibration, describe_calibration
 from frugalvit.experiment.load_model import Model
 from frugalvit.experiment.summary import (
     collect_answers,
-    measure_calibration,
     per_class_table,
     show_mistakes,
     worst_mistakes,
@@ -66,7 +67,9 @@ class Target(nn.Module, ABC):
         """Return empty scores for a dataset."""
 
     @abstractmethod
-    def details(self, scores: Any, network: Backbone, dataset: EvalSet, location: str) -> Details:
+    def details(
+        self, scores: Any, network: Backbone, dataset: EvalSet, location: str, calibration: Calibration | str | None
+    ) -> Details:
         """Return details of the final scores; location: folder or table of the data."""
 
     @abstractmethod
@@ -135,9 +138,15 @@ class ClassTarget(Target):
     def make_scores(self, images: int, device: torch.device) -> ClassificationScores:
         return ClassificationScores(len(self.classes), device)
 
-    def details(self, scores: ClassificationScores, network: Backbone, dataset: EvalSet, location: str) -> Details:
+    def details(
+        self, scores: Any, network: Backbone, dataset: EvalSet, location: str, calibration: Calibration | str | None
+    ) -> Details:
         answers = collect_answers(network, dataset, "collecting mistakes")
-        summary = {"confusion": scores.confusion.tolist(), "calibration": measure_calibration(answers)}
+        summary = {"confusion": scores.confusion.tolist()}
+        if calibration is not None:
+            summary["calibration"] = describe_calibration(answers.logits, answers.labels, calibration)
+        if isinstance(calibration, Calibration):
+            answers = replace(answers, logits=answers.logits / calibration.temperature)
         mistakes = worst_mistakes(answers, dataset.store, self.classes, location)
         return mistakes, per_class_table(scores.confusion, self.classes), summary
 
@@ -176,7 +185,9 @@ class StoredTarget(Target):
     def make_scores(self, images: int, device: torch.device) -> StoredScores:
         return StoredScores(images, self, device)
 
-    def details(self, scores: StoredScores, network: Backbone, dataset: EvalSet, location: str) -> Details:
+    def details(
+        self, scores: Any, network: Backbone, dataset: EvalSet, location: str, calibration: Calibration | str | None
+    ) -> Details:
         answers, truth, index = scores.scored()
         entries = [(int(index[row]), true, answer, sure) for row, true, answer, sure in self.worst(answers, truth)]
         table = self.answer_table(answers, truth)

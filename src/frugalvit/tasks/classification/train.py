@@ -34,13 +34,15 @@ from frugalvit.engine.param_groups import freeze_first
 from frugalvit.engine.schedules import Constant, Cosine, Linear, Ramp, Schedule, warmup_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.builders import make_localization
+from frugalvit.experiment.builders import EvalSet, make_localization
+from frugalvit.experiment.calibration import Calibration, calibrate, save_calibration, spread_rows
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.load_model import find_init
 from frugalvit.experiment.resolve import PAIR, resolve_input, resolve_training
 from frugalvit.experiment.summary import (
     augmentation_sheet,
+    collect_answers,
     describe_weights,
     finite,
     run_facts,
@@ -64,6 +66,7 @@ from frugalvit.tasks.classification.target import Target, check_options, make_ta
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.distillation.teacher import Guide, load_teacher
 from frugalvit.utils import console
+from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult
 
@@ -77,8 +80,6 @@ _AT_CHANCE = (
 
 MOST_FITTED = 50_000
 """The most images whose features "auto" fits a classifier on: more take minutes, in which other ranks wait."""
-
-_TRAINING_SAMPLE = 500  # training images to score at the end
 
 HARDLY = 0.8  # of the error of a constant answer; above it Drloc's task counts as hardly learned
 
@@ -100,6 +101,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     evaluated: ImageDataset  # of the evaluations while training
     eval_split: str  # "val", or "test", which never chooses the best weights
     unseen: ImageDataset | None  # test, if there is also val
+    learned_val: bool = False  # the classifier was fitted on val too
 
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
         rest = self.options.unlabelled == REST
@@ -251,7 +253,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         if self.load_best(outcome, config.weights):
             task.cached_scores = None
         kept_start = outcome["best_step"] == 0 and (config.classifier, config.weights) == ("logistic", "best")
-        if kept_start and self.unseen is not None:  # without test, val scores the weights
+        self.learned_val = kept_start and self.unseen is not None  # without test, val scores the weights
+        if self.learned_val:
             self._refit_classifier()
         self.final_set, unseen = self.eval_set, self.unseen
         if unseen is not None:
@@ -307,11 +310,20 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         meta = {"classes": list(classes), "data": self.data.name, "recipe": self.config.recipe}
         meta |= {name: summary[name] for name in list(self.scores.summary())[:1]} | target.meta()
         merge_lora(task.result)
-        mistakes, table, details = target.details(self.scores, task.result, self.final_set, self.data.location)
+        training = self._training_set()
+        if target.kind == "class":
+            calibration, known = self._calibrate(training)
+            console.info(str(calibration))
+        else:
+            calibration, known = None, self._score_training(training)
+        mistakes, table, details = target.details(
+            self.scores, task.result, self.final_set, self.data.location, calibration
+        )
         save_pictures(run, mistakes, augmentation_sheet(batches, task.backbone))
         run.table("per_class", table)
-        details |= {"classes": list(classes), **self._score_training_images()}
+        details |= {"classes": list(classes)} | ({"training_images": known} if known else {})
         target.finish(task.result)
+        meta |= save_calibration(calibration, run.path(layout.MODEL))
         save_model_folder(task.result, run.path(layout.MODEL), classes=classes, meta=meta)
         if self.unlabelled is None:
             return details
@@ -319,21 +331,52 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         run.table("pseudo_labels", table)
         return details | {"pseudo_labels": {"columns": table.columns, "rows": table.rows}}
 
-    def _score_training_images(self) -> dict[str, Any]:
-        """Score a few training images without augmentation: the report tells over- from underfitting by it."""
+    def _training_set(self) -> EvalSet | None:
+        """Return training images without augmentation; None for a stream.
+
+        The report tells over- from underfitting by them, and predictions are compared with their features.
+        """
         if self.images.streaming is not None:
-            return {}
-        images = self.images.subset(np.unique(np.linspace(0, len(self.images) - 1, _TRAINING_SAMPLE).astype(int)))
+            return None
+        images = self.images.subset(spread_rows(len(self.images)).numpy())
         transform, config, device = self.final_set.transform, self.config, self.fabric.device
         # Rank 0 is here alone, and the share of unreadable images may be higher in a sample.
         config = config.model_copy(update={"cache": config.cache.model_copy(update={"max_bad": 1.0})})
         with console.quiet():
             store = builders.get_image_store(images, transform.out_size, config, device, crop=transform.crop)
-            dataset = builders.EvalSet(store, transform, self.final_set.batch)
-            scores = self.task.scores(dataset, alone=True)
-        if not (count := scores.facts("train")["scored_images"]):  # none is readable any more
+        return EvalSet(store, transform, self.final_set.batch)
+
+    def _score_training(self, training: EvalSet | None) -> dict[str, Any]:
+        """Return the main score of training images; {} if none is readable."""
+        if training is None:
             return {}
-        return {"training_images": dict(list(scores.summary().items())[:1]) | {"count": count}}
+        with console.quiet():
+            scores = self.task.scores(training, alone=True)
+        count = scores.facts("train")["scored_images"]
+        return dict(list(scores.summary().items())[:1]) | {"count": count} if count else {}
+
+    def _calibrate(self, training: EvalSet | None) -> tuple[Calibration | str, dict[str, Any]]:
+        """Calibrate on val, or say why this is impossible; also return the accuracy on training images.
+
+        The names of the training images are recorded.
+        """
+        gallery, known = None, {}
+        if training is not None:
+            with console.quiet():
+                answers = collect_answers(self.task.result, training, "scoring training images")
+            gallery, count = answers.pooled, len(answers.labels)
+            known = {"top1": 100 * answers.right.double().mean().item(), "count": count} if count else {}
+            named = zip(answers.index.tolist(), answers.labels.tolist(), strict=True)
+            names = training.store.names
+            rows = [{"file": utf8_safe(names[index]), "label": self.classes[label]} for index, label in named]
+            self.run_folder.save_json(layout.TRAINING_IMAGES, rows)
+        if self.eval_split != "val":
+            why = "not calibrated: there is no val split, and test must only score. --split auto makes one from train"
+            return why, known
+        if self.learned_val:
+            return "not calibrated: the classifier learned from val too", known
+        held_out = collect_answers(self.task.result, self.eval_set, "calibrating on val")
+        return calibrate(held_out.logits, held_out.labels, "val", gallery, held_out.pooled), known
 
     def report_inputs(self) -> dict[str, Any]:
         images = self.unseen or self.data.splits.get("val") or self.data.splits["train"]
