@@ -167,9 +167,16 @@ class EmbedConfig(FeaturesConfig):
     data: str = option(help=DATA, positional=True)
     out: str | None = option(
         None,
-        "features.npz or features.parquet; to_label.csv with --select; duplicates.csv with --duplicates",
+        "features.npz or features.parquet; to_label.csv with --select; duplicates.csv with --duplicates; a folder with "
+        "--engine ray",
         short="-o",
     )
+    engine: Literal["memory", "ray"] = option(
+        "memory",
+        "memory: all features in this process; ray: any number of images, with Ray, into a folder --out of Parquet "
+        "parts; a repeated command continues (frugalvit[scale])",
+    )
+    actors: Count | Auto = option("auto", "workers of Ray; auto: one a GPU, else one a core", needs="engine=ray")
     root: str | None = option(None, ROOT)
     split: Literal["all", "train", "val", "test"] = option(
         "all", "images to use; a missing val is made as in train; by default --select uses train only"
@@ -205,6 +212,10 @@ class EmbedConfig(FeaturesConfig):
         outputs = [name for name in ("neighbours", "select", "duplicates") if getattr(self, name) is not None]
         if len(outputs) > 1:
             raise ValueError(f"--{outputs[0]} and --{outputs[1]} cannot be combined; run the command twice")
+        if self.engine == "ray" and self.features == "grid":
+            raise ValueError("--features grid does not fit a table; use pooled or last_blocks with --engine ray")
+        if self.engine == "ray" and self.picture:
+            raise ValueError("--picture has no effect with --engine ray, which writes tables; drop it")
         return self
 
 

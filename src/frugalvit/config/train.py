@@ -99,6 +99,9 @@ class RunConfig(Config):
     device: Device = option("auto", "device to compute on")
     devices: int = option(1, "processes per machine, one per device", ge=1)
     nodes: int = option(1, "machines", ge=1)
+    strategy: Literal["ddp", "fsdp"] = option(
+        "ddp", "ddp: every rank stores everything; fsdp: ranks share weights, gradients and moments (train)"
+    )
     peer_timeout: float = option(300.0, "seconds to wait for another rank in a step before the run fails", gt=0)
     auto_batch: bool = option(False, "on a GPU, raise --accumulate until a step fits into memory")
     precision: Precision = option("auto", PRECISION)
@@ -227,6 +230,12 @@ class RunConfig(Config):
             raise ValueError(f"{' and '.join(sources)} both set the initial weights; drop one of them")
         if isinstance(self.batch, int) and self.accumulate > self.batch:
             raise ValueError(f"--accumulate {self.accumulate} is larger than --batch {self.batch}")
+        kind = self.recipe_task()
+        blocked = {f"'{kind}'": kind != "train", "--auto-batch": self.auto_batch}
+        blocked |= {"--precision fp16": self.precision == "fp16", "--compile": self.compile not in ("auto", False)}
+        if self.strategy == "fsdp" and any(blocked.values()):
+            what = next(flag for flag, is_set in blocked.items() if is_set)
+            raise ValueError(f"--strategy fsdp does not work with {what}; use --strategy ddp")
         return self
 
     def weight_sources(self) -> dict[str, object]:
@@ -259,7 +268,7 @@ class RunConfig(Config):
 
 FREE_ON_RESUME = (
     *("device", "devices", "nodes", "peer_timeout", "workers", "cache.location", "cache.folder", "cache.max_bad"),
-    *("log_every", "save_every", "track", "report", "plugin"),
+    *("strategy", "log_every", "save_every", "track", "report", "plugin"),
 )
 """Options that do not affect the scores: they may change when a run or a comparison is resumed."""
 

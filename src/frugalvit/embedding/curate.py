@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.nn import functional as F
@@ -16,6 +16,7 @@ from frugalvit.embedding.selection import group_duplicates, representatives
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.splits import make_extractor, open_model, probe_device
+from frugalvit.utils import console
 from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import write_text
 from frugalvit.utils.tables import CommandResult, Table, as_csv
@@ -23,6 +24,7 @@ from frugalvit.utils.text import pluralize
 
 _MAX_DRAWN = 200  # images in a figure
 _DRAWN_GROUPS, _LISTED_GROUPS = 40, 10
+T = TypeVar("T")
 
 
 def select(
@@ -36,7 +38,7 @@ def select(
     # Of a table with some labels only the labelled rows are known; without any label, every image is.
     labelled = None if config.known is None else open_data(config.known, split="given")
     known = None if labelled is None else join(*labelled.splits.values())
-    candidates = _distinct_files(examples, [] if known is None else known.names)
+    candidates = distinct_files(examples.names, [] if known is None else known.names)
     if count > len(candidates):
         others = f" besides those of {config.known}" if config.known else ""
         raise UserError(f"--select {count}: there are only {pluralize(len(candidates), 'image')}{others}.")
@@ -77,7 +79,7 @@ def duplicates(
     model = open_model(config.model, config)
     features = make_extractor(model, config, config.features, config.blocks)(examples, source.name)
     files = are_files(examples)
-    candidates = _distinct_files(examples) if files else range(len(examples))
+    candidates = distinct_files(examples.names) if files else range(len(examples))
     rows = torch.tensor([row for row, position in enumerate(features.positions) if position in candidates])
     first = rows[group_duplicates(features.features[rows], config.duplicates, device=probe_device(model))]
     cosines = F.cosine_similarity(features.features[rows], features.features[first], dim=1).clamp(max=1)
@@ -126,10 +128,10 @@ def path_from_table(table: Path, name: str) -> str:
     return file.relative_to(folder).as_posix() if file.is_relative_to(folder) else str(file)
 
 
-def _distinct_files(examples: ImageDataset, excluded: Sequence[str] = ()) -> set[int]:
+def distinct_files(names: Sequence[str], excluded: Sequence[str] = ()) -> set[int]:
     """Return the position of each file's first occurrence, without the excluded files."""
     first: dict[Path, int] = {}
-    for position, name in enumerate(examples.names):
+    for position, name in enumerate(names):
         first.setdefault(Path(name).resolve(), position)
     return {first[file] for file in first.keys() - {Path(name).resolve() for name in excluded}}
 
@@ -139,6 +141,15 @@ def are_files(examples: ImageDataset) -> bool:
     if isinstance(examples, JoinedExamples):
         return all(are_files(part) for part in examples.parts)
     return isinstance(examples, FileExamples)
+
+
+def drop_held_out(parts: dict[str, T]) -> dict[str, T]:
+    """Leave val and test out: labelled images are trained on, and would make scores optimistic."""
+    held_out = [split for split in ("val", "test") if split in parts]
+    if not held_out or len(held_out) == len(parts):
+        return parts
+    console.info(f"--select ignores {' and '.join(held_out)}, because labelled images are trained on; see --split all")
+    return {split: examples for split, examples in parts.items() if split not in held_out}
 
 
 def facts(config: EmbedConfig, source: DatasetSplits, features: FeatureSet) -> dict[str, Any]:

@@ -78,7 +78,9 @@ def make_fabric(config: RunConfig) -> Fabric:
         accelerator={"cuda": "cuda", "mps": "mps"}.get(device, "cpu"),
         devices=devices,
         num_nodes=nodes,
-        strategy=distributed.strategy(devices * nodes > 1, config.peer_timeout, has_unused=config.has_unused_layers()),
+        strategy=distributed.strategy(
+            config.strategy, devices * nodes, config.peer_timeout, has_unused=config.has_unused_layers()
+        ),
         plugins=make_precision(config.precision, device),
     )
     distributed.launch(fabric, devices)
