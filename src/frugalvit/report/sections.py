@@ -185,13 +185,14 @@ def calibration(record: RunRecord) -> str:
     if error is None or not bins:
         return ""
     images = sum(row["images"] for row in bins)
+    how = f" {found[0].upper()}{found[1:]}." if (found := str(stored.get("how") or "")) else ""
     if images < _CALIBRATION_IMAGES:
-        return f"<p>{pluralize(images, 'image')}: too few to judge the confidence of the model.</p>"
+        return f"<p>{pluralize(images, 'image')}: too few to judge the confidence of the model.{escape(how)}</p>"
     surplus = sum(row["images"] * (row["confidence"] - row["accuracy"]) for row in bins) / images
     text = f"Its confidence is {error:.1f} points from its accuracy, on average over {pluralize(images, 'image')}: "
     words = "it is too sure" if surplus > 0 else "it is too cautious"
     text += "you can read it as a probability." if error < _CALIBRATED else f"{words}."
-    text += f" {how[0].upper()}{how[1:]}." if (how := str(stored.get("how") or "")) else ""
+    text += how
     before = stored.get("before") or {}
     drawn = {"measured": bins, "before": (before.get("bins") or []) if before.get("bins") != bins else []}
     points = {name: [(row["confidence"], row["accuracy"]) for row in rows] for name, rows in drawn.items() if rows}
