@@ -14,7 +14,7 @@ from PIL import Image
 
 from frugalvit.cli import flags
 from frugalvit.cli import main as cli
-from frugalvit.cli.command_table import COMMANDS
+from frugalvit.cli.commands import COMMANDS
 from frugalvit.cli.help_layout import EXAMPLES, SHOWN_OPTIONS
 from frugalvit.config.base import flat_fields, set_dotted
 from frugalvit.config.train import FREE_ON_RESUME, TrainConfig

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from frugalvit.embedding import cluster_index
 from frugalvit.embedding.cluster_index import ClusterIndex
+from frugalvit.embedding.duplicates import group_duplicates
 from frugalvit.embedding.feature_table import FeatureParts, make_table
-from frugalvit.embedding.selection import group_duplicates, representatives
+from frugalvit.embedding.select import representatives
 
 parquet: Any = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow: pip install 'frugalvit[scale]'")
 pytest.importorskip("faiss", reason="needs faiss: pip install 'frugalvit[scale]'")

@@ -13,7 +13,8 @@ from frugalvit.config.dense import DetectConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
-from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
+from frugalvit.data.augmentation.multicrop import MultiCrop
+from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment.builders import make_localization

@@ -20,7 +20,8 @@ from frugalvit.config.tools import AdviseConfig
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.augmentation.mixup import Mixing
-from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
+from frugalvit.data.augmentation.multicrop import MultiCrop
+from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import PHOTO

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from frugalvit.comparison import statistics
 from frugalvit.config.base import flatten, set_dotted
 from frugalvit.config.compare import CompareConfig, Compared
 from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
@@ -21,7 +22,7 @@ from frugalvit.experiment.summary import finite
 from frugalvit.runs import layout
 from frugalvit.runs.layout import check_free_for_comparison, contains_run, missing_parents, remove_empty_run
 from frugalvit.runs.run_folder import RunFolder, read_summary
-from frugalvit.utils import console, statistics
+from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, write_text
 from frugalvit.utils.scores import SCORE_NAMES, as_percent, is_percent, main_score, read_scores, share_interval
 from frugalvit.utils.tables import CommandResult, Table, as_csv, as_latex, as_markdown, as_text, markdown_text

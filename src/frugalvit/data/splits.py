@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from frugalvit.data.copies import group_copies
 from frugalvit.data.dataset import DatasetSplits, join
+from frugalvit.data.duplicates import group_copies
 from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.errors import UserError
 from frugalvit.utils.text import pluralize, truncate_list

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from frugalvit.data.copies import connect_groups
+from frugalvit.data.duplicates import connect_groups
 from frugalvit.embedding.feature_table import FeatureParts
-from frugalvit.embedding.selection import MAX_COSINES, ROUNDING, representatives
+from frugalvit.embedding.select import MAX_COSINES, ROUNDING, representatives
 from frugalvit.probing.knn import CELLS
 from frugalvit.utils import console
 

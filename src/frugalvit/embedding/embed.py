@@ -1,6 +1,6 @@
 """``frugalvit embed``: write the features of images, or draw the nearest neighbours of one image.
 
-``curate.py`` selects images to label and finds near duplicates.
+``select.py`` selects images to label, ``duplicates.py`` finds near duplicates.
 """
 
 import time
@@ -16,8 +16,10 @@ from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import read_pixels, to_picture
 from frugalvit.data.paths import is_inside
 from frugalvit.data.splits import add_missing_splits
-from frugalvit.embedding import curate
+from frugalvit.embedding.duplicates import duplicates
 from frugalvit.embedding.feature_table import UNLABELLED, label_names, make_table
+from frugalvit.embedding.image_table import drop_held_out, facts
+from frugalvit.embedding.select import select
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
 from frugalvit.probing.knn import nearest
@@ -40,7 +42,7 @@ def embed(config: EmbedConfig) -> CommandResult:
     _check_outputs(config, out, picture)
     source, chosen = _open_images(config)
     if out is not None and picture is not None and _makes_table(config):
-        command = curate.duplicates if config.select is None else curate.select
+        command = duplicates if config.select is None else select
         return command(config, source, join(*chosen.values()), out, picture)
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)
@@ -48,7 +50,7 @@ def embed(config: EmbedConfig) -> CommandResult:
     features = extractor(join(*chosen.values()), source.name)
     # By position: one file may be in several splits.
     splits = [split for split, examples in chosen.items() for _ in range(len(examples))]
-    data = curate.facts(config, source, features) | {"shape": list(features.features.shape[1:])}
+    data = facts(config, source, features) | {"shape": list(features.features.shape[1:])}
     tables: list[Table] = []
     neighbours = [] if query is None else _find_neighbours(extractor, features, query, config, probe_device(model))
     if out is not None:
@@ -75,7 +77,7 @@ def _open_images(config: EmbedConfig) -> tuple[DatasetSplits, dict[str, ImageDat
         console.info("val is made from train: --split train contains its images too")
     chosen = _choose_splits(source, config.split)
     if config.select is not None and "split" not in config.model_fields_set and config.engine == "memory":
-        chosen = curate.drop_held_out(chosen)
+        chosen = drop_held_out(chosen)
     return source, chosen
 
 

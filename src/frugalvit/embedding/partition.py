@@ -21,8 +21,8 @@ from frugalvit.data.webdataset.index import PackedIndex
 from frugalvit.data.webdataset.remote import is_remote
 from frugalvit.data.webdataset.shards import index_entry, is_shards, list_shards
 from frugalvit.data.webdataset.stream import read_samples
-from frugalvit.embedding.curate import are_files
 from frugalvit.embedding.feature_table import Labels, label_names
+from frugalvit.embedding.image_table import are_files
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import CHUNK
 from frugalvit.utils.text import short_message, truncate_list

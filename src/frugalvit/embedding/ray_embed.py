@@ -1,6 +1,6 @@
 """``frugalvit embed --engine ray``: features in Parquet files, and tables from them.
 
-The tables equal those of ``embed.py`` and ``curate.py``, but no step holds all features.
+The tables equal those of ``embed.py``, ``select.py`` and ``duplicates.py``, but no step holds all features.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ from frugalvit.data import join, open_data
 from frugalvit.data.decode import decode
 from frugalvit.data.paths import is_inside
 from frugalvit.embedding.cluster_index import ClusterIndex
-from frugalvit.embedding.curate import distinct_files, drop_held_out, path_from_table
 from frugalvit.embedding.feature_table import ROWS, FeatureParts, as_vectors
+from frugalvit.embedding.image_table import distinct_files, drop_held_out, path_from_table
 from frugalvit.embedding.partition import OpenImages, divide
 from frugalvit.embedding.ray_workers import embed_parts
 from frugalvit.errors import UserError
@@ -121,7 +121,7 @@ def _neighbours(
 def _select(
     config: EmbedConfig, parts: FeatureParts, index: ClusterIndex, known: list[str], known_vectors: Tensor | None
 ) -> list[str]:
-    """Choose the images to label, as ``curate.select`` does."""
+    """Choose the images to label, as ``select`` does."""
     assert config.select is not None
     splits = parts.dataset.to_table(columns=["split"])["split"].to_numpy()
     by_split = {split: np.flatnonzero(splits == split) for split in np.unique(splits)}
@@ -135,7 +135,7 @@ def _select(
 def _duplicates(
     config: EmbedConfig, parts: FeatureParts, index: ClusterIndex, output: Path, has_files: bool, answer: CommandResult
 ) -> tuple[list[str], list[list[Any]]]:
-    """Group images as ``curate.duplicates`` does."""
+    """Group images as ``duplicates`` does."""
     assert config.duplicates is not None
     rows = np.arange(len(parts))
     allowed = _distinct_rows(parts, rows) if has_files else np.ones(len(parts), bool)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from frugalvit.errors import UserError
-from frugalvit.utils.statistics import PARTS, jackknife_interval, pseudo_values, wilson_interval
+from frugalvit.utils.intervals import PARTS, jackknife_interval, pseudo_values, wilson_interval
 
 Metric = Literal["accuracy", "mean_per_class", "map", "map11", "roc_auc"]
 METRIC_NAMES: dict[Metric, str] = {

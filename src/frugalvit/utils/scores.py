@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from frugalvit.utils.statistics import wilson_interval
+from frugalvit.utils.intervals import wilson_interval
 from frugalvit.utils.tables import Table
 from frugalvit.utils.text import pluralize
 

@@ -13,8 +13,9 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
 from frugalvit.config.data import AugmentConfig, CropsConfig
+from frugalvit.data.augmentation.multicrop import MultiCrop, local_crop_size
 from frugalvit.data.augmentation.randaugment import ColorJitter, Step
-from frugalvit.data.augmentation.transforms import EvalTransform, MultiCrop, TrainAugment, local_crop_size
+from frugalvit.data.augmentation.transforms import EvalTransform, TrainAugment
 from frugalvit.data.decode import decode
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.errors import UserError

@@ -30,8 +30,8 @@ from frugalvit.tasks.classification.predict import check_coverage, load_classifi
 from frugalvit.tasks.classification.target import StoredTarget, Target, load_target
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
+from frugalvit.utils.intervals import wilson_interval
 from frugalvit.utils.scores import read_scores, score_table
-from frugalvit.utils.statistics import wilson_interval
 from frugalvit.utils.tables import CommandResult, Table, as_csv
 from frugalvit.utils.text import pluralize, truncate_list
 

@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from frugalvit.probing.metrics import PartCounts
-from frugalvit.utils.statistics import PARTS, jackknife_interval, pseudo_values
+from frugalvit.utils.intervals import PARTS, jackknife_interval, pseudo_values
 
 
 class Scores(ABC):
