@@ -20,7 +20,8 @@ from torchvision.transforms import v2
 
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.data.augmentation.mixup import Mixing
-from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
+from frugalvit.data.augmentation.multicrop import MultiCrop
+from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batches
 from torchvision_input import InMemoryDataset, TorchvisionCrops, make_loader, repeat_forever, supervised_transform

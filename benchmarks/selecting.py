@@ -17,13 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frugalvit.comparison.statistics import paired_difference, spread
 from frugalvit.data import open_data
 from frugalvit.data.splits import hold_out
-from frugalvit.embedding.selection import representatives
+from frugalvit.embedding.select import representatives
 from frugalvit.experiment.load_model import load_model
 from frugalvit.probing.extractor import FeatureExtractor
 from frugalvit.probing.logistic import LogisticFit, LogisticRegression
-from frugalvit.utils.statistics import paired_difference, spread
 from frugalvit.utils.tables import as_markdown
 
 STRENGTH = 0.01  # of the penalty; few labels leave none to choose it on

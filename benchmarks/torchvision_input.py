@@ -14,7 +14,8 @@ from torchvision.transforms import InterpolationMode, v2
 
 from frugalvit.config.data import CropsConfig
 from frugalvit.data.augmentation.mixup import Mixing
-from frugalvit.data.augmentation.transforms import IMAGENET_MEAN, IMAGENET_STD, default_crop, local_crop_size
+from frugalvit.data.augmentation.multicrop import local_crop_size
+from frugalvit.data.augmentation.transforms import IMAGENET_MEAN, IMAGENET_STD, default_crop
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.loader import Batch
 

@@ -22,13 +22,15 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchvision_input
 from esvit_reference import ReferencePretrainingTask
 from frugalvit.backbones.architectures import swin
+from frugalvit.comparison.statistics import spread
 from frugalvit.config.defaults import Facts
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.augmentation.mixup import Mixing
-from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
+from frugalvit.data.augmentation.multicrop import MultiCrop
+from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.dataset import ImageDataset
@@ -42,7 +44,6 @@ from frugalvit.tasks.classification import train
 from frugalvit.tasks.pretraining import train as pretrain
 from frugalvit.tasks.pretraining.task import PretrainingTask
 from frugalvit.utils import console
-from frugalvit.utils.statistics import spread
 from frugalvit.utils.tables import CommandResult, Table
 
 _IMAGES, _CLASSES = 2048, 100

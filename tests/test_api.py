@@ -18,7 +18,7 @@ from PIL import Image
 import frugalvit as fv
 from frugalvit import api
 from frugalvit.cli import main as cli
-from frugalvit.cli.command_table import COMMANDS, Command
+from frugalvit.cli.commands import COMMANDS, Command
 from frugalvit.config.base import Config, option
 from frugalvit.config.train import TrainConfig
 from frugalvit.engine.hardware import configure_cuda

@@ -32,7 +32,7 @@ _NAMES = {
         *("look_correspond", "look_attend", "detect_train", "detect_evaluate", "detect_predict"),
         *("segment_train", "segment_evaluate", "segment_predict", "look_explore", "data", "data_pack"),
         *("pretrain_compare", "detect_compare", "segment_compare", "list_datasets", "list_recipes"),
-        *("demo", "bench", "bench_step", "reproduce", "doctor", "replay"),
+        *("demo", "bench", "bench_step", "reproduce", "doctor", "replay", "serve"),
     ),
     "frugalvit.export.inference_model": ("load",),
     "frugalvit.tasks.dense.predictors": ("load_detector", "load_segmenter"),
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from frugalvit.api import segment_evaluate as segment_evaluate
     from frugalvit.api import segment_predict as segment_predict
     from frugalvit.api import segment_train as segment_train
+    from frugalvit.api import serve as serve
     from frugalvit.api import train as train
     from frugalvit.backbones import Backbone as Backbone
     from frugalvit.backbones import create_backbone as create_backbone

@@ -264,7 +264,7 @@ pretrain_compare, detect_compare, segment_compare = map(
     _command, ("pretrain compare", "detect compare", "segment compare")
 )
 demo, bench, bench_step, reproduce = map(_command, ("demo", "bench", "bench step", "reproduce"))
-doctor, replay = _command("doctor"), _command("replay")
+doctor, replay, serve = _command("doctor"), _command("replay"), _command("serve")
 list_datasets, list_recipes = _command("list datasets"), _command("list recipes")
 
 

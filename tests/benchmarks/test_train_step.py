@@ -22,7 +22,7 @@ from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.augmentation.mixup import Mixing
-from frugalvit.data.augmentation.transforms import MultiCrop
+from frugalvit.data.augmentation.multicrop import MultiCrop
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.data.loader import Batches
 from frugalvit.engine.schedules import Constant

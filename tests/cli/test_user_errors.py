@@ -14,7 +14,7 @@ from PIL import Image
 
 from frugalvit.cli import flags
 from frugalvit.cli import main as cli
-from frugalvit.cli.command_table import COMMANDS
+from frugalvit.cli.commands import COMMANDS
 from frugalvit.cli.help_layout import EXAMPLES, SHOWN_OPTIONS
 from frugalvit.config.base import flat_fields, set_dotted
 from frugalvit.config.train import FREE_ON_RESUME, TrainConfig
@@ -214,7 +214,13 @@ def test_resume_with_options_the_run_lowered(
 @pytest.mark.parametrize("name", FREE_ON_RESUME)
 def test_options_that_may_change_on_resume(tmp_path: Path, name: str) -> None:
     values = {"log_every": 3, "save_every": 7, "workers": 2, "devices": 2, "nodes": 2, "peer_timeout": 9.0}
-    values |= {"report": False, "track": ["mlflow"], "device": "cuda", "plugin": ["own_objective.py"]}
+    values |= {
+        "strategy": "fsdp",
+        "report": False,
+        "track": ["mlflow"],
+        "device": "cuda",
+        "plugin": ["own_objective.py"],
+    }
     values |= {"cache.location": "off", "cache.folder": "kept", "cache.max_bad": 0.5}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": "photos", "cache": {"size": 64}}), encoding="utf-8")
     options: dict[str, object] = {"resume": str(tmp_path)}

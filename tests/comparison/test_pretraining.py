@@ -11,9 +11,9 @@ from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.comparison import pretraining
 from frugalvit.comparison.pretraining import SCORES, compare_pretraining, fill_minutes, probe_scores
+from frugalvit.comparison.statistics import paired_difference
 from frugalvit.config.compare import PretrainCompareConfig
 from frugalvit.errors import UserError
-from frugalvit.utils.statistics import paired_difference
 from frugalvit.utils.tables import CommandResult
 from helpers.tiny_runs import PRETRAIN, write_images
 

@@ -15,7 +15,8 @@ from frugalvit.config.base import merge, set_dotted
 from frugalvit.config.dense import DetectConfig, SegmentConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
+from frugalvit.data.augmentation.multicrop import MultiCrop
+from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.data.loader import Batch
 from frugalvit.tasks.classification import train
 from frugalvit.tasks.detection import commands as detect_commands

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.data.augmentation.mixup import Mixing
-from frugalvit.data.augmentation.transforms import EvalTransform, MultiCrop, TrainAugment
+from frugalvit.data.augmentation.multicrop import MultiCrop
+from frugalvit.data.augmentation.transforms import EvalTransform, TrainAugment
 from frugalvit.data.cache.store import CachedFetcher, CachedStore, Fetched
 from frugalvit.data.loader import Batches, balanced_order, eval_batches, steps_per_augment_call
 from frugalvit.errors import UserError

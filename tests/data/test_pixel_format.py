@@ -14,7 +14,8 @@ from PIL import Image
 
 from frugalvit.config.data import AugmentConfig, CropsConfig, PackConfig
 from frugalvit.data import open_data
-from frugalvit.data.augmentation.transforms import EvalTransform, MultiCrop, TrainAugment
+from frugalvit.data.augmentation.multicrop import MultiCrop
+from frugalvit.data.augmentation.transforms import EvalTransform, TrainAugment
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.cache.on_demand import Decoder

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from frugalvit.data import copies as copies_module
+from frugalvit.data import duplicates as copies_module
 from frugalvit.data import open_data
-from frugalvit.data.copies import NEAR, find_copies, find_near_copies, group_copies
 from frugalvit.data.dataset import ArrayExamples, DatasetSplits, FileExamples, ImageDataset, join
+from frugalvit.data.duplicates import NEAR, find_copies, find_near_copies, group_copies
 from frugalvit.data.save_data import save_data
 from frugalvit.data.splits import add_missing_splits, check_trainable, hold_out
 from frugalvit.errors import UserError

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import uvicorn
 import yaml
 from PIL import Image
 
@@ -46,7 +47,7 @@ SHORT_OPTIONS: dict[str, dict[str, str | None]] = {  # None: the option is switc
     "demo": {"seeds": "1", "epochs": "1"},
 }
 # Options that need other processes, a network or hours, and their number of values.
-REMOVED_OPTIONS = {"devices": 1, "nodes": 1, "epochs": 1, "pretrained": 0}
+REMOVED_OPTIONS = {"devices": 1, "nodes": 1, "epochs": 1, "pretrained": 0, "push": 1, "private": 0, "int8": 0}
 
 
 class Block(NamedTuple):
@@ -142,6 +143,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [(f"photos/{name}/image_{i:05d}.jpg", name) for i in range(10) for name in ("cat", "dog")]
     plants = [*rows[:12], *((path, "") for path, _ in rows[12:])]
     (folder / "plants.csv").write_text("\n".join(["photo,species", *map(",".join, plants)]))
+    tags = [(path, "cat|pet" if name == "cat" else name) for path, name in rows]
+    ages = [(path, str(number)) for number, (path, _) in enumerate(rows)]
+    for table, column, cells in (("tags.csv", "label", tags), ("ages.csv", "age", ages)):
+        (folder / table).write_text("\n".join([f"path,{column}", *map(",".join, cells)]))
     make_coco(folder / "coco_mini")
     make_coco(folder / "coco")
     for name in ("camvid", "ADEChallengeData2016"):
@@ -234,6 +239,7 @@ def test_blocks_run(
     if "runs/" in page.read_text(encoding="utf-8"):
         shutil.copytree(reader / "runs", tmp_path / "runs", ignore=_ignore_outputs(page))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(uvicorn, "run", lambda *_, **__: None)  # serve would wait for photos
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
         if block.language == "python":

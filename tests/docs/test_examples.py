@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import shlex
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -9,7 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
+
+from frugalvit.cli import flags
+from frugalvit.config.train import TrainConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -54,3 +59,35 @@ def test_lightning_lines_without_lightning(monkeypatch: pytest.MonkeyPatch) -> N
     head = set(model.localization.parameters())
     assert head <= {p for group in optimizer.param_groups for p in group["params"]}
     assert all(parameter.grad is not None for parameter in head)
+
+
+# The keys of both formats, from their reference pages.
+SKYPILOT = {"name", "workdir", "num_nodes", "resources", "envs", "secrets", "file_mounts", "volumes", "setup", "run"}
+SKYPILOT_RESOURCES = {"infra", "accelerators", "cpus", "memory", "use_spot", "disk_size", "image_id", "job_recovery"}
+DSTACK = {"type", "name", "python", "image", "nodes", "env", "commands", "volumes", "resources", "spot_policy", "retry"}
+DSTACK_RESOURCES = {"cpu", "memory", "gpu", "shm_size", "disk"}
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "resources"),
+    [("spot_skypilot.yaml", SKYPILOT, SKYPILOT_RESOURCES), ("spot.dstack.yml", DSTACK, DSTACK_RESOURCES)],
+)
+def test_spot_files_follow_their_schema(name: str, keys: set[str], resources: set[str]) -> None:
+    values = yaml.safe_load((EXAMPLES / name).read_text(encoding="utf-8"))
+    assert values.keys() <= keys and values["resources"].keys() <= resources
+    script = values["run"] if "run" in values else values["commands"][-1]
+    words = shlex.split(script.replace("$SHARDS", "s3://bucket/index.json"))
+    words = ["8" if word.startswith("$") else word for word in words]
+    assert words[:2] == ["frugalvit", "train"]
+    config, _ = flags.parse(TrainConfig, words[2:], "frugalvit train", "")
+    assert isinstance(config, TrainConfig) and config.devices == 8 and config.out == "/runs/spot"
+    assert words[-2:] == ["--resume", "auto"]
+    if values.get("type") == "task":
+        assert values["spot_policy"] == "spot" and values["retry"].keys() == {"on_events", "duration"}
+        assert set(values["retry"]["on_events"]) <= {"no-capacity", "interruption", "error"}
+        assert any(config.out.startswith(volume["path"]) for volume in values["volumes"])
+    else:
+        assert values["resources"]["use_spot"] is True
+        (mount,) = values["file_mounts"]
+        assert config.out.startswith(mount)
+        assert values["file_mounts"][mount]["mode"] in ("MOUNT", "MOUNT_CACHED", "COPY")

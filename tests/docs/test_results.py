@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from frugalvit.utils.statistics import paired_difference
+from frugalvit.comparison.statistics import paired_difference
 from reproduce import folder_name
 
 DOCS = Path(__file__).parents[2] / "docs"

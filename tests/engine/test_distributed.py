@@ -13,10 +13,11 @@ import torch
 
 from frugalvit.comparison import compare
 from frugalvit.config.dense import DetectConfig
+from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.dataset import ArrayExamples
 from frugalvit.data.webdataset.streaming_dataset import ShardSurvey, StreamingDataset
-from frugalvit.engine import distributed
+from frugalvit.engine import distributed, sharding
 from frugalvit.errors import LostRankError, UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.resolve import AutoValues
@@ -267,3 +268,28 @@ def test_timeout_counts_only_in_steps(waits: list[float]) -> None:
     fabric: Any = SimpleNamespace(launch=lambda: None, barrier=lambda: None, world_size=2, global_rank=0, strategy=None)
     distributed.launch(fabric)
     assert waits[-1] == distributed.SETUP_TIMEOUT
+
+
+# -- fsdp
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "word"),
+    [
+        (TrainConfig, {"auto_batch": True}, "--auto-batch"),
+        (TrainConfig, {"compile": True}, "--compile"),
+        (TrainConfig, {"precision": "fp16"}, "fp16"),
+        (PretrainConfig, {}, "pretrain"),
+        (DetectConfig, {}, "detect"),
+    ],
+)
+def test_fsdp_refuses_what_it_cannot_do(kind: Any, option: dict[str, Any], word: str) -> None:
+    with pytest.raises(UserError, match=f"--strategy fsdp does not work with .*{word}"):
+        kind.parse({"strategy": "fsdp"} | option)
+
+
+def test_fsdp_needs_processes_and_no_batch_norms() -> None:
+    with pytest.raises(UserError, match=r"--strategy fsdp .* --devices 2"):
+        distributed.strategy("fsdp", 1, 9.0)
+    with pytest.raises(UserError, match="batch norms"):
+        sharding.setup(torch.nn.BatchNorm1d(3), Mock())

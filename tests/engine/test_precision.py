@@ -67,5 +67,5 @@ def test_logits_are_compared_in_full_precision(wanted: str, monkeypatch: pytest.
     task.fabric = Fabric(accelerator="cpu", devices=1, plugins=make_precision(wanted, "cpu"))
     batch = (torch.randn(4, 3, 32, 32), torch.ones(4, dtype=torch.long), torch.arange(4))
     monkeypatch.setattr(supervised, "eval_batches", lambda *_, **__: iter([batch]))
-    dataset = SimpleNamespace(store=None, transform=None, batch=4, batches=1)
+    dataset = SimpleNamespace(store=[None] * 4, transform=None, batch=4, batches=1)
     assert task.scores(dataset).summary()["top1"] == 100

@@ -190,7 +190,7 @@ def test_evaluation_uses_the_ema(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda *_, **__: [(images, torch.ones(4).long(), torch.arange(4))],
     )
     task.fabric = Fabric(accelerator="cpu", devices=1)
-    scores = task.scores(SimpleNamespace(store=None, transform=None, batch=4, batches=1))
+    scores = task.scores(SimpleNamespace(store=range(4), transform=None, batch=4, batches=1))
     assert scores.summary()["top1"] == 100 and seen == ["average"]
 
 

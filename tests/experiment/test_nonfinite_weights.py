@@ -138,7 +138,7 @@ def test_a_nonfinite_model_is_one_line(
     paths = {"model": broken, "image": photos / "val" / "cat" / "0.png", "out": tmp_path / "out"}
     assert cli.main([word.format(**paths) for word in words]) == 2
     captured = capsys.readouterr()
-    assert f"outputs of {broken} are non-finite" in captured.err and "--lr" in captured.err
+    assert f"{broken.name} are non-finite" in captured.err and "--lr" in captured.err
     assert not captured.out and not (tmp_path / "out").exists()
 
 

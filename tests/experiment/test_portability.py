@@ -12,7 +12,8 @@ from frugalvit.config.data import AugmentConfig, CropsConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.augmentation import operations
 from frugalvit.data.augmentation.mixup import Mixing
-from frugalvit.data.augmentation.transforms import EvalTransform, MultiCrop, TrainAugment
+from frugalvit.data.augmentation.multicrop import MultiCrop
+from frugalvit.data.augmentation.transforms import EvalTransform, TrainAugment
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.engine.hardware import numbered_device, pick_device, precision_name
 from frugalvit.engine.health import effective_rank, feature_deviation

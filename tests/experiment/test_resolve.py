@@ -13,7 +13,8 @@ from frugalvit.config.dense import DetectConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedTrainConfig
 from frugalvit.config.train import RunConfig, TrainConfig
-from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
+from frugalvit.data.augmentation.multicrop import MultiCrop
+from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment.builders import make_localization
@@ -218,6 +219,7 @@ def test_a_resumed_run_keeps_its_batch(tmp_path: Path) -> None:
 def test_batch_in_equal_parts(world: int, accumulate: int, group: int, images: int, batch: int) -> None:
     values = {"data": "photos", "batch": 50, "lr": 0.1, "epochs": 3, "accumulate": accumulate}
     values |= {"img_size": 32, "ema": 0.0, "evaluate_every": 1, "localization": {"weight": 0}}
+    values |= {"target": "class", "logit_adjustment": 0}
     config = TrainConfig.parse(values).with_options({}, ResolvedTrainConfig)
     plan = TrainPlan.from_config(config, images, world, group=group, lines=20)
     assert plan.images_per_step == batch and plan.steps_per_epoch == max(1, images // batch)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
@@ -242,3 +244,20 @@ def test_under_torchrun(server: ForkServer, tmp_path: Path) -> None:
     done = run_script(tmp_path, *torchrun, "-m", "frugalvit.cli", *training(server), "--quiet")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 2
+
+
+def test_fsdp_equals_one_rank(server: ForkServer) -> None:
+    """Two ranks share the weights; they also continue a run of one rank, from its second newest checkpoint."""
+    folder, words = server.folder, ["train", "images", "--config", "train.yaml"]
+    if not (folder / "train_1").exists():
+        status, output = server.run(*words, "--out", "train_1")
+        assert status == 0, output
+    finish(start(server, torchrun_variables(2), *words, "--out", "train_fsdp", "--strategy", "fsdp"))
+    shutil.copytree(folder / "train_1", folder / "continued")
+    for name in ("summary.json", "checkpoints/last.pt"):
+        (folder / "continued" / name).unlink()
+    finish(start(server, torchrun_variables(2), "train", "--resume", "continued", "--strategy", "fsdp"))
+    for name in ("train_fsdp", "continued"):
+        assert_same_run(folder / "train_1", folder / name)
+    weights = [load_file(folder / name / "model" / "model.safetensors") for name in ("train_1", "train_fsdp")]
+    torch.testing.assert_close(*weights, rtol=2e-3, atol=5e-5)

@@ -11,7 +11,7 @@ from torch import nn
 from frugalvit import create_backbone
 from frugalvit.config.data import CropsConfig
 from frugalvit.config.pretrain import PretrainConfig
-from frugalvit.data.augmentation.transforms import MultiCrop
+from frugalvit.data.augmentation.multicrop import MultiCrop
 from frugalvit.engine import distributed
 from frugalvit.engine.hardware import precision_name
 from frugalvit.engine.param_groups import decay_groups

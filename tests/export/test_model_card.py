@@ -9,7 +9,7 @@ import yaml
 from frugalvit.config.tools import ExportConfig
 from frugalvit.export.command import export
 from frugalvit.export.model_card import known_scores
-from frugalvit.utils.statistics import wilson_interval
+from frugalvit.utils.intervals import wilson_interval
 from helpers.exported_models import made
 
 

@@ -83,8 +83,10 @@ class Browser:
         text, _, self.buffer = self.buffer.partition(b"\0")
         return json.loads(text)
 
-    def open(self, page: Path, width: int = 1200, height: int = 900, fragment: str = "", dark: bool = False) -> None:
-        """Open a page from disk and clear the events of earlier pages."""
+    def open(
+        self, page: Path | str, width: int = 1200, height: int = 900, fragment: str = "", dark: bool = False
+    ) -> None:
+        """Open a page from disk, or at an address, and clear the events of earlier pages."""
         self.call("Page.navigate", url="about:blank")
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
@@ -92,7 +94,7 @@ class Browser:
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
         self.events.clear()
-        self.call("Page.navigate", url=page.resolve().as_uri() + fragment)
+        self.call("Page.navigate", url=(page if isinstance(page, str) else page.resolve().as_uri()) + fragment)
         self.wait_for("document.readyState === 'complete'")
 
     def wait_for(self, expression: str, seconds: float = 20) -> None:

@@ -10,7 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from frugalvit.data.cache.store import CachedStore
 from frugalvit.probing import floor
 from frugalvit.probing.floor import check_floor, compute_floor, describe_floor, describe_images
-from frugalvit.utils.statistics import wilson_interval
+from frugalvit.utils.intervals import wilson_interval
 
 
 def make_store(images: int, classes: int, seed: int, side: tuple[int, int] = (12, 9)) -> CachedStore:

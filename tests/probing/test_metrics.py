@@ -32,7 +32,7 @@ def test_eleven_points_by_hand() -> None:
     # ranked hits: + - + - -; precision at recall 1/2 is 1, at recall 1 it is 2/3: six levels at 1, five at 2/3
     scores = torch.tensor([0.9, 0.85, 0.8, 0.7, 0.6, 0.5])
     targets = torch.tensor([1, -1, 0, 1, 0, 0])  # -1: a difficult image, which does not count
-    assert metrics.eleven_point_average_precision(scores, targets) == pytest.approx(100 * (6 + 5 * 2 / 3) / 11)
+    assert metrics.eleven_point_map(scores[:, None], targets[:, None]) == pytest.approx(100 * (6 + 5 * 2 / 3) / 11)
 
 
 @pytest.mark.parametrize("positives", [10, 20, 30, 70, 90])
@@ -42,7 +42,7 @@ def test_recall_of_exactly_a_tenth_reaches_its_level(positives: int) -> None:
     targets = torch.tensor(([1] * tenth + [0]) * 10)
     scores = torch.arange(len(targets), 0, -1).double()
     precisions = [1.0, *(k * tenth / (k * (tenth + 1) - 1) for k in range(1, 11))]
-    assert metrics.eleven_point_average_precision(scores, targets) == pytest.approx(100 * sum(precisions) / 11)
+    assert metrics.eleven_point_map(scores[:, None], targets[:, None]) == pytest.approx(100 * sum(precisions) / 11)
 
 
 @given(st.integers(0, 10**6), st.integers(3, 60), st.booleans())
@@ -55,7 +55,7 @@ def test_eleven_points_and_auc_equal_their_definitions(seed: int, images: int, t
     chosen = [targets[scores >= threshold] for threshold in scores.unique()]
     curve = [(int(part.sum()) / int(targets.sum()), int(part.sum()) / len(part)) for part in chosen]
     best = [max(precision for recall, precision in curve if recall >= level) for level in np.arange(11) / 10]
-    assert metrics.eleven_point_average_precision(scores, targets) == pytest.approx(100 * np.mean(best))
+    assert metrics.eleven_point_map(scores[:, None], targets[:, None]) == pytest.approx(100 * np.mean(best))
     pairs = [(float(a), float(b)) for a in scores[targets == 1] for b in scores[targets == 0]]
     won = [(a > b) + (a == b) / 2 for a, b in pairs]
     assert metrics.roc_auc(scores, targets) == pytest.approx(100 * np.mean(won))
@@ -72,7 +72,7 @@ def test_map_is_the_mean_of_the_present_classes() -> None:
     [
         (lambda: metrics.roc_auc(torch.rand(3), torch.zeros(3)), "both classes"),
         (lambda: metrics.score("roc_auc", torch.rand(3, 3), torch.arange(3)), "two classes"),
-        (lambda: metrics.eleven_point_map(torch.rand(3, 2), torch.zeros(3, 2)), "positive"),
+        (lambda: metrics.score("map11", torch.rand(3, 2), torch.zeros(3, 2)), "positive"),
         (lambda: metrics.top_k_accuracy(torch.zeros(0, 1), torch.zeros(0)), "no test images"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from frugalvit.backbones import create_backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
-from frugalvit.cli.command_table import COMMANDS
+from frugalvit.cli.commands import COMMANDS
 from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig
 from frugalvit.errors import UserError
 from frugalvit.probing import probe

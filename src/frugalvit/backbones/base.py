@@ -159,11 +159,17 @@ class Backbone(nn.Module):
     @torch.no_grad()
     def set_classifier(self, weight: Tensor, bias: Tensor) -> None:
         """Set the linear classifier: weight (classes, pooled_dim), bias (classes,)."""
-        head = self.model.get_classifier()  # type: ignore[operator]
-        if not isinstance(head, nn.Linear | nn.Conv2d) or head.weight.numel() != weight.numel() or head.bias is None:
-            raise UserError(f"{self.name} has no single linear classifier on its pooled features, which could be set.")
+        head = self.linear_classifier()
         head.weight.copy_(weight.reshape(head.weight.shape))
         head.bias.copy_(bias)
+
+    def linear_classifier(self) -> Any:
+        """Return the classifier, one linear layer with weight and bias on the pooled features."""
+        head = self.model.get_classifier()  # type: ignore[operator]
+        shape = self.num_classes * self.pooled_dim
+        if not isinstance(head, nn.Linear | nn.Conv2d) or head.weight.numel() != shape or head.bias is None:
+            raise UserError(f"{self.name} has no single linear classifier on its pooled features, which could be set.")
+        return head
 
     def stages(self, images: Tensor) -> list[Tensor]:
         """Return the output of every stage without final norm, (B, C_i, h_i, w_i), fine to coarse.

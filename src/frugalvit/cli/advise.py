@@ -20,7 +20,8 @@ from frugalvit.config.tools import AdviseConfig
 from frugalvit.config.train import RunConfig, TrainConfig
 from frugalvit.data import open_data
 from frugalvit.data.augmentation.mixup import Mixing
-from frugalvit.data.augmentation.transforms import MultiCrop, TrainAugment
+from frugalvit.data.augmentation.multicrop import MultiCrop
+from frugalvit.data.augmentation.transforms import TrainAugment
 from frugalvit.data.cache.build import build_store
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import PHOTO
@@ -97,9 +98,10 @@ def advise(config: AdviseConfig) -> CommandResult:
         propose = _propose_for_labels if source.classes else _propose_without_labels
         proposals = propose(config, source, facts)
     notes = _warnings(inspected, facts)
-    if annotations is None and source.classes and not _has_published(device):
+    is_classes = annotations is None and source.classes and source.target == "class"
+    if is_classes and not _has_published(device):
         notes.append("Published weights are neither here nor within reach: commands that need them come later.")
-    floor = _floor(source) if annotations is None and source.classes and examples.pixels == PHOTO else None
+    floor = _floor(source) if is_classes and examples.pixels == PHOTO else None
     if floor is not None:
         notes.append(
             f"The floor on {floor['scored_on']} ({pluralize(floor['scored_images'], 'image')}) is about "

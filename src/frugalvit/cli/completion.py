@@ -4,7 +4,7 @@ import argparse
 import re
 from typing import Any, Literal, get_args, get_origin
 
-from frugalvit.cli.command_table import COMMANDS, Command
+from frugalvit.cli.commands import COMMANDS, Command
 from frugalvit.cli.flags import make_parser
 from frugalvit.config.recipes import all_recipes
 from frugalvit.config.tools import CompletionConfig

@@ -21,8 +21,10 @@ from frugalvit.utils.text import pluralize
 # Extras for users; "dev" and "docs" are for contributors.
 EXTRAS = {
     "streams": "Hugging Face datasets, Parquet, s3:// and the like",
+    "scale": "embedding any number of images with Ray",
     "tracking": "W&B, MLflow, Trackio",
     "export": "ONNX",
+    "serve": "the page of 'frugalvit serve'",
     "video": "UCF101's middle frames",
     "science": "multi-channel TIFF and DICOM",
 }

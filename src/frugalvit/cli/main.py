@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 
 from frugalvit import __version__
-from frugalvit.cli.command_table import COMMANDS, Command
+from frugalvit.cli.commands import COMMANDS, Command
 from frugalvit.errors import Interrupted, LostRankError, ReportedError, UserError, did_you_mean
 from frugalvit.utils import console, launch_env
 from frugalvit.utils.signals import Interrupts

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from frugalvit.comparison import statistics
 from frugalvit.config.base import flatten, set_dotted
 from frugalvit.config.compare import CompareConfig, Compared
 from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentCompareConfig, SegmentConfig
@@ -21,9 +22,9 @@ from frugalvit.experiment.summary import finite
 from frugalvit.runs import layout
 from frugalvit.runs.layout import check_free_for_comparison, contains_run, missing_parents, remove_empty_run
 from frugalvit.runs.run_folder import RunFolder, read_summary
-from frugalvit.utils import console, statistics
+from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, write_text
-from frugalvit.utils.scores import SCORE_NAMES, as_percent, read_scores, share_interval
+from frugalvit.utils.scores import SCORE_NAMES, as_percent, is_percent, main_score, read_scores, share_interval
 from frugalvit.utils.tables import CommandResult, Table, as_csv, as_latex, as_markdown, as_text, markdown_text
 
 Scores = dict[str, list[dict[str, Any]]]
@@ -34,7 +35,10 @@ _NOT_PART_OF_REQUEST = ("out", "resume", *FREE_ON_RESUME)
 """Options that may differ between a stored run and the requested one."""
 
 _SCORES = {
-    "train": ["top1", "top5", "mean_per_class", "val_top1", "localization_error", "constant_answer_error"],
+    "train": [
+        *(f"{split}{name}" for split in ("", "val_") for name in ("top1", "mean_per_class", "map", "r2")),
+        *("top5", "f1", "mae", "rounded", "localization_error", "constant_answer_error"),
+    ],
     "detect": [
         *(f"{kind}_{ap}" for kind in ("box", "mask") for ap in ("ap", "ap50", "ap75")),
         *(f"{kind}_ap_{size}" for kind in ("box", "mask") for size in ("small", "medium", "large")),
@@ -92,7 +96,8 @@ def compare_runs(
     if config.data is None:
         raise UserError(f"There is no data to compare on. Pass a folder: 'frugalvit {command} DATA --with …'.")
     known = known_metrics(kind.recipe_task())
-    if config.metric not in known:
+    metric = config.metric
+    if metric not in ("auto", *known):
         raise UserError(
             f"--metric {config.metric} is not a number of these runs.{did_you_mean(config.metric, known)} They have "
             f"{', '.join(known)}."
@@ -115,14 +120,15 @@ def compare_runs(
                 done += read_summary(Path(str(plans[name][k].out))) is None
                 summary = run_once(plans[name][k], train)
                 scores[name].append(score(summary) if score else summary)
-                _check_metric(scores[name][-1], config.metric)  # after the first run, not after the last
+                metric = main_score(scores[name][-1]) if metric == "auto" else metric
+                _check_metric(scores[name][-1], metric)  # after the first run, not after the last
                 if 0 < done < pending:
                     left = console.clock((time.monotonic() - started) * (pending - done) / done)
                     console.info(f"run {done} of {pending} is done: about {left} left")
     if not is_rank_zero(config.devices, config.nodes):
         return CommandResult({"run": str(folder)})
     question = _ask_which(settings, Path(config.data).resolve().name)
-    return write_comparison(folder, scores, config.metric, config.report, question, _describe_settings(settings))
+    return write_comparison(folder, scores, metric, config.report, question, _describe_settings(settings))
 
 
 def _ask_which(settings: dict[str, dict[str, Any]], data: str) -> str:
@@ -242,7 +248,7 @@ def write_comparison(
     spreads = {name: statistics.spread(numbers) for name, numbers in values.items()}
     *others, baseline = scores
     differences = _differences(scores, values, metric)
-    is_score = metric.removeprefix("val_") in SCORE_NAMES
+    is_score = is_percent(metric)
     words: dict[str, Any] = {} if is_score else {"verbs": ("raises", "lowers"), "unit": f"in {metric}"}
     words["images"] = min(int(summary.get("scored_images") or 0) for summary in summaries)
     verdicts = {name: differences[name].describe(name, baseline, **words) for name in others}
@@ -251,7 +257,8 @@ def write_comparison(
     intervals = _intervals(scores, spreads, metric)
     sign = " %" if is_score else ""
     ranges = {
-        name: " to ".join(f"{end:.1f}" for end in ends) + sign if ends else "-" for name, ends in intervals.items()
+        name: " to ".join(f"{end:{'.1f' if sign else '.3g'}}" for end in ends) + sign if ends else "-"
+        for name, ends in intervals.items()
     }
     rows: list[list[object]] = [
         [name, f"{spread}{sign}", ranges[name], spread.count, str(differences.get(name, "-"))]
@@ -410,6 +417,7 @@ def _intervals(
         found = [(fmean(low for low, _ in ends), fmean(high for _, high in ends))] if ends else []  # of one run
         if len(group) > 1:
             found = [*found, statistics.mean_interval(spreads[name].mean, parts[name])] if parts else []
-        lows, highs = [max(0.0, low) for low, _ in found], [min(100.0, high) for _, high in found]
-        intervals[name] = (min(lows), max(highs)) if found else ()
+        least, most = (0.0, 100.0) if is_percent(metric) else (-math.inf, math.inf)
+        low, high = min((low for low, _ in found), default=0.0), max((high for _, high in found), default=0.0)
+        intervals[name] = (max(least, low), min(most, high)) if found else ()
     return intervals

@@ -13,6 +13,7 @@ import torch
 
 from frugalvit.backbones.timm_features import eval_no_grad
 from frugalvit.comparison.compare import compare_runs
+from frugalvit.comparison.statistics import paired_difference, spread
 from frugalvit.config.base import merge
 from frugalvit.config.compare import PretrainCompareConfig
 from frugalvit.config.pretrain import PretrainConfig
@@ -30,7 +31,6 @@ from frugalvit.tasks.pretraining.train import pretrain
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, write_text
 from frugalvit.utils.launch_env import devices_and_nodes
-from frugalvit.utils.statistics import paired_difference, spread
 from frugalvit.utils.tables import CommandResult, Table, as_markdown
 from frugalvit.visualization.attention import entropy
 from frugalvit.visualization.correspondence import evaluate_correspondence

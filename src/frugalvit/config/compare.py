@@ -23,7 +23,7 @@ class Compared(RunConfig):
     )
     settings: list[str] = option([], "any number of named settings: 'esvit: init=runs/esvit' 'random: init=none'")
     seeds: int = option(3, "runs of each setting, with seeds seed, seed+1, …", ge=1)
-    metric: str = option("top1", "metric to compare")
+    metric: str = option("auto", "metric to compare; auto: the main score")
     resume: str | None = option(None, hidden=True)
     redraw: bool = option(False, "overwrite a comparison of other settings; used by 'reproduce'", hidden=True)
 

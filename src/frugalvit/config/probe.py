@@ -8,6 +8,7 @@ from frugalvit.config.base import Config, option
 from frugalvit.config.types import (
     ARCHITECTURE,
     CLASSIFIER,
+    COVERAGE,
     DATA,
     LABEL_PART,
     LABELS,
@@ -16,6 +17,7 @@ from frugalvit.config.types import (
     PRECISION,
     PRETRAINED,
     ROOT,
+    TARGET_OF_PROBE,
     VAL_FRACTION,
     Auto,
     Count,
@@ -76,6 +78,7 @@ class EvalConfig(FrozenModelConfig):
         "auto", "split to score; auto: test, else val, else all"
     )
     mirror: bool = option(False, MIRROR)
+    coverage: float | None = option(None, COVERAGE)
     out: str | None = option(None, "CSV file for the prediction of every image", short="-o")
 
 
@@ -92,6 +95,7 @@ class ProbeConfig(FeaturesConfig):
     model: str = option(help=MODEL, positional=True)
     data: str = option(help=DATA, positional=True)
     root: str | None = option(None, ROOT)
+    target: Literal["auto", "class", "labels"] = option("auto", TARGET_OF_PROBE)
     labels: LabelPart = option(1.0, f"{LABEL_PART}, val included")
     save: str | None = option(
         None, "save the classifier as a run in this new folder, for predict, eval, export and report"
@@ -163,9 +167,16 @@ class EmbedConfig(FeaturesConfig):
     data: str = option(help=DATA, positional=True)
     out: str | None = option(
         None,
-        "features.npz or features.parquet; to_label.csv with --select; duplicates.csv with --duplicates",
+        "features.npz or features.parquet; to_label.csv with --select; duplicates.csv with --duplicates; a folder with "
+        "--engine ray",
         short="-o",
     )
+    engine: Literal["memory", "ray"] = option(
+        "memory",
+        "memory: all features in this process; ray: any number of images, with Ray, into a folder --out of Parquet "
+        "parts; a repeated command continues (frugalvit[scale])",
+    )
+    actors: Count | Auto = option("auto", "workers of Ray; auto: one a GPU, else one a core", needs="engine=ray")
     root: str | None = option(None, ROOT)
     split: Literal["all", "train", "val", "test"] = option(
         "all", "images to use; a missing val is made as in train; by default --select uses train only"
@@ -201,6 +212,10 @@ class EmbedConfig(FeaturesConfig):
         outputs = [name for name in ("neighbours", "select", "duplicates") if getattr(self, name) is not None]
         if len(outputs) > 1:
             raise ValueError(f"--{outputs[0]} and --{outputs[1]} cannot be combined; run the command twice")
+        if self.engine == "ray" and self.features == "grid":
+            raise ValueError("--features grid does not fit a table; use pooled or last_blocks with --engine ray")
+        if self.engine == "ray" and self.picture:
+            raise ValueError("--picture has no effect with --engine ray, which writes tables; drop it")
         return self
 
 

@@ -47,6 +47,8 @@ class ResolvedOptimizerConfig(OptimizerConfig):
 class ResolvedTrainConfig(ResolvedRunConfig, TrainConfig):
     optimizer: ResolvedOptimizerConfig = option()
     freeze: int = option()
+    target: Literal["class", "labels", "number"] = option()
+    logit_adjustment: Strength = option()
     ema: float = option()
     evaluate_every: int = option()
     localization: ResolvedLocalizationConfig = option()

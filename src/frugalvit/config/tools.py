@@ -30,12 +30,17 @@ class ExportConfig(Config):
     output: Literal["auto", "logits", "features"] = option(
         "auto", "output of onnx and pt2: logits, or pooled and grid features; auto: logits of a classifier"
     )
+    int8: bool = option(
+        False, "also write model_int8.onnx, and measure its accuracy on held-out images (--images, or the run's data)"
+    )
     images: str | None = option(
         None, "file, folder or dataset to check the export with (default: the run's data, or noise)"
     )
     backbone: str | None = option(None, ARCHITECTURE)
     img_size: Side | None = option(None, "input size in pixels (default: the model's)")
     license: str = option("unknown", "licence of the weights, as the hub spells it (apache-2.0, mit …); for hf")
+    push: str | None = option(None, "also upload the folder to the Hugging Face hub as this model (USER/NAME)")
+    private: bool = option(False, "only you see the model on the hub", needs="push")
 
 
 class ModelsConfig(Config):

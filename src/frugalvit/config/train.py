@@ -14,6 +14,7 @@ from frugalvit.config.recipes import recipe_values
 from frugalvit.config.semi_supervised import SemiConfig
 from frugalvit.config.types import (
     CLASSIFIER,
+    COVERAGE,
     DATA,
     LABEL_PART,
     MIRROR,
@@ -22,6 +23,7 @@ from frugalvit.config.types import (
     PRECISION,
     PUBLISHED,
     ROOT,
+    TARGET,
     VAL_FRACTION,
     Auto,
     Count,
@@ -35,6 +37,7 @@ from frugalvit.config.types import (
     Side,
     Splitting,
     Strength,
+    TargetKind,
     Whole,
     split_commas,
 )
@@ -96,6 +99,9 @@ class RunConfig(Config):
     device: Device = option("auto", "device to compute on")
     devices: int = option(1, "processes per machine, one per device", ge=1)
     nodes: int = option(1, "machines", ge=1)
+    strategy: Literal["ddp", "fsdp"] = option(
+        "ddp", "ddp: every rank stores everything; fsdp: ranks share weights, gradients and moments (train)"
+    )
     peer_timeout: float = option(300.0, "seconds to wait for another rank in a step before the run fails", gt=0)
     auto_batch: bool = option(False, "on a GPU, raise --accumulate until a step fits into memory")
     precision: Precision = option("auto", PRECISION)
@@ -224,6 +230,12 @@ class RunConfig(Config):
             raise ValueError(f"{' and '.join(sources)} both set the initial weights; drop one of them")
         if isinstance(self.batch, int) and self.accumulate > self.batch:
             raise ValueError(f"--accumulate {self.accumulate} is larger than --batch {self.batch}")
+        kind = self.recipe_task()
+        blocked = {f"'{kind}'": kind != "train", "--auto-batch": self.auto_batch}
+        blocked |= {"--precision fp16": self.precision == "fp16", "--compile": self.compile not in ("auto", False)}
+        if self.strategy == "fsdp" and any(blocked.values()):
+            what = next(flag for flag, is_set in blocked.items() if is_set)
+            raise ValueError(f"--strategy fsdp does not work with {what}; use --strategy ddp")
         return self
 
     def weight_sources(self) -> dict[str, object]:
@@ -256,7 +268,7 @@ class RunConfig(Config):
 
 FREE_ON_RESUME = (
     *("device", "devices", "nodes", "peer_timeout", "workers", "cache.location", "cache.folder", "cache.max_bad"),
-    *("log_every", "save_every", "track", "report", "plugin"),
+    *("strategy", "log_every", "save_every", "track", "report", "plugin"),
 )
 """Options that do not affect the scores: they may change when a run or a comparison is resumed."""
 
@@ -372,7 +384,13 @@ class TrainConfig(LabelledRunConfig):
         "images without labels to learn from too: a folder, table or shards; rest: those of DATA (a folder "
         "'unlabelled', rows without a label, and what --labels leaves out)",
     )
+    target: TargetKind = option("auto", TARGET)
     balance: bool = option(False, "draw classes equally often")
+    logit_adjustment: Strength | Auto = option(
+        "auto",
+        "τ: the loss adds τ·log(share of the class) to the logits, so that rare classes count; auto: 1 if the "
+        "largest class has 20 times the images of the smallest, else 0",
+    )
     freeze: Whole | Auto = option(
         0, "freeze the embedding and the first N blocks; auto: half of the blocks on a CPU, else none"
     )
@@ -398,7 +416,9 @@ class TrainConfig(LabelledRunConfig):
 
     @pydantic.model_validator(mode="after")
     def _check_unlabelled(self) -> Self:
-        """Reject options that have no effect without --unlabelled, and those that do not work with it."""
+        """Reject options that have no effect without --unlabelled, and those that do not work together."""
+        if self.balance and self.logit_adjustment not in ("auto", 0):
+            raise ValueError("--logit-adjustment has no effect with --balance, which draws classes equally often")
         if self.unlabelled is None:
             default = SemiConfig()
             for name, value in self.semi:
@@ -424,6 +444,17 @@ class PredictConfig(Config):
     format: Literal["table", "csv"] = option("table", "output format; or use --json")
     batch: int = option(64, "images per batch", ge=1)
     mirror: bool = option(False, MIRROR)
+    coverage: float | None = option(None, COVERAGE)
+    device: Device = option("auto", "device to compute on")
+
+
+class ServeConfig(Config):
+    """Answer photos on a web page, and as JSON at /predict."""
+
+    model: str = option(help=CLASSIFIER, positional=True)
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 lets other machines in, without a password")
+    port: int = option(8000, "port to listen on; 0: a free one", ge=0, le=65535)
+    coverage: float = option(0.9, COVERAGE)
     device: Device = option("auto", "device to compute on")
 
 

@@ -37,6 +37,7 @@ Auto = Literal["auto"]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], BeforeValidator(_device_name)]
 Precision = Literal["auto", "32", "bf16", "fp16"]
 Splitting = Literal["auto", "given", "train+val", "remake"]
+TargetKind = Literal["auto", "class", "labels", "number"]
 Labelling = Literal["auto", "folders", "ignore"]
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -62,7 +63,13 @@ CLASSIFIER = "run folder, checkpoint, exported folder or published weights"
 ARCHITECTURE = "architecture of a checkpoint without a configuration; NAME.TAG sets its preprocessing too"
 PUBLISHED = "start from published weights, from FRUGALVIT_WEIGHTS (a folder) or the hub"
 PRETRAINED = "MODEL is a name: use its published weights, from FRUGALVIT_WEIGHTS (a folder) or the hub"
+COVERAGE = "share of images, such as 0.9, for which the set of classes holds the right one (split conformal, LAC)"
 LABELS = "auto: read labels; folders: folder names are classes; ignore: no labels"
+TARGET = (
+    "what an image has: one class, several labels (a|b in a table, JSON lists, boxes), or a number; auto: labels for "
+    "JSON lists and VOC2007, else class"
+)
+TARGET_OF_PROBE = "what an image has: one class, or several labels (logistic only); as in train"
 LABEL_PART = "training labels to use: a share of each class, or (2 and more) a number of images per class"
 MIRROR = "average over each image and its mirror image; takes twice as long"
 PRECISION = "auto: bf16 if the hardware supports it"

@@ -49,7 +49,8 @@ class ImageDataset:
         names: the paths of the images, or their names inside an archive.
         keys: the names without the dataset's folder, so that a moved dataset splits the same way.
         labels: int64 (N,) indices into the classes; None without labels.
-        targets: int8 (N, classes) for datasets with several labels per image: 1 present, 0 absent, -1 ignored.
+        targets: int8 (N, classes) for datasets with several labels per image: 1 present, 0 absent, -1 ignored; or
+            float32 (N, 1), a number per image.
     """
 
     streaming: StreamedShards | None = None  # None if the images can be read one by one
@@ -64,6 +65,11 @@ class ImageDataset:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def truth(self) -> np.ndarray | None:
+        """The labels or, if an image has several or a number, the targets; None without either."""
+        return self.labels if self.targets is None else self.targets
 
     def sample_images(self) -> ImageDataset:
         """Return the images that can be read by index: all, or a sample of a streamed dataset."""
@@ -120,7 +126,7 @@ class ImageDataset:
         return read_header(self.raw(index), self.names[index], complete=True)
 
     def fingerprint(self, *, times: bool = True, labels: bool = True) -> str:
-        """Hash the images, their order and, if ``labels``, their labels (not ``targets``).
+        """Hash the images, their order and, if ``labels``, their labels or targets.
 
         Uses keys, file sizes, times of modification and change, and the first bytes of a few files. Without ``times``
         a copy of a dataset has the same fingerprint.
@@ -128,8 +134,8 @@ class ImageDataset:
         digest = hashlib.sha256(type(self).__name__.encode())
         for key, item in zip(self.keys, self._fingerprint_items(times), strict=True):
             digest.update(f"{key}\0{item}\0".encode("utf-8", "surrogateescape"))
-        if labels and self.labels is not None:
-            digest.update(self.labels.tobytes())
+        if labels and self.truth is not None:
+            digest.update(self.truth.tobytes())
         return digest.hexdigest()[:32]
 
     def subset(self, indices: Iterable[int] | np.ndarray) -> ImageDataset:
@@ -398,3 +404,9 @@ class DatasetSplits:
 
     def __len__(self) -> int:
         return sum(len(examples) for examples in self.splits.values())
+
+    @property
+    def target(self) -> str:
+        """What an image has, as --target names it: one "class" (or none), several "labels", or a "number"."""
+        targets = next((part.targets for part in self.splits.values() if part.targets is not None), None)
+        return "class" if targets is None else "labels" if targets.dtype == np.int8 else "number"

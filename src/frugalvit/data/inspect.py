@@ -9,9 +9,9 @@ import numpy as np
 from frugalvit.config.data import DataConfig
 from frugalvit.data.bad_images import UnreadableImage, read_all
 from frugalvit.data.cache.build import check_decoded
-from frugalvit.data.copies import find_copies
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, JoinedExamples
 from frugalvit.data.decode import Header, describe_darkness, to_picture
+from frugalvit.data.duplicates import find_copies
 from frugalvit.data.open import open_data
 from frugalvit.data.splits import absent_classes_note
 from frugalvit.utils.tables import CommandResult, Table

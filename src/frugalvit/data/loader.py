@@ -47,7 +47,7 @@ class Batch:
 
     images:  (B, C, h, w), or a list of them (multi-crop, global crops first), normalized, on the device.
     targets: (B, K) soft targets with mixing, (B,) class numbers without, None without labels.
-    labels:  (B,) class numbers before mixing, or None.
+    labels:  (B,) class numbers before mixing, (B, K) for several labels or a number, or None.
     index:   (B,) indices in the store, on the CPU; an unreadable image has the index of its substitute.
     clean:   the images before mixing, if they were mixed and the loader keeps clean images.
     number:  the number of the batch in the run; with gradient accumulation a step takes several.

@@ -37,6 +37,7 @@ def open_data(
     classes: str | Path | Sequence[str] | None = None,
     root: str | Path | None = None,
     loose: bool = False,
+    target: str = "auto",
 ) -> DatasetSplits:
     """Open a dataset of any supported format (``data/formats/registry.py``).
 
@@ -53,12 +54,17 @@ def open_data(
         root: the folder of named datasets; by default $FRUGALVIT_DATASETS or ~/.cache/frugalvit/datasets.
         loose: return unlabelled images (beside class folders, in a folder ``unlabelled``, in rows of a table without a
             label) in ``DatasetSplits.loose``; otherwise they are left out.
+        target: "class": one label per image; "labels": several, as ``cat|dog`` or a JSON list in a table, or the names
+            of the objects of a folder with boxes; "number": a number in a table; "auto": labels if a table has JSON
+            lists, else class.
     """
     if not isinstance(data, str | os.PathLike) or not str(data):
         got = "an empty string" if isinstance(data, str) else f"a {type(data).__name__}"
         raise UserError(f"Expected the path or name of a dataset, got {got}. For images in memory use fv.save_data.")
     if labels not in ("auto", "folders", "ignore"):
         raise UserError(f"labels = '{labels}': choose auto, folders or ignore.")
+    if target not in ("auto", *_TARGETS):
+        raise UserError(f"target = '{target}': choose auto, class, labels or number.")
     path = local(str(data))
     location = str(path) if is_file(path) or is_folder(path) else str(data)
     wanted = read_class_names(classes)
@@ -68,8 +74,11 @@ def open_data(
         class_splits=("train", "val") if split == "remake" else ("train",),
         allow_extra=wanted is not None,
         root=root,
+        target=target,
     )
     source = _open(location, options)
+    if labels != "ignore" and target not in ("auto", source.target):
+        raise UserError(f"--target {target} needs {_TARGETS[target]}. {location} has no such labels.")
     _set_pixel_format(source)
     if wanted is None:
         check_class_names(source)
@@ -79,6 +88,13 @@ def open_data(
         source = without_labels(source)
     source = handle_unlabelled(source, keep=loose and wanted is None)
     return add_missing_splits(source, split, val_fraction, seed)
+
+
+_TARGETS = {
+    "class": "one label per image",
+    "labels": "a table with labels (a|b in a CSV, or JSON lists) or a folder with boxes",
+    "number": "a table with a number per image (table.csv:label=COLUMN names its column)",
+}
 
 
 def _set_pixel_format(source: DatasetSplits) -> None:
@@ -133,6 +149,10 @@ def without_labels(source: DatasetSplits) -> DatasetSplits:
 
 
 def _open(location: str, options: OpenOptions) -> DatasetSplits:
+    if options.target == "labels" and (Path(location).is_dir() or location.endswith(".json")):
+        from frugalvit.data.formats.coco import open_box_labels
+
+        return open_box_labels(location)
     data_format = find_format(location)
     if data_format is not None:
         return data_format.open(location, options)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from frugalvit.data.copies import group_copies
 from frugalvit.data.dataset import DatasetSplits, join
+from frugalvit.data.duplicates import group_copies
 from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.errors import UserError
 from frugalvit.utils.text import pluralize, truncate_list
@@ -85,7 +85,7 @@ def add_missing_splits(
         held_out = hold_out(train.keys, train.labels, val_fraction, seed, copies)
         if held_out.any():
             splits |= {"train": train.subset(~held_out), "val": train.subset(held_out)}
-            method = "stratified by class" if source.classes is not None else "at random"
+            method = "stratified by class" if train.labels is not None else "at random"
             counts = f"{held_out.sum():,} of {len(train):,} images"
             notes.append(f"val is made from train: {counts}, {method}, seed {seed}{copies_note}.")
     ordered = {split: splits[split] for split in ("train", "val", "test") if split in splits}
@@ -113,9 +113,9 @@ def check_trainable(source: DatasetSplits) -> None:
     if train is None or not len(train):
         raise UserError(f"{source.location} has no training images, only {', '.join(source.splits) or 'empty splits'}.")
     if train.targets is not None:
-        raise UserError(
-            f"{source.location} has several labels per image. 'frugalvit probe suite' can use it, train cannot."
-        )
+        if source.target == "number" and len(np.unique(train.targets)) < 2:
+            raise UserError(f"{source.location}: all training images have the number {train.targets[0, 0]:g}.")
+        return
     if source.classes is None or (train.labels is None and train.streaming is None):
         repeated = bool(source.notes) and source.notes[0].startswith(f"{source.location} has no labels")
         note = f" ({source.notes[0].rstrip('.')})" if source.notes and not repeated else ""
@@ -140,9 +140,10 @@ def absent_classes(source: DatasetSplits) -> list[str]:
     """Return a note for every split that lacks classes; streamed splits are not counted."""
     notes: list[str] = []
     for split, examples in source.splits.items():
-        if source.classes is None or examples.labels is None:
+        if source.classes is None or examples.truth is None or source.target == "number":
             continue
-        missing = np.setdiff1d(np.arange(len(source.classes)), examples.labels)
+        present = np.flatnonzero((examples.truth == 1).any(0)) if source.target == "labels" else examples.truth
+        missing = np.setdiff1d(np.arange(len(source.classes)), present)
         if len(missing):
             notes.append(absent_classes_note(split, [source.classes[i] for i in missing]))
     return notes

@@ -1,6 +1,6 @@
 """``frugalvit embed``: write the features of images, or draw the nearest neighbours of one image.
 
-``curate.py`` selects images to label and finds near duplicates.
+``select.py`` selects images to label, ``duplicates.py`` finds near duplicates.
 """
 
 import time
@@ -16,33 +16,33 @@ from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import read_pixels, to_picture
 from frugalvit.data.paths import is_inside
 from frugalvit.data.splits import add_missing_splits
-from frugalvit.embedding import curate
+from frugalvit.embedding.duplicates import duplicates
+from frugalvit.embedding.feature_table import UNLABELLED, label_names, make_table
+from frugalvit.embedding.image_table import drop_held_out, facts
+from frugalvit.embedding.select import select
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
 from frugalvit.probing.knn import nearest
 from frugalvit.probing.splits import make_extractor, open_model, probe_device
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, utf8_safe, write_atomically
+from frugalvit.utils.files import make_folder, write_atomically
 from frugalvit.utils.tables import CommandResult, Table
 
 FORMATS = (".npz", ".parquet")
-UNLABELLED = -1  # the label of an unlabelled image among labelled ones
 
 
 def embed(config: EmbedConfig) -> CommandResult:
     """Write features, draw neighbours, select images to label, or find duplicates."""
+    if config.engine == "ray":
+        from frugalvit.embedding.ray_embed import embed_with_ray
+
+        return embed_with_ray(config, lambda: _open_images(config))  # --select ignores held-out splits later
     began = time.monotonic()
     out, picture = _outputs(config)
     _check_outputs(config, out, picture)
-    source = open_data(config.data, split="given", root=config.root, labels=config.label_source, loose=True)
-    if config.split == "val" and "val" not in source.splits:
-        source = add_missing_splits(source)  # as 'train' makes it
-        console.info("val is made from train: --split train contains its images too")
-    chosen = _choose_splits(source, config.split)
-    if config.select is not None and "split" not in config.model_fields_set:
-        chosen = _drop_held_out(chosen)
+    source, chosen = _open_images(config)
     if out is not None and picture is not None and _makes_table(config):
-        command = curate.duplicates if config.select is None else curate.select
+        command = duplicates if config.select is None else select
         return command(config, source, join(*chosen.values()), out, picture)
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)
@@ -50,7 +50,7 @@ def embed(config: EmbedConfig) -> CommandResult:
     features = extractor(join(*chosen.values()), source.name)
     # By position: one file may be in several splits.
     splits = [split for split, examples in chosen.items() for _ in range(len(examples))]
-    data = curate.facts(config, source, features) | {"shape": list(features.features.shape[1:])}
+    data = facts(config, source, features) | {"shape": list(features.features.shape[1:])}
     tables: list[Table] = []
     neighbours = [] if query is None else _find_neighbours(extractor, features, query, config, probe_device(model))
     if out is not None:
@@ -69,6 +69,18 @@ def embed(config: EmbedConfig) -> CommandResult:
     return CommandResult(data, tables, list(source.notes))
 
 
+def _open_images(config: EmbedConfig) -> tuple[DatasetSplits, dict[str, ImageDataset]]:
+    """Open the data, and return it with the images to embed by split."""
+    source = open_data(config.data, split="given", root=config.root, labels=config.label_source, loose=True)
+    if config.split == "val" and "val" not in source.splits:
+        source = add_missing_splits(source)  # as 'train' makes it
+        console.info("val is made from train: --split train contains its images too")
+    chosen = _choose_splits(source, config.split)
+    if config.select is not None and "split" not in config.model_fields_set and config.engine == "memory":
+        chosen = drop_held_out(chosen)
+    return source, chosen
+
+
 def write_features(path: Path, features: FeatureSet, splits: list[str], classes: tuple[str, ...] | None) -> None:
     """Write paths, splits, vectors and, if there are any, labels and class names to .npz or .parquet."""
     if path.suffix.lower() == ".npz":
@@ -82,19 +94,10 @@ def write_features(path: Path, features: FeatureSet, splits: list[str], classes:
             arrays |= {"labels": labels.numpy(), "classes": np.array(classes)}
         write_atomically(path, lambda handle: np.savez(handle, **arrays))  # type: ignore[arg-type]
         return
-    import pyarrow
     import pyarrow.parquet
 
-    columns: dict[str, object] = {"path": [utf8_safe(name) for name in features.names], "split": splits}
-    if features.labels is not None and classes is not None:
-        columns["label"] = [None if number == UNLABELLED else classes[number] for number in features.labels.tolist()]
-    elif features.targets is not None and classes is not None:
-        rows = features.targets.tolist()
-        columns["label"] = [[name for name, mark in zip(classes, row, strict=True) if mark == 1] for row in rows]
-    vectors = features.features.numpy()
-    flat = pyarrow.array(vectors.reshape(-1))
-    columns["vector"] = pyarrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-    table = pyarrow.table(columns)
+    numbers, marks = (None if part is None else part.numpy() for part in (features.labels, features.targets))
+    table = make_table(features.names, splits, label_names(numbers, marks, classes), features.features.numpy())
     write_atomically(path, lambda handle: pyarrow.parquet.write_table(table, handle))
 
 
@@ -148,15 +151,6 @@ def _choose_splits(source: DatasetSplits, split: str) -> dict[str, ImageDataset]
     if split not in parts:
         raise UserError(f"{source.location} has no {split} split, only {', '.join(parts)}.")
     return {split: parts[split]}
-
-
-def _drop_held_out(parts: dict[str, ImageDataset]) -> dict[str, ImageDataset]:
-    """Leave val and test out: labelled images are trained on, and would make scores optimistic."""
-    held_out = [split for split in ("val", "test") if split in parts]
-    if not held_out or len(held_out) == len(parts):
-        return parts
-    console.info(f"--select ignores {' and '.join(held_out)}, because labelled images are trained on; see --split all")
-    return {split: examples for split, examples in parts.items() if split not in held_out}
 
 
 def _find_neighbours(

@@ -18,7 +18,7 @@ from frugalvit.config.data import DataConfig
 from frugalvit.config.probe import ExtractConfig
 from frugalvit.data import DatasetSplits, ImageDataset, join, open_data
 from frugalvit.data.formats.csv import WANTED_COLUMN
-from frugalvit.embedding.curate import are_files, path_from_table
+from frugalvit.embedding.image_table import are_files, path_from_table
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.logistic import LogisticRegression

@@ -49,7 +49,7 @@ def prepare_compiler() -> None:
 
 def _resolve_auto(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> bool | Literal["graphs", "replay"]:
     """Resolve ``--compile auto``. "replay": CUDA graphs of PyTorch's own kernels, without compilation."""
-    if fabric.device.type != "cuda" or plan.steps < PAYS_FROM:
+    if fabric.device.type != "cuda" or plan.steps < PAYS_FROM or config.strategy == "fsdp":
         return False
     fits = not config.auto_batch and not _graphs_blocker(task, config, plan, fabric)  # auto-batch measures no graphs
     graphs = fits and can_replay_graphs(task, fabric)

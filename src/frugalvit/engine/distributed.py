@@ -54,14 +54,20 @@ def is_rank_zero(devices: int, nodes: int) -> bool:
     return not any(env_number(name) for name in _RANKS)
 
 
-def strategy(several: bool, seconds: float, *, has_unused: bool = False) -> Any:
-    """Return DDP for several processes; a collective that waits longer than ``seconds`` fails.
+def strategy(kind: str, world: int, seconds: float, *, has_unused: bool = False) -> Any:
+    """Return "ddp" or "fsdp" for several processes; a collective that waits longer than ``seconds`` fails.
 
     has_unused: some parameters of the network take no part in the loss
     """
-    if not several:
+    if kind == "fsdp" and world == 1:
+        raise UserError("--strategy fsdp shares the weights among processes: use --devices 2 or more, or drop it.")
+    if world == 1:
         return "auto"
     timeout = timedelta(seconds=seconds)
+    if kind == "fsdp":
+        from frugalvit.engine.sharding import make_strategy
+
+        return make_strategy(world, timeout)
     return DDPStrategy(timeout=timeout, gradient_as_bucket_view=True, find_unused_parameters=has_unused)
 
 

@@ -15,7 +15,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from frugalvit.engine import distributed
+from frugalvit.engine import distributed, sharding
 from frugalvit.engine.failure_dump import dump_failed_step, is_out_of_memory, out_of_memory_message
 from frugalvit.engine.schedules import Gentler
 from frugalvit.engine.step import TrainPlan, TrainStep, make_optimizer
@@ -38,14 +38,21 @@ class RunInterrupted(Exception):
 def fit(task: Task, plan: TrainPlan, run: RunFolder, fabric: Fabric) -> dict[str, Any]:
     """Train ``task`` to the end of ``plan``, from the last checkpoint if there is one; return the outcome."""
     distributed.convert_sync_batchnorm(task, fabric)
+    sharded = sharding.is_sharded(fabric)
+    module: Any = sharding.setup(task, fabric) if sharded else None  # before the optimizer takes its parameters
     optimizer: Any = make_optimizer(task, plan, fabric)
     try:
         limit = plan.rank_timeout
         with distributed.fail_on_lost_rank(fabric, run.folder, limit), distributed.collective_timeout(fabric, limit):
-            module, optimizer = fabric.setup(task, optimizer)
+            if sharded:
+                optimizer = fabric.setup_optimizers(optimizer)
+            else:
+                module, optimizer = fabric.setup(task, optimizer)
             trainer = Trainer(task, module, optimizer, plan, run, fabric)
             trainer.resume()
             trainer.train()
+            if sharded:
+                sharding.merge(task)
             fabric.barrier()  # other ranks read the best weights next
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
@@ -177,9 +184,9 @@ class Trainer(TrainStep):
 
     def evaluate(self, last: bool = False) -> None:
         # Devices may round differently: rank 0's scores decide for all ranks.
-        scores, self.task.nonfinite_outputs = self.fabric.broadcast(
-            (self.task.evaluate(self.step), self.task.nonfinite_outputs)
-        )
+        with sharding.gathered_weights(self.task):
+            scores = self.task.evaluate(self.step)
+        scores, self.task.nonfinite_outputs = self.fabric.broadcast((scores, self.task.nonfinite_outputs))
         if not scores:
             return
         epoch = self.step / self.plan.steps_per_epoch
@@ -201,7 +208,7 @@ class Trainer(TrainStep):
         ):
             self.best, self.best_step = score, self.step
             with self.stop.deferred():
-                state = {"step": self.step, "task": self.task.state_dict(), "scores": scores}
+                state = {"step": self.step, "task": self._weights(), "scores": scores}
                 self.run.save_checkpoint(state, BEST)
 
     # -- rescue: a collapsed run goes back to earlier weights and takes smaller steps
@@ -213,7 +220,7 @@ class Trainer(TrainStep):
         if plan.rescues and due and health is not None and health.is_good:
             self.good_step, self.initial = self.step, None
             with self.stop.deferred():
-                self.run.save_checkpoint({"step": self.step, "task": self.task.state_dict()}, GOOD)
+                self.run.save_checkpoint({"step": self.step, "task": self._weights()}, GOOD)
 
     def can_rescue(self) -> bool:
         return self.task.health is not None and len(self.rescues) < self.plan.rescues
@@ -233,7 +240,7 @@ class Trainer(TrainStep):
         if state is None:
             self.plan = replace(self.plan, rescues=len(self.rescues))
             return
-        self.task.load_state_dict(state["task"])
+        sharding.load_task(self.task, state["task"])
         self.inner.state.clear()
         self.window = {}
         reason = "non-finite gradients" if self.nonfinite else health.verdict()
@@ -281,8 +288,8 @@ class Trainer(TrainStep):
         self._restore_window(window)  # as a resumed run does: later means are equal bit for bit
         state = {
             "step": self.step,
-            "task": self.task.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "task": self._weights(),
+            "optimizer": sharding.full_state(self.optimizer.state_dict()),
             "scaler": self.fabric.strategy.precision.state_dict(),
             "best": self.best,
             "best_step": self.best_step,
@@ -295,6 +302,11 @@ class Trainer(TrainStep):
         with self.stop.deferred():
             self.run.save_checkpoint(state)
 
+    def _weights(self) -> dict[str, Tensor]:
+        """Return the weights as full tensors; all ranks call this together."""
+        state = self.task.state_dict()
+        return sharding.full_state(state) if sharding.is_sharded(self.fabric) else state
+
     def resume(self) -> None:
         self.fabric.barrier()
         state = self.run.load_checkpoint()
@@ -305,18 +317,20 @@ class Trainer(TrainStep):
             )
         if state is None:
             self.run.truncate_metrics(-1)
+            weights = self._weights() if self.plan.rescues else {}
             if self.plan.rescues and self.run.writer:
-                weights = {name: value.to("cpu", copy=True) for name, value in self.task.state_dict().items()}
+                weights = {name: value.to("cpu", copy=True) for name, value in weights.items()}
                 self.initial = {"step": 0, "task": weights}
             return
         try:
-            self.task.load_state_dict(state["task"])
+            sharding.load_task(self.task, state["task"])
         except RuntimeError as error:
             raise UserError(
                 f"The checkpoint in {self.run.folder} does not fit the network of its config.yaml "
                 f"({short_message(error)}…). Start a new run in another --out."
             ) from None
-        self.optimizer.load_state_dict(_with_settings(state["optimizer"], self.optimizer.param_groups))
+        settings = _with_settings(state["optimizer"], self.optimizer.param_groups)
+        sharding.load_optimizer(self.optimizer, settings, self.learning)
         if state["scaler"]:  # empty if the run used bf16 or fp32 so far; fp16 then searches its scale
             self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self.step = state["step"]
@@ -366,6 +380,8 @@ class Trainer(TrainStep):
 
     def _dump_step(self) -> tuple[str, str]:
         """Write batch and state of the last step; return two texts: the path, the first non-finite tensor."""
+        if sharding.is_sharded(self.fabric):
+            sharding.merge(self.task)  # the run ends here
         step = self.step - 1
         plan, number = self.plan, step * self.plan.accumulate  # of the step's first micro-batch
         parts = (self.task.batch_at(number + part) for part in range(plan.accumulate))  # one on the device at a time

@@ -21,6 +21,7 @@ from torch.optim import AdamW
 from frugalvit.config.resolved import ResolvedRunConfig
 from frugalvit.engine.failure_dump import is_out_of_memory
 from frugalvit.engine.schedules import Constant, Schedule
+from frugalvit.engine.sharding import plain_norm
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
 from frugalvit.utils.text import short_message
@@ -157,8 +158,8 @@ class TrainStep:
         # The fp16 scaler identifies optimizers by object: with the wrapper it would unscale now and again at the step.
         self.fabric.strategy.precision.unscale_gradients(self.inner)
         if self.plan.clip_per == "tensor":
-            return clip_per_tensor(self.learning, self.plan.clip)
-        return nn.utils.clip_grad_norm_(self.learning, self.plan.clip if self.plan.clip > 0 else math.inf)
+            return plain_norm(clip_per_tensor(self.learning, self.plan.clip))
+        return plain_norm(nn.utils.clip_grad_norm_(self.learning, self.plan.clip if self.plan.clip > 0 else math.inf))
 
     def _collect(self, values: dict[str, Tensor]) -> None:
         """Add values to the window's sums on the device. Reading them each step would stall the device."""

@@ -78,7 +78,9 @@ def make_fabric(config: RunConfig) -> Fabric:
         accelerator={"cuda": "cuda", "mps": "mps"}.get(device, "cpu"),
         devices=devices,
         num_nodes=nodes,
-        strategy=distributed.strategy(devices * nodes > 1, config.peer_timeout, has_unused=config.has_unused_layers()),
+        strategy=distributed.strategy(
+            config.strategy, devices * nodes, config.peer_timeout, has_unused=config.has_unused_layers()
+        ),
         plugins=make_precision(config.precision, device),
     )
     distributed.launch(fabric, devices)
@@ -210,7 +212,10 @@ def open_source(
     path = str(config.data)
     splitting: dict[str, Any] = {"split": config.split, "val_fraction": config.val_fraction}
     if not should_stream(path, config.stream):
-        return open_data(path, classes=config.classes, root=config.root, labels=labels, loose=loose, **splitting)
+        target = getattr(config, "target", "auto")
+        return open_data(
+            path, classes=config.classes, root=config.root, labels=labels, loose=loose, target=target, **splitting
+        )
     if config.classes is not None:
         raise UserError("--classes needs access to single images, which a stream does not have: use --stream false.")
     before = read_data_facts(config.resume).get("survey") if config.resume else None

@@ -9,7 +9,7 @@ from frugalvit.backbones import Backbone, create_backbone
 from frugalvit.backbones.registry import get_architecture, is_model_name, suggest_names
 from frugalvit.backbones.weights.convert import classifier_part
 from frugalvit.backbones.weights.load import load_weights
-from frugalvit.backbones.weights.model_config import WEIGHT_FILES, find_model_folder
+from frugalvit.backbones.weights.model_config import WEIGHT_FILES, find_model_folder, saved_size
 from frugalvit.backbones.weights.model_folder import load_model_folder
 from frugalvit.backbones.weights.published import (
     describe_file,
@@ -22,6 +22,7 @@ from frugalvit.config.train import RunConfig
 from frugalvit.data.augmentation.transforms import EvalTransform
 from frugalvit.engine.checkpoint import read_state
 from frugalvit.errors import UserError
+from frugalvit.experiment.calibration import Calibration, read_calibration
 from frugalvit.experiment.resolve import AutoValues
 from frugalvit.runs import layout
 from frugalvit.runs.resume import command_of
@@ -33,8 +34,8 @@ C = TypeVar("C", bound=RunConfig)
 
 _MODELS = "Pass a run folder, a checkpoint or an exported folder"
 
-SCORES = ("top1", "top5", "mean_per_class", "knn")
-"""Scores that a model folder stores."""
+SCORES = ("top1", "top5", "mean_per_class", "knn", "map", "r2", "calibration")
+"""What a model folder stores about its weights at its input size."""
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Model:
     classes: tuple[str, ...] | None = None
     name: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
+    calibration: Calibration | None = None
 
 
 def load_model(
@@ -88,10 +90,12 @@ def load_model(
             raise UserError(f"{path} holds a {backbone.name}. Drop --backbone {architecture}.")
         if img_size is not None:
             _log_notes(backbone.notes)
+            if backbone.img_size != saved_size(folder):
+                meta.pop("calibration", None)  # it was measured at the other size
         name = source if by_name else path.resolve().name
         if checkpoint is not None:
             load_weights(backbone, _checkpoint_weights(checkpoint), strict=True)
-            name, meta = f"{name}-{checkpoint.stem}", without_scores(meta)  # scores belong to the folder's weights
+            name, meta = f"{name}-{checkpoint.stem}", without_scores(meta) | {"checkpoint": True}
     elif path.is_file():
         backbone, meta = _load_file(path, source if by_name else architecture, img_size)
         name = source if by_name else path.stem
@@ -110,10 +114,11 @@ def load_model(
         _log_notes(backbone.notes)
         name = source
     classes = meta.get("classes")
+    calibration = read_calibration(folder or path, meta.get("calibration"), backbone.pooled_dim)
     transform = EvalTransform(
         backbone.img_size, backbone.mean, backbone.std, pixel_type=backbone.pixel_type, **backbone.eval_crop
     )
-    return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta)
+    return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta, calibration)
 
 
 def _checkpoint_weights(checkpoint: Path) -> Path | Mapping[str, Any]:

@@ -32,6 +32,7 @@ from frugalvit.config.defaults import (
     layer_decay,
     localization_variant,
     localization_weight,
+    logit_adjustment,
     lora_lr,
     mixing_probability,
     papers_backbone,
@@ -160,6 +161,8 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     is_short = fitted and facts.device == "cpu"
     epochs = finetuning_epochs(facts) if is_short else supervised_epochs(facts, batch)
     length = _resolve_length(config, auto, *epochs)
+    auto.choose("target", config.target, facts.target, "what the labels of the data are")
+    auto.choose("logit_adjustment", config.logit_adjustment, *logit_adjustment(facts, balance=config.balance))
     auto.choose("optimizer.layer_decay", config.optimizer.layer_decay, *layer_decay(facts))
     auto.choose("freeze", config.freeze, *frozen_blocks(facts))
     seen = batch * (1 + ratio) if facts.unlabelled else batch  # images in a step
@@ -196,6 +199,8 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
             auto.choose("semi.momentum", semi.momentum, *threshold_momentum(steps))
         if semi.region_weight:
             auto.choose("semi.prototypes", semi.prototypes, *prototype_count(facts.unlabelled))
+    elif facts.target != "class":
+        auto.choose("mixing.smoothing", config.mixing.smoothing, 0.0, "smoothing is for one class per image")
     elif is_short:
         auto.choose("mixing.smoothing", config.mixing.smoothing, *finetuning_smoothing())
     auto.choose("weights", config.weights, *exported_weights(facts))

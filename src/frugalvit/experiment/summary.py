@@ -3,7 +3,7 @@
 import base64
 import io
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,23 @@ from frugalvit.utils.tables import CommandResult, Table
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of a classifier on N images, each (N,) on the CPU; ``index`` is the image's place in the store."""
+    """The answers of a classifier on N images, on the CPU: logits (N, C), pooled (N, D), and the others (N,).
 
-    confidence: Tensor
-    predicted: Tensor
+    index: the image's position in the store
+    """
+
+    logits: Tensor
+    pooled: Tensor
     labels: Tensor
     index: Tensor
+
+    @property
+    def confidence(self) -> Tensor:
+        return self.logits.softmax(1).amax(1)
+
+    @property
+    def predicted(self) -> Tensor:
+        return self.logits.argmax(1)
 
     @property
     def right(self) -> Tensor:
@@ -43,13 +54,14 @@ class Answers:
 def collect_answers(backbone: Backbone, dataset: EvalSet, label: str) -> Answers:
     """Classify every readable image of the dataset."""
     backbone.eval()
-    none = torch.empty(0, dtype=torch.long)
-    parts: list[tuple[Tensor, ...]] = [(none.float(), none, none, none)]  # all images may be unreadable
+    parts: list[tuple[Tensor, ...]] = []
     batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
     for images, labels, index in console.progress(batches, dataset.batches, label):
         assert labels is not None
-        confidence, predicted = backbone.classify(backbone(images).pooled).float().softmax(1).max(1)
-        parts.append((confidence.cpu(), predicted.cpu(), labels.cpu(), index))
+        pooled = backbone(images).pooled
+        parts.append((backbone.classify(pooled).float().cpu(), pooled.float().cpu(), labels.cpu(), index))
+    if not parts:  # all images are unreadable
+        parts = [(torch.empty(0, 1), torch.empty(0, 1), torch.empty(0).long(), torch.empty(0).long())]
     return Answers(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
@@ -63,28 +75,28 @@ def worst_mistakes(
     wrong = (~answers.right).nonzero()[:, 0]
     columns = (answers.confidence[wrong], answers.index[wrong], answers.labels[wrong], answers.predicted[wrong])
     mistakes = sorted(zip(*(column.tolist() for column in columns), strict=True), reverse=True)[:count]
-    thumbnails = _thumbnails(store, [index for _, index, _, _ in mistakes])
+    entries = [(index, classes[label], classes[predicted], sure) for sure, index, label, predicted in mistakes]
+    return show_mistakes(entries, store, location)
+
+
+def show_mistakes(
+    entries: Sequence[tuple[int, str, str, float | None]], store: ImageStore, location: str
+) -> list[dict[str, Any]]:
+    """Return mistakes with thumbnails and file names.
+
+    entries: index, truth, prediction, and its probability or None
+    """
+    thumbnails = _thumbnails(store, [index for index, *_ in entries])
     return [
         {
             "file": relative_name(location, store.names[index]),
             "image": thumbnail,
-            "label": classes[label],
-            "predicted": classes[predicted],
-            "probability": round(probability, 4),
+            "label": label,
+            "predicted": predicted,
+            "probability": None if probability is None else round(probability, 4),
         }
-        for thumbnail, (probability, index, label, predicted) in zip(thumbnails, mistakes, strict=True)
+        for thumbnail, (index, label, predicted, probability) in zip(thumbnails, entries, strict=True)
     ]
-
-
-def measure_calibration(answers: Answers, bins: int = 10) -> dict[str, Any]:
-    """Compare confidence with accuracy, in per cent: per bin of equal width, and their mean distance (ECE)."""
-    number = (answers.confidence * bins).long().clamp(max=bins - 1)
-    rows = []
-    for part in (number == k for k in number.unique().tolist()):
-        confidence, accuracy = (100 * x[part].double().mean().item() for x in (answers.confidence, answers.right))
-        rows.append({"images": int(part.sum()), "confidence": confidence, "accuracy": accuracy})
-    distance = sum(row["images"] * abs(row["confidence"] - row["accuracy"]) for row in rows)
-    return {"bins": rows, "error": distance / max(1, len(number))}
 
 
 def relative_name(location: str, name: str) -> str:

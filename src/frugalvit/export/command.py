@@ -25,7 +25,9 @@ from frugalvit.engine.hardware import configure_cpu
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import described_by, without_scores
 from frugalvit.export.format import ExportFormat, ExportJob, Run
+from frugalvit.export.hub import push_folder
 from frugalvit.export.inference_model import ReadyModel, load
+from frugalvit.export.int8 import NOTE, write_int8
 from frugalvit.runs import layout
 from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.utils import console
@@ -42,6 +44,8 @@ def export(config: ExportConfig) -> CommandResult:
     began = time.monotonic()
     export_format = _make_format(config.to)
     export_format.check_options(config)
+    if config.push:
+        push_folder(config.push)  # only checks
     configure_cpu()  # for the backbone too, which ONNX and torch.export call without the model
     model = load(config.model, img_size=config.img_size, backbone=config.backbone)
     out = Path(config.out or f"{model.name}-{config.to}")
@@ -50,7 +54,8 @@ def export(config: ExportConfig) -> CommandResult:
     settings, size = _read_settings(config.model), saved_size(config.model)
     resized = config.img_size is not None and size not in (None, model.backbone.img_size)
     meta = without_scores(model.meta) if resized else model.meta
-    images, source = check_images(model, config.images, settings.get("data") or _read_data(config.model))
+    run_data = settings.get("data") or _read_data(config.model)
+    images, source = check_images(model, config.images, run_data)
     with torch.inference_mode():
         if not bool(model(images).isfinite().all()):
             raise UserError(nonfinite_message(config.model))
@@ -65,6 +70,8 @@ def export(config: ExportConfig) -> CommandResult:
                 f"{source} and was deleted. A network of your own must load timm's weights (docs/extending.md). "
                 f"Otherwise please report this model: {model.backbone.name}."
             )
+        loss = write_int8(folder / "model.onnx", model, config, run_data) if config.int8 else None
+    address = push_folder(config.push, out, config.private) if config.push else None
     files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     data = {
         "model": config.model,
@@ -74,9 +81,15 @@ def export(config: ExportConfig) -> CommandResult:
         "max_difference": difference,
         "checked_on": source,
         "seconds": round(time.monotonic() - began, 2),
+        "int8": loss,
+        "pushed": address,
     }
     rows: list[list[object]] = [[name, round(size / 1e6, 3)] for name, size in files.items()]
     notes = [f"checked on {source}: the largest difference from PyTorch is {difference:.2g}"]
+    if loss is not None:
+        notes.append(NOTE.format(**loss))
+    if address is not None:
+        notes.append(f"on the hub: {address}")
     if config.to == "timm":
         notes.append(f"next  timm.create_model({f'local-dir:{out}'!r}, pretrained=True)")
     if meta != model.meta:

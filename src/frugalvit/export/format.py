@@ -38,11 +38,11 @@ class ExportFormat(abc.ABC):
     """One choice of ``frugalvit export --to``; ``EXPORTS`` in config/tools.py lists all."""
 
     options: ClassVar[frozenset[str]] = frozenset()
-    """The options among --output and --license that the format reads; the others are refused."""
+    """The options among --output, --license and --int8 that the format reads; the others are refused."""
 
     def check_options(self, config: ExportConfig) -> None:
         """Raise an error, before any work, if an option or a package does not fit."""
-        for name, default in (("output", "auto"), ("license", "unknown")):
+        for name, default in (("output", "auto"), ("license", "unknown"), ("int8", False)):
             if getattr(config, name) != default and name not in self.options:
                 raise UserError(f"--{name} has no effect with --to {config.to}. Remove the option.")
 

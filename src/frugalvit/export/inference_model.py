@@ -16,7 +16,7 @@ from frugalvit.engine.hardware import cpu_settings, numbered_device
 from frugalvit.errors import UserError, to_count
 from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.features import Features
-from frugalvit.tasks.classification.predict import nonfinite_message
+from frugalvit.tasks.classification.predict import answer_features, class_names
 
 
 class ReadyModel(nn.Module):
@@ -26,9 +26,8 @@ class ReadyModel(nn.Module):
         super().__init__()
         self.backbone: Backbone = model.backbone
         self.classes = model.classes
-        self.name, self.meta = model.name, model.meta
-        self._transform = model.transform
-        self.pixels = model.transform.pixels
+        self.name, self.meta, self.calibration = model.name, model.meta, model.calibration
+        self.model, self.pixels = model, model.transform.pixels
 
     def transform(self, pictures: Any) -> Tensor:
         """Preprocess images as in evaluation: one image or a list of them -> (B, C, h, w).
@@ -41,7 +40,7 @@ class ReadyModel(nn.Module):
         if not inputs:
             raise UserError("The list of images is empty: give at least one.")
         weight = next(self.parameters())
-        return torch.cat([self._transform.image(image, weight.device) for image in inputs]).to(weight.dtype)
+        return torch.cat([self.model.transform.image(image, weight.device) for image in inputs]).to(weight.dtype)
 
     def features(self, images: Tensor) -> Features:
         """Compute the features of (B, C, h, w): grid (B, D, h', w') and pooled (B, D)."""
@@ -54,27 +53,37 @@ class ReadyModel(nn.Module):
             pooled = self.backbone(images).pooled
             return self.backbone.classify(pooled) if self.backbone.num_classes else pooled
 
-    @torch.inference_mode()
     def predict(self, pictures: Any, top: int = 5, batch: int = 64) -> list[list[tuple[str, float]]]:
-        """Return the ``top`` classes of each image with their probabilities.
+        """Return the ``top`` classes or labels of each image with their probabilities; or the name and the number.
+
+        Probabilities are calibrated if the model is.
 
         The model predicts in eval mode, ``batch`` images at a time.
+        """
+        return [
+            [(class_names(self.model)[0], answer["value"])]
+            if "value" in answer
+            else [(guess["class"], guess["probability"]) for guess in answer["predictions"]]
+            for answer in self.answer(pictures, None, top, batch)
+        ]
+
+    @torch.inference_mode()
+    def answer(
+        self, pictures: Any, coverage: float | None = 0.9, top: int = 5, batch: int = 64
+    ) -> list[dict[str, Any]]:
+        """Return the entries of ``frugalvit predict --json`` for each image: classes, set, distance to training.
+
+        The model must be calibrated: a run with a val split, a saved probe, or their export.
         """
         if not self.backbone.num_classes:
             raise UserError(f"{self.name} has no classifier; use features() instead.")
         top, batch = to_count("top", top), to_count("batch", batch)
-        inputs = as_list(pictures)
-        names = self.classes or tuple(str(index) for index in range(self.backbone.num_classes))
-        predictions: list[list[tuple[str, float]]] = []
+        inputs, answers = as_list(pictures), []
         with eval_no_grad(self):
             for first in range(0, len(inputs), batch):
-                logits = self(self.transform(inputs[first : first + batch])).float()
-                if not bool(logits.isfinite().all()):
-                    raise UserError(nonfinite_message(self.name))
-                probabilities, best = logits.softmax(1).topk(min(top, len(names)), dim=1)
-                for row in zip(best.tolist(), probabilities.tolist(), strict=True):
-                    predictions.append([(names[index], probability) for index, probability in zip(*row, strict=True)])
-        return predictions
+                pooled = self.features(self.transform(inputs[first : first + batch])).pooled
+                answers += answer_features(self.model, pooled, top=top, coverage=coverage)
+        return answers
 
     def extra_repr(self) -> str:
         return f"name={self.name!r}, img_size={self.backbone.img_size}, num_classes={self.backbone.num_classes}"

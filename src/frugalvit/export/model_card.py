@@ -125,7 +125,11 @@ def _use(model: ReadyModel) -> str:
         if is_timms and model.backbone.num_classes
         else ""
     )
+    calibrated = ""
+    if model.calibration is not None:
+        calibrated = f"Calibrated probabilities are `softmax(logits / {model.calibration.temperature:.6g})`.\n\n"
     return (
+        f"{calibrated}"
         "`preprocessing.py` in this folder reads a file as training did: upright by EXIF, transparent pixels on white, "
         "16 bits scaled to 8. Pillow's `convert` does none of these.\n\n"
         "```python\n"

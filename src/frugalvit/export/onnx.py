@@ -6,6 +6,7 @@ import io
 import json
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,23 +17,35 @@ from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_config import model_config
 from frugalvit.config.tools import ExportConfig
 from frugalvit.errors import UserError
+from frugalvit.experiment.calibration import Calibration, neighbour_distance
 from frugalvit.export.format import ExportFormat, ExportJob, Run
 from frugalvit.export.inference_model import ReadyModel
 from frugalvit.utils.files import write_text
 
 
 class Program(nn.Module):
-    """What an exported program computes: images -> logits, or pooled and grid."""
+    """What an exported program computes: images -> logits, or pooled and grid.
 
-    def __init__(self, backbone: Backbone, output: str) -> None:
+    With a calibration also probabilities (B, C) and, if training features are stored, the distance to them (B,).
+    """
+
+    def __init__(self, backbone: Backbone, output: str, calibration: Calibration | None = None) -> None:
         super().__init__()
         self.backbone, self.names = backbone, ["logits"] if output == "logits" else ["pooled", "grid"]
+        self.calibration = calibration if output == "logits" else None
+        if self.calibration is not None:
+            self.names += ["probabilities"] + ["distance"] * (self.calibration.gallery is not None)
 
-    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         features = self.backbone(images)
-        if self.names == ["logits"]:
-            return self.backbone.classify(features.pooled)
-        return features.pooled, features.grid
+        if "grid" in self.names:
+            return features.pooled, features.grid
+        logits = self.backbone.classify(features.pooled)
+        if self.calibration is None:
+            return logits
+        answers = (logits, (logits / self.calibration.temperature).softmax(1))
+        gallery = self.calibration.gallery
+        return answers if gallery is None else (*answers, neighbour_distance(features.pooled, gallery))
 
 
 class TorchExportFormat(ExportFormat):
@@ -51,7 +64,7 @@ class TorchExportFormat(ExportFormat):
 class OnnxFormat(ExportFormat):
     """--to onnx: an ONNX graph, model.onnx."""
 
-    options = frozenset({"output"})
+    options = frozenset({"output", "int8"})
 
     def check_options(self, config: ExportConfig) -> None:
         super().check_options(config)
@@ -61,9 +74,8 @@ class OnnxFormat(ExportFormat):
 
     def write(self, job: ExportJob) -> tuple[nn.Module, Run]:
         import onnx
-        import onnxruntime
 
-        program, model, path = _make_program(job), job.model, job.folder / "model.onnx"
+        program, model, path = _make_program(job, job.model.calibration), job.model, job.folder / "model.onnx"
         with _plain_attention(), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             exported = torch.onnx.export(
@@ -87,13 +99,20 @@ class OnnxFormat(ExportFormat):
         onnx.helper.set_model_props(graph, texts)
         onnx.checker.check_model(graph)
         onnx.save(graph, path)
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3  # errors only; warnings are about constants that it does not fold
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        return program, lambda images: [torch.from_numpy(out) for out in session.run(None, {"images": images.numpy()})]
+        return program, open_onnx(path)
 
 
-def _make_program(job: ExportJob) -> Program:
+def open_onnx(path: Path) -> Run:
+    """Return a function that runs an ONNX file."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only; warnings are about constants that it does not fold
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda images: [torch.from_numpy(out) for out in session.run(None, {"images": images.numpy()})]
+
+
+def _make_program(job: ExportJob, calibration: Calibration | None = None) -> Program:
     """Choose the output, and write config.json beside the program."""
     backbone, output = job.model.backbone, job.config.output
     if output == "logits" and not backbone.num_classes:
@@ -102,7 +121,7 @@ def _make_program(job: ExportJob) -> Program:
         output = "logits" if backbone.num_classes else "features"
     text = json.dumps(model_config(backbone, job.model.classes, job.meta), indent=2, ensure_ascii=False)
     write_text(job.folder / "config.json", text)
-    return Program(backbone, output)
+    return Program(backbone, output, calibration)
 
 
 def _capture(program: Program, model: ReadyModel) -> torch.export.ExportedProgram:

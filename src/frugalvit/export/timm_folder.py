@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.errors import UserError
+from frugalvit.experiment.calibration import save_calibration
 from frugalvit.export.format import ExportFormat, ExportJob, Run
 from frugalvit.export.model_card import write_card
 from frugalvit.runs.run_folder import read_summary
@@ -18,6 +19,7 @@ class TimmFolder(ExportFormat):
 
     def write(self, job: ExportJob) -> tuple[nn.Module, Run]:
         save_model_folder(job.model.backbone, job.folder, classes=job.model.classes, meta=job.meta)
+        save_calibration(job.model.calibration, job.folder)
         return job.model, _load_with_timm(job.folder)
 
 

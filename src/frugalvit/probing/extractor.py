@@ -129,6 +129,16 @@ class FeatureExtractor:
         progress.close()
         return self._assemble(examples, [parts[number] for number in numbers], not missing)
 
+    def settings(self) -> dict[str, object]:
+        """Return everything but the images that the features depend on."""
+        return {
+            "version": _VERSION,
+            "weights": self.weights,
+            "transform": self.model.transform.spec(),
+            "features": [self.kind, self.blocks if self.kind == "last_blocks" else 0],
+            "precision": self.precision,
+        }
+
     @torch.inference_mode()
     def images(self, images: Tensor) -> Tensor:
         """Compute the features (B, …) of network inputs, float32."""
@@ -163,16 +173,15 @@ class FeatureExtractor:
     def _folder(
         self, examples: ImageDataset, rectangle: tuple[int, int] | None, view: int | None, seed: int, mirrored: bool
     ) -> Path:
-        identity = {
-            "version": _VERSION,
-            "weights": self.weights,
-            "images": examples.fingerprint(labels=False),
-            "transform": self.model.transform.spec(),
-            "rectangle": rectangle,
-            "features": [self.kind, self.blocks if self.kind == "last_blocks" else 0],
-            "precision": self.precision,
-            "view": None if view is None else [seed, view, _view_config().model_dump(mode="json"), self.batch],
-        } | ({"mirrored": True} if mirrored else {})
+        identity = (
+            self.settings()
+            | {
+                "images": examples.fingerprint(labels=False),
+                "rectangle": rectangle,
+                "view": None if view is None else [seed, view, _view_config().model_dump(mode="json"), self.batch],
+            }
+            | ({"mirrored": True} if mirrored else {})
+        )
         assert self.folder is not None
         return self.folder / hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from frugalvit.backbones.knn_head import KnnHead
 from frugalvit.config.probe import KS, TEMPERATURE, KnnConfig
 from frugalvit.errors import UserError
 from frugalvit.probing.metrics import classification_scores, rank_classes
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.saved_probe import KnnClassifier
-from frugalvit.probing.splits import concat, draw_labels, to_probe_split
+from frugalvit.probing.splits import ProbeSplit, concat, draw_labels, leave_fifths_out, to_probe_split
 from frugalvit.probing.validation import as_features, as_labels
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult
@@ -74,7 +76,14 @@ def knn(config: KnnConfig) -> CommandResult:
         voted = "each other" if queries is None else f"{test_images:,} test images"
         title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {voted}"
         settings = (inputs.classes, headline, config.temperature)
-        classifier = KnnClassifier(gallery.features, gallery.targets, *settings)
+
+        def vote(part: ProbeSplit) -> KnnHead:
+            head = KnnHead(len(part), part.features.shape[1], *settings)
+            head.set_images(part.features, part.targets)
+            return head
+
+        held_out = partial(leave_fifths_out, gallery, inputs.classes, vote)
+        classifier = KnnClassifier(gallery.features, gallery.targets, *settings, held_out)
         table = replace(table, title=title)
         return ProbeScores(data, notes=notes, table=table, classifier=classifier, unseen=unseen)
 

@@ -68,7 +68,7 @@ def linear(config: LinearConfig) -> CommandResult:
             "train_images": len(splits.train) + (0 if splits.held_out is None else len(splits.held_out)),
             "test_images": len(splits.test),
         }
-        classifier = LinearClassifier(*result.classifier)
+        classifier = LinearClassifier(*result.classifier, lambda: (result.held_out.cpu(), splits.val.targets.cpu()))
         return ProbeScores(data, ("lr", "weight_decay"), splits.notes, classifier=classifier, unseen=splits.unseen)
 
     return run_probe("linear", config, score_features)
@@ -171,6 +171,7 @@ class LinearResult:
     weight_decay: float
     validation: float
     tried: list[dict[str, float]]
+    held_out: Tensor  # scores of the validation images by the classifier that has not learned from them
 
 
 def linear_probe(
@@ -211,7 +212,7 @@ def linear_probe(
     if not converged:
         raise UserError("Every learning rate of the linear probe diverged: give smaller ones with --lrs.")
     best = max(converged, key=lambda i: tried[i]["validation"])
-    chosen = tried[best]
+    chosen, unseen = tried[best], fit.scores(val.to(device))[best]
     if held_out is not None:
         labels, setting = torch.cat([train_labels, val_labels]), fit.settings[best]
         both = torch.cat([train, torch.as_tensor(held_out).to(train)], dim=-2)
@@ -220,4 +221,4 @@ def linear_probe(
     if not bool(torch.isfinite(scores).all()):
         raise UserError("The linear probe diverged with all training images: give smaller learning rates with --lrs.")
     classifier = fit.weight[:, best].T, fit.bias[best]
-    return LinearResult(scores, classifier, chosen["lr"], chosen["weight_decay"], chosen["validation"], tried)
+    return LinearResult(scores, classifier, chosen["lr"], chosen["weight_decay"], chosen["validation"], tried, unseen)

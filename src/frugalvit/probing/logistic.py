@@ -8,6 +8,7 @@ output, as in scikit-learn. Several labels per image (VOC2007): one logistic out
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from frugalvit.probing.lbfgs import Axes, minimize, principal_axes
 from frugalvit.probing.metrics import (
     METRIC_NAMES,
     Metric,
+    best_thresholds,
+    chance_precision,
     classification_scores,
     metric_interval,
     rank_classes,
@@ -32,7 +35,7 @@ from frugalvit.probing.metrics import (
 )
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
 from frugalvit.probing.saved_probe import LinearClassifier
-from frugalvit.probing.splits import ProbeData, make_probe_splits
+from frugalvit.probing.splits import ProbeData, ProbeSplit, concat, leave_fifths_out, make_probe_splits
 from frugalvit.probing.validation import as_features, as_labels, as_targets
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult
@@ -51,11 +54,16 @@ def logistic(config: LogisticConfig) -> CommandResult:
         splits = make_probe_splits(
             inputs.features, inputs.classes, config.val_fraction, config.seed, labels=config.labels
         )
-        scored = fit_and_score(splits, "accuracy", inputs.device, config.max_iterations)
-        result = scored.result
+        several = splits.train.targets.ndim == 2
+        scored = fit_and_score(splits, "map" if several else "accuracy", inputs.device, config.max_iterations)
+        result, meta = scored.result, {}
         data: dict[str, Any] = {**scored.by_class, "val_top1": result.validation}
-        if scored.metric == "map11":
-            data = {"map11": scored.score, "map11_interval": scored.interval, "val_map11": result.validation}
+        if several:
+            targets = splits.test.targets
+            data = {"map": scored.score, "map_interval": scored.interval, "val_map": result.validation}
+            data |= {"map11": score("map11", result.scores, targets), "chance": {"map": chance_precision(targets)}}
+            thresholds = best_thresholds(result.val_scores.sigmoid().cpu(), splits.val.targets)
+            meta = {"target": "labels", "thresholds": [round(value, 6) for value in thresholds.tolist()]}
         data |= {
             "lambda": result.strength,
             "iterations": result.iterations,
@@ -63,9 +71,18 @@ def logistic(config: LogisticConfig) -> CommandResult:
             "train_images": len(splits.train) + len(splits.val),
             "test_images": len(splits.test),
         }
-        classifier = LinearClassifier(*result.classifier) if scored.metric != "map11" else None
-        settings = ("lambda", "iterations")
-        return ProbeScores(data, settings, splits.notes, classifier=classifier, unseen=splits.unseen)
+        learned = concat(splits.train, splits.val)
+
+        def fit(part: ProbeSplit) -> Callable[[Tensor], Tensor]:
+            # The loss is a sum: with λ / N as in the full fit, the scale of the logits stays.
+            strength = result.strength * len(part) / len(learned)
+            problem = LogisticRegression(part.features, part.targets, splits.classes, inputs.device)
+            found = problem.fit([strength], None, config.max_iterations)
+            return lambda features: found.scores(features)[0].clamp_min(-1e9)
+
+        held_out = None if several else partial(leave_fifths_out, learned, splits.classes, fit)
+        classifier, settings = LinearClassifier(*result.classifier, held_out), ("lambda", "iterations")
+        return ProbeScores(data, settings, splits.notes, classifier=classifier, unseen=splits.unseen, meta=meta)
 
     return run_probe("logistic", config, score_features, multi_label=True)
 
@@ -227,9 +244,13 @@ def search_strength(evaluate: Callable[[list[float]], list[float]]) -> tuple[flo
 
 @dataclass
 class LogisticResult:
-    """Scores (N_test, classes) of the test images, the classifier (weight, bias), and how λ was chosen."""
+    """Scores (N_test, classes) of the test images, the classifier (weight, bias), and how λ was chosen.
+
+    val_scores: of the classifier that learned from the training images alone
+    """
 
     scores: Tensor
+    val_scores: Tensor
     classifier: tuple[Tensor, Tensor]
     strength: float
     validation: float
@@ -253,13 +274,13 @@ def logistic_probe(
 ) -> LogisticResult:
     """Choose λ on the validation images, fit on training + validation images, and score the test images.
 
-    train_targets, val_targets: integers from 0; with ``metric="map11"`` several labels per image, (N, C) of
-        1 = present, 0 = absent and -1 = unknown.
+    train_targets, val_targets: integers from 0; with the metrics "map" and "map11" several labels per image, (N, C)
+        of 1 = present, 0 = absent and -1 = unknown.
     """
     if metric not in METRIC_NAMES:
         raise UserError(f"The metric must be one of {', '.join(METRIC_NAMES)}, not {metric}.")
     train, val, test = as_features(train, val, test)
-    if metric == "map11":
+    if metric in ("map", "map11"):
         train_targets, val_targets = as_targets(train_targets, train), as_targets(val_targets, val)
     else:
         train_targets, val_targets = as_labels(train_targets, train, classes), as_labels(val_targets, val, classes)
@@ -279,8 +300,11 @@ def logistic_probe(
     # From zero, not from the fit without the validation images: with a weak λ its mistakes are corrected slowly.
     final = both.fit([strength], None, max_iterations, tolerance)
     scores = final.scores(test.to(device))[0]
-    classifier = final.to_linear()
-    return LogisticResult(scores, classifier, strength, tried[strength], tried, final.iterations[0], final.converged[0])
+    classifier, searched = final.to_linear(), _concat(fits)
+    val_scores = searched.scores(val)[searched.strengths.index(strength)]
+    return LogisticResult(
+        scores, val_scores, classifier, strength, tried[strength], tried, final.iterations[0], final.converged[0]
+    )
 
 
 def fit_on_features(
@@ -299,7 +323,9 @@ def fit_on_features(
                 assert labels is not None
                 parts.append((backbone(images).pooled.float().cpu(), labels.cpu()))
     features, labels = (torch.cat(column) for column in zip(*parts, strict=True))
-    held = torch.from_numpy(hold_out([str(row) for row in range(len(labels))], labels.numpy(), 0.2, 0))
+    metric: Metric
+    groups, metric = (labels.numpy(), "accuracy") if labels.ndim == 1 else (None, "map")
+    held = torch.from_numpy(hold_out([str(row) for row in range(len(labels))], groups, 0.2, 0))
     strength = 1.0
     if held.any() and len(labels[~held].unique()) > 1:
         problem = LogisticRegression(features[~held], labels[~held], classes)
@@ -307,7 +333,7 @@ def fit_on_features(
 
         def evaluate(strengths: list[float]) -> list[float]:
             fits.append(problem.fit(strengths, _concat(fits) if fits else None))
-            return [score("accuracy", scores, labels[held]) for scores in fits[-1].scores(features[held])]
+            return [score(metric, scores, labels[held]) for scores in fits[-1].scores(features[held])]
 
         strength, _ = search_strength(evaluate)
     weight, bias = LogisticRegression(features, labels, classes).fit([strength]).to_linear()
@@ -326,9 +352,9 @@ class LogisticScore:
 
 
 def fit_and_score(data: ProbeData, metric: Metric, device: torch.device, max_iterations: int) -> LogisticScore:
-    """Search λ on validation images, fit on train + val, score the test images; mAP for several labels."""
+    """Search λ on validation images, fit on train + val, score the test images; 11-point mAP for several labels."""
     multi_label = data.train.targets.ndim == 2
-    metric = "map11" if multi_label else metric
+    metric = "map11" if multi_label and metric != "map" else metric
     result = logistic_probe(
         data.train.features,
         data.train.targets,

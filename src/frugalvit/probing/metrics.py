@@ -1,6 +1,6 @@
-"""The metrics of EsViT's Table 9: accuracy, mean per class, 11-point mAP, ROC-AUC.
+"""The metrics of EsViT's Table 9 (accuracy, mean per class, 11-point mAP, ROC-AUC), and mAP with its thresholds.
 
-Every metric takes tensors on any device and returns a float in [0, 100].
+Every metric of ``score`` takes tensors on any device and returns a float in [0, 100].
 """
 
 from typing import Any, Literal
@@ -10,22 +10,27 @@ import torch
 from torch import Tensor
 
 from frugalvit.errors import UserError
-from frugalvit.utils.statistics import PARTS, jackknife_interval, pseudo_values, wilson_interval
+from frugalvit.utils.intervals import PARTS, jackknife_interval, pseudo_values, wilson_interval
 
-Metric = Literal["accuracy", "mean_per_class", "map11", "roc_auc"]
+Metric = Literal["accuracy", "mean_per_class", "map", "map11", "roc_auc"]
 METRIC_NAMES: dict[Metric, str] = {
     "accuracy": "accuracy",
     "mean_per_class": "mean per class",
+    "map": "mAP",
     "map11": "11-point mAP",
     "roc_auc": "ROC AUC",
 }
 
 
 def score(metric: Metric, scores: Tensor, targets: Tensor) -> float:
-    """Compute one metric of class scores (N, C); targets: (N,) classes, or (N, C) labels for "map11"."""
+    """Compute one metric of class scores (N, C); targets: (N,) classes, or (N, C) labels for mAP."""
     targets = targets.to(scores.device)
-    if metric == "map11":
-        return eleven_point_map(scores, targets)
+    if metric in ("map", "map11"):
+        if not (targets == 1).any():
+            raise UserError("Mean average precision needs at least one positive test image.")
+        if metric == "map11":
+            return eleven_point_map(scores, targets)
+        return 100.0 * average_precisions(scores, targets).nanmean().item()
     if metric == "roc_auc":
         if scores.shape[1] != 2:
             raise UserError(f"ROC-AUC needs two classes; this dataset has {scores.shape[1]}.")
@@ -153,30 +158,73 @@ def score_facts(ranked: Tensor, labels: Tensor, classes: int | None = None) -> d
     return {name: value for name, value in counts.facts().items() if name != "pseudo_values"}
 
 
-def eleven_point_average_precision(scores: Tensor, targets: Tensor) -> float:
-    """VOC 2007's AP of one class: 1/11 sum over r in {0, .1 .. 1} of the max precision at recall >= r.
-
-    scores: (N,); targets: (N,) with 1 = present, 0 = absent, -1 = difficult (ignored, as in the devkit).
-    Images of equal score count together, so the result does not depend on their order.
-    """
-    from sklearn.metrics import precision_recall_curve
-
-    rated = targets >= 0
-    present = targets[rated].numpy(force=True)
-    if not present.any():
-        raise UserError("Average precision needs at least one positive test image of the class.")
-    precision, recall, _ = precision_recall_curve(present, scores[rated].numpy(force=True))
-    # The curve ends with an artificial point (precision 1, recall 0) that no threshold reaches.
-    best = [precision[:-1][recall[:-1] >= level].max() for level in np.arange(11) / 10]
-    return 100.0 * float(np.mean(best))
-
-
 def eleven_point_map(scores: Tensor, targets: Tensor) -> float:
-    """Mean 11-point average precision of the classes with a positive image; scores, targets: (N, C)."""
-    present = [c for c in range(targets.shape[1]) if (targets[:, c] == 1).any()]
-    if not present:
-        raise UserError("Mean average precision needs at least one positive test image.")
-    return sum(eleven_point_average_precision(scores[:, c], targets[:, c]) for c in present) / len(present)
+    """VOC 2007's mAP: 1/11 sum over r in {0, .1 .. 1} of the max precision at recall >= r, mean over classes.
+
+    scores, targets: (N, C) with 1 = present, 0 = absent, -1 = difficult (ignored, as in the devkit). Images of equal
+    score count together, so the result does not depend on their order. Classes without a positive image do not count.
+    """
+    _, hits, images, is_last = _rank_images(scores, targets)
+    precision, recall = (hits / images.clamp(min=1)).masked_fill(~is_last, 0), hits / hits[-1]
+    best = torch.stack([(precision * (recall >= level)).amax(0) for level in np.arange(11) / 10])
+    return 100.0 * best.mean(0)[hits[-1] > 0].mean().item()
+
+
+def average_precisions(scores: Tensor, targets: Tensor) -> Tensor:
+    """Return the average precision of every class, (C,), in [0, 1]; NaN without a positive image.
+
+        AP = Σ_i (R_i - R_{i-1}) · P_i
+
+    over the distinct scores from high to low, with recall R_i and precision P_i of all images from that score on.
+
+    scores:  (N, C)
+    targets: (N, C) of 1 = present, 0 = absent, -1 = unknown (ignored)
+    """
+    _, hits, images, is_last = _rank_images(scores, targets)
+    new_hits = (hits * is_last).cummax(0).values.diff(dim=0, prepend=torch.zeros_like(hits[:1]))
+    return (new_hits * hits / images.clamp(min=1)).sum(0) / (targets == 1).sum(0)
+
+
+def _rank_images(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sort every class by its scores, high to low: scores, hits and images from the first on, the last of each tie."""
+    scores, order = scores.sort(dim=0, descending=True, stable=True)
+    targets = targets.gather(0, order)
+    is_last = torch.ones_like(order, dtype=torch.bool)
+    is_last[:-1] = scores[1:] != scores[:-1]
+    return scores, (targets == 1).cumsum(0).double(), (targets >= 0).cumsum(0), is_last
+
+
+def chance_precision(targets: Tensor) -> float:
+    """Return the mAP in per cent that a random order of the images has on average.
+
+    With P of N images positive and H_N = Σ_{k ≤ N} 1/k it is H_N / N + (P - 1) (N - H_N) / (N (N - 1)): more than P / N
+    for few images.
+    """
+    known, positives = (targets >= 0).sum(0).double(), (targets == 1).sum(0).double()
+    harmonic = torch.special.digamma(known + 1) + np.euler_gamma
+    chance = harmonic / known + (positives - 1) * (known - harmonic) / (known * (known - 1).clamp(min=1))
+    return float(100 * chance[positives > 0].mean())
+
+
+FEW_POSITIVES = 10
+"""With fewer images of a label its threshold is the common one."""
+
+
+def best_thresholds(scores: Tensor, targets: Tensor) -> Tensor:
+    """Return the threshold of each class with the highest F1 = 2 TP / (2 TP + FP + FN), (C,).
+
+    It lies between two scores. A class with few positive images takes the threshold that is best for all together.
+    """
+
+    def best(scores: Tensor, targets: Tensor) -> Tensor:
+        scores, hits, chosen, is_last = _rank_images(scores, targets)
+        f1 = (2 * hits / (chosen + hits[-1]).clamp(min=1)).masked_fill(~is_last, -1)  # all of a tie are chosen
+        lowest = f1.argmax(0, keepdim=True)
+        below = scores.gather(0, (lowest + 1).clamp(max=len(scores) - 1))
+        return ((scores.gather(0, lowest) + below) / 2)[0]
+
+    common = best(scores.reshape(-1, 1), targets.reshape(-1, 1))
+    return torch.where((targets == 1).sum(0) < FEW_POSITIVES, common, best(scores, targets))
 
 
 def roc_auc(scores: Tensor, labels: Tensor) -> float:

@@ -48,7 +48,8 @@ class ProbeScores:
     data:     scores and chosen settings as --json prints them; test_images is required
     settings: the keys of ``data`` that a note below the scores shows
     table:    replaces the table of scores that ``run_probe`` makes
-    classifier: for --save; None if it cannot be saved
+    classifier: for --save
+    meta:     what the model folder of --save stores, as ``Target.meta``
     unseen:   the keys of the scored images, if they were held out of train
     """
 
@@ -58,6 +59,7 @@ class ProbeScores:
     table: Table | None = None
     classifier: LinearClassifier | KnnClassifier | None = None
     unseen: list[str] = field(default_factory=list)
+    meta: dict[str, Any] = field(default_factory=dict)
 
 
 def run_probe(
@@ -75,7 +77,7 @@ def run_probe(
     if config.save is not None:
         layout.check_free_for_run(Path(config.save))
     _read_results(config)  # an unreadable probes.json is an error before the work, not after it
-    source = open_labelled(config.data, config.root)
+    source = open_labelled(config.data, config.root, config.target)
     if not multi_label and any(examples.labels is None for examples in source.splits.values()):
         raise UserError(f"{source.name} has several labels per image: use 'frugalvit probe logistic'.")
     model = open_model(config.model, config)
@@ -92,10 +94,9 @@ def run_probe(
     settings = [f"{key.replace('_', ' ')} {as_text(data[key])}" for key in scores.settings]
     notes = [*source.notes, *scores.notes, ", ".join([*settings, f"in {console.clock(data['seconds'])}"])]
     if config.save is not None:
-        if scores.classifier is None:
-            raise UserError(f"{source.name} has several labels per image: --save needs one.")
+        assert scores.classifier is not None
         data["saved"] = str(
-            save_probe_run(config, model, scores.classifier, source, features, data | where, scores.unseen)
+            save_probe_run(config, model, scores.classifier, source, features, data | where, scores.unseen, scores.meta)
         )
         notes += [f"saved   {config.save}", f"report  {config.save}/{layout.REPORT}"]
         notes += [f"next    frugalvit predict {shell_quote(config.save)} IMAGE…"]

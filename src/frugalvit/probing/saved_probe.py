@@ -1,6 +1,6 @@
 """Save the classifier of a probe as a run folder, which predict, eval, export and report take."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,21 @@ from frugalvit.config.probe import ProbeConfig
 from frugalvit.config.train import same_value
 from frugalvit.data import DatasetSplits
 from frugalvit.errors import UserError
+from frugalvit.experiment.calibration import Calibration, calibrate, describe_calibration, save_calibration, spread_rows
 from frugalvit.experiment.load_model import Model
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.report.html import write_report
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import new_run_folder, read_summary
-from frugalvit.utils.files import read_json, write_text
+from frugalvit.utils import console
+from frugalvit.utils.files import read_json, utf8_safe, write_text
 from frugalvit.utils.tables import to_json
 
 MAX_IMAGES = 20_000  # the largest number that a model folder may have among its keywords
+
+
+HeldOut = Callable[[], tuple[Tensor, Tensor]]
+"""Computes logits (N, C) and labels (N,) of images by a classifier that has not learned from them."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class LinearClassifier:
 
     weight: Tensor
     bias: Tensor
+    held_out: HeldOut | None  # None for several labels per image, which are not calibrated
 
     def attach_to(self, backbone: Backbone) -> Backbone:
         """Return a copy of the backbone with this classifier."""
@@ -51,6 +58,7 @@ class KnnClassifier:
     classes: int
     k: int
     temperature: float
+    held_out: HeldOut
 
     def attach_to(self, backbone: Backbone) -> Backbone:
         """Return a copy of the backbone with this classifier."""
@@ -81,24 +89,51 @@ def save_probe_run(
     features: dict[str, FeatureSet],
     scores: dict[str, Any],
     unseen: Collection[str],
+    target: dict[str, Any],
 ) -> Path:
     """Write the network with the classifier, the scores and a report into the new folder --save.
 
     unseen: the keys of the scored images, if they were held out of train; ``eval`` scores them too
+    target: facts of the model for images with several labels; empty for one class per image
     """
     network = classifier.attach_to(model.backbone)
     folder, classes = new_run_folder(config.save), list(source.classes or ())
-    meta = {"classes": classes, "data": source.name, "recipe": f"probe {scores['probe']}", "top1": scores["top1"]}
+    meta = {"classes": classes, "data": source.name, "recipe": f"probe {scores['probe']}"}
+    meta |= {name: scores[name] for name in ("top1", "map") if name in scores} | target
+    calibration: Calibration | str = "not calibrated: it needs one class per image"
+    if classifier.held_out is not None:
+        gallery, images = _training_features(features, scores["scored_on"], set(unseen), classes)
+        calibration = calibrate(*classifier.held_out(), "training images, each left out of a fit", gallery)
+        write_text(folder / layout.TRAINING_IMAGES, to_json(images, indent=1))
+    console.info(str(calibration))
+    meta |= save_calibration(calibration, folder / layout.MODEL)
     save_model_folder(network, folder / layout.MODEL, classes=classes, meta=meta)
-    summary = {"run": config.save, "task": "probe", **scores, "classes": classes}
+    summary = {"run": config.save, "task": "probe", **scores, **target, "classes": classes}
     scored = features.get(scores["scored_on"])
-    if scored is not None or unseen:
-        summary["confusion"] = _confusion(network, scored or features["train"], len(classes), unseen).tolist()
+    if classifier.held_out is not None and (scored is not None or unseen):
+        logits, labels = _score_images(network, scored or features["train"], set(unseen))
+        pairs = labels * len(classes) + logits.argmax(1)
+        summary["confusion"] = pairs.bincount(minlength=len(classes) ** 2).view(len(classes), -1).tolist()
+        summary["calibration"] = describe_calibration(logits, labels, calibration)
     facts = {"data": config.data, "images": scores["train_images"], "classes": classes, "held_out": list(unseen)}
     write_text(folder / layout.DATA, to_json(facts, indent=1))
     write_text(folder / layout.SUMMARY, to_json(summary, indent=1))
     write_report([folder], folder / layout.REPORT)
     return folder
+
+
+def _training_features(
+    features: dict[str, FeatureSet], scored_on: str, unseen: Collection[str], classes: list[str]
+) -> tuple[Tensor, list[dict[str, str]]]:
+    """Return the features (N, D) of training images, evenly spaced, and their files and classes."""
+    rows = [
+        (part.features[row], {"file": utf8_safe(part.names[row]), "label": classes[int(part.labels[row])]})
+        for name, part in features.items()
+        for row, key in enumerate(part.keys)
+        if name != scored_on and key not in unseen and part.labels is not None
+    ]
+    chosen = [rows[row] for row in spread_rows(len(rows)).tolist()]
+    return torch.stack([feature for feature, _ in chosen]), [image for _, image in chosen]
 
 
 def learned_images(folder: Path, data: str | None, split: str, keys: Collection[str]) -> int:
@@ -116,13 +151,12 @@ def learned_images(folder: Path, data: str | None, split: str, keys: Collection[
 
 
 @torch.inference_mode()
-def _confusion(network: Backbone, features: FeatureSet, classes: int, unseen: Collection[str]) -> Tensor:
-    """Count the answers of the saved classifier: rows are true classes, columns predicted ones.
+def _score_images(network: Backbone, features: FeatureSet, unseen: Collection[str]) -> tuple[Tensor, Tensor]:
+    """Return the logits (N, C) of the saved classifier and the labels (N,).
 
-    unseen: count only the images with these keys, if there are any
+    unseen: use only the images with these keys, if there are any
     """
     assert features.labels is not None
-    keys = set(unseen)
-    rows = torch.tensor([row for row, key in enumerate(features.keys) if not keys or key in keys])
-    answers = torch.cat([network.classify(part).argmax(1) for part in features.features[rows].split(1024)])
-    return torch.bincount(features.labels[rows] * classes + answers, minlength=classes**2).view(classes, classes)
+    rows = torch.tensor([row for row, key in enumerate(features.keys) if not unseen or key in unseen])
+    logits = torch.cat([network.classify(part).float() for part in features.features[rows].split(1024)])
+    return logits, features.labels[rows]

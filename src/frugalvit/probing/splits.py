@@ -1,6 +1,6 @@
 """Open a model and a dataset for probing, and make the splits that a probe needs."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from frugalvit.config.probe import ExtractConfig, FrozenModelConfig
 from frugalvit.data import DatasetSplits, open_data
 from frugalvit.data.formats.csv import WANTED_COLUMN
+from frugalvit.data.rng import generator_for
 from frugalvit.data.splits import hold_out, subsample_labels
 from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
@@ -75,9 +76,9 @@ def probe_device(model: Model) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
-def open_labelled(data: str, root: str | None) -> DatasetSplits:
+def open_labelled(data: str, root: str | None, target: str = "auto") -> DatasetSplits:
     """Open a dataset with its own splits; an error if labels are missing."""
-    source = open_data(data, split="given", root=root)
+    source = open_data(data, split="given", root=root, target=target)
     for name, examples in source.splits.items():
         if examples.labels is None and examples.targets is None:
             split = "" if len(source.splits) == 1 else f" in {name}"
@@ -187,6 +188,24 @@ def to_probe_split(features: FeatureSet) -> ProbeSplit:
 def concat(*parts: ProbeSplit) -> ProbeSplit:
     """Concatenate splits."""
     return ProbeSplit(torch.cat([part.features for part in parts]), torch.cat([part.targets for part in parts]))
+
+
+def leave_fifths_out(
+    data: ProbeSplit, classes: int, fit: Callable[[ProbeSplit], Callable[[Tensor], Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Return the logits (N, C) of every image by a fit on the other four fifths, and the labels (N,).
+
+    Each class is spread over the fifths. An image whose class has no other image in the four fifths is left out.
+    """
+    order = torch.randperm(len(data), generator=generator_for(0, "fifths"))
+    order = order[data.targets[order].argsort(stable=True)].numpy()
+    logits, known = torch.empty(len(data), classes), np.zeros(len(data), dtype=bool)
+    for held in (np.isin(np.arange(len(data)), order[first::5]) for first in range(5)):
+        rest, part = data.subset(~held), data.subset(held)
+        if len(rest.targets.unique()) > 1:
+            logits[torch.from_numpy(held)] = fit(rest)(part.features).float().cpu()
+            known |= held & np.isin(data.targets, rest.targets)
+    return logits[torch.from_numpy(known)], data.targets[torch.from_numpy(known)]
 
 
 def _hold_out(features: FeatureSet, available: np.ndarray, fraction: float, seed: int) -> np.ndarray:

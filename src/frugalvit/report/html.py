@@ -11,6 +11,7 @@ A report is made from the files of a run folder. All are optional:
                         "floor": {"best": 0.35, "logistic": 0.35, …},             what simple methods score
                         "alarms": ["teacher entropy …"],                          problems of the run
                         "auto": [{"name": …, "value": …, "reason": …}],           the auto values
+                        "per_class": {"columns": […], "rows": [[…], …]},          labels, or ranges of a number
                         "pseudo_labels": {"columns": […], "rows": [[…], …]},      by class, with --unlabelled
                         "classes": ["cat", …], "confusion": [[9, 1], [0, 10]]}    rows true, columns predicted
     data.json          {"used": {"train": 80}, "notes": ["val is made from train …"],     images per split, notes,
@@ -106,10 +107,16 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
     parts = [
         ("runs", "Runs", "" if single or compared else sections.results(records, main=True)),
         ("classes", "Classes", _each(records, dense_sections.per_class) or _each(records, sections.class_accuracy)),
+        ("answers", "Answers", _each(records, sections.answers)),
         ("calibration", "Calibration", _each(records, sections.calibration)),
         ("recall", "Precision over recall", _each(records, dense_sections.precision_recall), "Mean over classes."),
         ("curves", "Curves", sections.curves(records, main=True)),
-        ("mistakes", "Worst mistakes", _each(records, sections.mistakes), "Most confident errors first."),
+        (
+            "mistakes",
+            "Worst mistakes",
+            _each(records, sections.mistakes),
+            "The largest or most confident errors first.",
+        ),
         ("worst", "Worst pictures", _each(records, dense_sections.worst)),
         ("best", "Best pictures", _each(records, dense_sections.best)),
         ("confusion", "Confusion", _each(records, sections.confusion), "Rows: true classes. Columns: predicted."),
@@ -135,24 +142,30 @@ def _explorer(data: dict[str, Any] | None) -> str:
     return f'<div class="explorer">{svg_charts.json_block(data)}</div>' if data else ""
 
 
-def render(title: str, about: str, content: str) -> str:
-    """Fill the template. The page's policy lists the hashes of the scripts, so that no other script runs."""
+SCRIPTS = ("page.js", "charts.js", "explorer.js")
+
+
+def render(title: str, about: str, content: str, scripts: Sequence[str] = SCRIPTS, connect: str = "'none'") -> str:
+    """Fill the template. The page's policy lists the hashes of the scripts, so that no other script runs.
+
+    connect: the servers that the scripts may call, in the words of the policy
+    """
     style = _template("style.css")
     light, dark = palette.css_variables()
-    scripts = [_template(name) for name in ("page.js", "charts.js", "explorer.js")]
     heat = base64.b64encode(palette.heat_bytes()).decode()
-    scripts = [script.replace("{{heat}}", heat) for script in scripts]
-    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    codes = [_template(name).replace("{{heat}}", heat) for name in scripts]
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in codes)
     links = re.findall(r'<section id="([a-z]+)"><h2>([^<]*)</h2>', content)
     values = {
         "title": escape(title),
         "about": escape(about),
-        "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}",
+        "policy": f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {hashes}; "
+        f"connect-src {connect}",
         "generator": GENERATOR,
         "style": style.replace("{{light}}", light).replace("{{dark}}", dark),
         "links": "".join(f'<a href="#{identity}">{text}</a>' for identity, text in links) if len(links) > 1 else "",
         "content": content,
-        "scripts": "".join(f"<script>{script}</script>" for script in scripts),
+        "scripts": "".join(f"<script>{script}</script>" for script in codes),
     }
     # One pass: inserted text is never filled again.
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], _template("page.html"))

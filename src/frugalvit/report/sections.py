@@ -156,14 +156,26 @@ def class_accuracy(record: RunRecord) -> str:
         return ""
     names = record.summary.get("classes") or range(len(matrix))
     counts = [(str(name), row[k], sum(row)) for k, (name, row) in enumerate(zip(names, matrix, strict=False))]
-    lines = [
+    shares = sorted((right / count, name, count) for name, right, count in counts if count)
+    rows = [(name, share, pluralize(count, "image")) for share, name, count in shares]
+    more = f"<details><summary>{len(rows) - _BARS} more classes</summary>{bar_table(rows[_BARS:])}</details>"
+    return bar_table(rows[:_BARS]) + (more if len(rows) > _BARS else "")
+
+
+def bar_table(rows: Iterable[tuple[str, float, str]]) -> str:
+    """Draw names with their shares as bars, and a note beside each."""
+    lines = (
         f'<tr><th scope="row">{escape(name)}</th><td class="meter"><i style="--share:{share:.3f}"></i></td>'
-        f'<td class="number">{100 * share:.0f} %</td><td class="number quiet">{pluralize(count, "image")}</td></tr>'
-        for share, name, count in sorted((right / count, name, count) for name, right, count in counts if count)
-    ]
-    first, rest = (f'<table class="bars">{"".join(part)}</table>' for part in (lines[:_BARS], lines[_BARS:]))
-    more = f"<details><summary>{len(lines) - _BARS} more classes</summary>{rest}</details>"
-    return first + (more if len(lines) > _BARS else "")
+        f'<td class="number">{100 * share:.0f} %</td><td class="number quiet">{note}</td></tr>'
+        for name, share, note in rows
+    )
+    return f'<table class="bars">{"".join(lines)}</table>'
+
+
+def answers(record: RunRecord) -> str:
+    """Show the table of labels, or of ranges of a number."""
+    stored = record.summary.get("per_class")
+    return table(stored["columns"], stored["rows"]) if isinstance(stored, dict) else ""
 
 
 def calibration(record: RunRecord) -> str:
@@ -173,14 +185,19 @@ def calibration(record: RunRecord) -> str:
     if error is None or not bins:
         return ""
     images = sum(row["images"] for row in bins)
+    how = f" {found[0].upper()}{found[1:]}." if (found := str(stored.get("how") or "")) else ""
     if images < _CALIBRATION_IMAGES:
-        return f"<p>{pluralize(images, 'image')}: too few to judge the confidence of the model.</p>"
+        return f"<p>{pluralize(images, 'image')}: too few to judge the confidence of the model.{escape(how)}</p>"
     surplus = sum(row["images"] * (row["confidence"] - row["accuracy"]) for row in bins) / images
     text = f"Its confidence is {error:.1f} points from its accuracy, on average over {pluralize(images, 'image')}: "
     words = "it is too sure" if surplus > 0 else "it is too cautious"
     text += "you can read it as a probability." if error < _CALIBRATED else f"{words}."
-    measured = [(row["confidence"], row["accuracy"]) for row in bins]
-    series = [svg_charts.Series("measured", 0, measured), svg_charts.Series("ideal", 1, [(0.0, 0.0), (100.0, 100.0)])]
+    text += how
+    before = stored.get("before") or {}
+    drawn = {"measured": bins, "before": (before.get("bins") or []) if before.get("bins") != bins else []}
+    points = {name: [(row["confidence"], row["accuracy"]) for row in rows] for name, rows in drawn.items() if rows}
+    points["ideal"] = [(0.0, 0.0), (100.0, 100.0)]
+    series = [svg_charts.Series(name, number, curve) for number, (name, curve) in enumerate(points.items())]
     panel = svg_charts.Panel("Calibration", "right, %", "confidence, %", series, by_split=True)
     return f"<p>{escape(text)}</p>{svg_charts.chart(panel)}"
 
@@ -249,7 +266,10 @@ def pseudo_labels(record: RunRecord) -> str:
 
 def mistakes(record: RunRecord) -> str:
     """Show pictures with their classes and files."""
-    entries = [{**entry, "score": f"{100 * entry['probability']:.0f}\u00a0%"} for entry in record.mistakes]
+    entries = [
+        {**entry, "score": "" if entry["probability"] is None else f"{100 * entry['probability']:.0f}\u00a0%"}
+        for entry in record.mistakes
+    ]
     return gallery(entries, "predicted as")
 
 

@@ -45,10 +45,10 @@ class Panel:
 
 # Headings, and parts of the names of their metrics; the first match counts.
 _HEADINGS: tuple[tuple[str, str], ...] = (
-    ("Loss", "loss cross_entropy"),
+    ("Loss", "loss cross_entropy squared_error"),
     ("k-NN", "knn"),
     ("Pseudo-labels", "pseudo_labels"),
-    ("Accuracy", "top1 top5 accuracy mean_per_class miou _ap auc f1"),
+    ("Accuracy", "top1 top5 accuracy mean_per_class miou _ap map auc f1 r2 rounded"),
     ("Localization error", "error"),
     ("Health", "entropy norm rank deviation skipped prototypes agreement dominant match images_per memory kl"),
     ("Loss", "localization view region"),

@@ -33,8 +33,10 @@ def find_title(records: list[RunRecord], compared: Mapping[str, dict[str, Any]])
     data = Path(str(_data_of(record) or "")).name or "its data"
     if task in _FEATURE_TASKS:
         return f"Features learned without labels from {data}"
-    classes = len(record.summary.get("classes") or ())
-    what = pluralize(classes, "class") + " of " if classes else ""
+    classes, target = list(record.summary.get("classes") or ()), record.summary.get("target", "class")
+    what = pluralize(len(classes), "label" if target == "labels" else "class") + " of " if classes else ""
+    if target == "number":
+        return f"Regression: {classes[0]} of {data}"
     return f"{ {'detect': 'Detector', 'segment': 'Segmenter'}.get(task, 'Classifier') }: {what}{data}"
 
 
@@ -69,9 +71,11 @@ def _mark_options(text: str) -> str:
 def _describe_score(score: Score) -> str:
     start = "It is right on" if score.name == "top-1" else f"Its {score.name} is"
     joint = " of" if score.name == "top-1" else " on"
-    interval = "" if score.interval is None else " (95 % interval {:.1f} to {:.1f} %)".format(*score.interval)
-    chance = "" if score.chance is None else f" A model that does not look at the images has {score.chance:.1f} %."
-    return f"{start} {score.value:.1f} %{joint} {score.scored_on}{interval}.{chance}"
+    interval = "" if score.interval is None else f" (95 % interval {score.show(*score.interval)})"
+    chance = (
+        "" if score.chance is None else f" A model that does not look at the images has {score.show(score.chance)}."
+    )
+    return f"{start} {score.show(score.value)}{joint} {score.scored_on}{interval}.{chance}"
 
 
 def _judge_fit(record: RunRecord) -> list[str]:
@@ -111,7 +115,7 @@ def _score_tiles(record: RunRecord, scores: list[Score]) -> list[Tile]:
     tiles = []
     for score in scores[:1]:
         interval = f"{score.interval_text}; " if score.interval else ""
-        tiles.append((score.name, f"{score.value:.1f} %", interval + score.scored_on))
+        tiles.append((score.name, score.show(score.value), interval + score.scored_on))
     if (known := _training_score(record)) is not None:
         images = int(summary["training_images"]["count"])
         interval = "95 %: {:.1f} to {:.1f}; ".format(*share_interval(known, images)) if images else ""
@@ -125,7 +129,7 @@ def _score_tiles(record: RunRecord, scores: list[Score]) -> list[Tile]:
             note = f"95 %: {low:.1f} to {high:.1f}; {note}"
             note += f"; the model is {about}" if _is_near_floor(record) else ""
         tiles.append(("floor, without a network", f"{floor:.1f} %", note))
-    return tiles + [(score.name, f"{score.value:.1f} %", score.interval_text) for score in scores[1:4]]
+    return tiles + [(score.name, score.show(score.value), score.interval_text) for score in scores[1:4]]
 
 
 def _judge_features(record: RunRecord) -> tuple[list[str], list[Tile]]:
@@ -166,7 +170,8 @@ def next_steps(record: RunRecord) -> list[tuple[str, str]]:
         ("Score it on labelled images that it has not seen", f"frugalvit eval {run} OTHERS/"),
     ]
     data = console.shell_quote(_data_of(record) or "DATA")
-    if record.mistakes and "backbone_args.pixel_type" not in record.setting:  # published networks see photos
+    is_photo = "backbone_args.pixel_type" not in record.setting  # published networks see photos
+    if record.mistakes and is_photo and record.summary.get("target", "class") == "class":
         # Not the run itself: it has learned these labels, the wrong ones too.
         steps.append(("Find wrong labels", f"frugalvit data {data} --suspicious {published_backbone('cpu')[0]}"))
     if record.summary.get("alarms") or _is_near_floor(record):

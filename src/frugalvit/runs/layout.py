@@ -33,6 +33,7 @@ LENS = "lens.json"
 PROBES = "probes.json"
 PROBE_SCORES = "reproduced.json"  # all probes of a pre-training, for comparisons
 AUGMENTATIONS = "augmentations.jpg"
+TRAINING_IMAGES = "training_images.json"  # the images whose features the model folder stores
 MISTAKES = "mistakes.json"
 MISTAKES_PICTURE = "mistakes.jpg"
 REQUEST = "asked.json"  # the options that a comparison requested from its run
@@ -56,7 +57,7 @@ BEFORE_STEPS = (*AT_START, TRACKERS)
 RUN_FILES = (
     *BEFORE_STEPS,
     *(CHECKPOINTS, METRICS, TENSORBOARD, FAULT, MODEL, SUMMARY, REPORT, LENS),
-    *(AUGMENTATIONS, MISTAKES, MISTAKES_PICTURE),
+    *(AUGMENTATIONS, MISTAKES, MISTAKES_PICTURE, TRAINING_IMAGES),
 )
 DENSE_FILES = (*RUN_FILES, DENSE_WEIGHTS, DENSE_FACTS, DENSE_REPORT, PICTURES)
 """Written by detectors and segmenters."""

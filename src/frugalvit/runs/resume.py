@@ -21,7 +21,7 @@ from frugalvit.utils.launch_env import devices_and_nodes
 
 C = TypeVar("C", bound=RunConfig)
 
-_MACHINE = ("device", "devices", "nodes", "plugin")
+_MACHINE = ("device", "devices", "nodes", "strategy", "plugin")
 """Always taken from the new command. Other free options are overridden only if the user sets them."""
 
 _LOCATIONS = ("data", "unlabelled", "teacher")

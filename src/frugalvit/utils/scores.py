@@ -1,4 +1,4 @@
-"""How a score is shown: in per cent, with what it was scored on, the number of images, interval and chance level.
+"""How a score is shown: usually in per cent, with what it was scored on, the number of images, interval and chance.
 
 A summary holds a score under its key (``top1``), its 95 % interval under ``top1_interval``, and chance levels under
 ``chance``. AP and IoU are shares from 0 to 1 in summaries; people always read per cent.
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from frugalvit.utils.statistics import wilson_interval
+from frugalvit.utils.intervals import wilson_interval
 from frugalvit.utils.tables import Table
 from frugalvit.utils.text import pluralize
 
@@ -20,7 +20,12 @@ SCORE_NAMES = {
     "mean_per_class": "mean per class",
     **{f"{kind}_ap{key}": f"{kind} AP{size}" for kind in ("box", "mask") for key, size in _AP_SIZES.items()},
     "knn": "k-NN top-1",
+    "map": "mAP",
     "map11": "11-point mAP",
+    "f1": "F1",
+    "r2": "R²",
+    "mae": "mean absolute error",
+    "rounded": "right if rounded",
     "miou": "mIoU",
     "single_scale_miou": "mIoU, single scale",
     "mean_accuracy": "mean accuracy",
@@ -36,7 +41,7 @@ _IMAGE_COUNTS = ("top1", "top5", "knn")
 
 @dataclass(frozen=True)
 class Score:
-    """A score in per cent and what it was measured on.
+    """A score, usually in per cent, and what it was measured on.
 
     interval: 95 %, from low to high; None if unknown
     chance:   the score of a model that does not look at the images; None if unknown
@@ -53,12 +58,20 @@ class Score:
 
     def __str__(self) -> str:
         """Return the score in one line, with everything that a reader needs to judge it."""
-        chance = "" if self.chance is None else f"; chance {self.chance:.1f} %"
-        return f"{self.name} {self.value:.1f} % ({self.interval_text}) on {self.scored_on}{chance}"
+        chance = "" if self.chance is None else f"; chance {self.show(self.chance)}"
+        return f"{self.name} {self.show(self.value)} ({self.interval_text}) on {self.scored_on}{chance}"
+
+    @property
+    def unit(self) -> str:
+        return "" if self.name == SCORE_NAMES["mae"] else " %"
+
+    def show(self, *values: float) -> str:
+        """Return a value, or a range, with the unit."""
+        return " to ".join(f"{value:.1f}" if self.unit else f"{value:.3g}" for value in values) + self.unit
 
     @property
     def interval_text(self) -> str:
-        return "no interval" if self.interval is None else "95 %: {:.1f} to {:.1f}".format(*self.interval)
+        return f"95 %: {self.show(*self.interval).removesuffix(self.unit)}" if self.interval else "no interval"
 
     @property
     def scored_on(self) -> str:
@@ -73,6 +86,16 @@ def as_percent(key: str, value: float) -> float:
     """Return a score of a summary in per cent."""
     is_share = key.removeprefix("val_") in SCORE_NAMES and ("_ap" in key or "miou" in key or key.endswith("_accuracy"))
     return 100 * value if is_share else value
+
+
+def is_percent(key: str) -> bool:
+    """True for a score that is shown in per cent; a fact of a run is no score."""
+    return key.removeprefix("val_") in SCORE_NAMES and key != "mae"
+
+
+def main_score(summary: Mapping[str, Any]) -> str:
+    """Return the key of a summary's main score."""
+    return next((key for key in SCORE_NAMES if key in summary), "top1")
 
 
 def share_interval(percent: float, images: int) -> tuple[float, float]:
@@ -111,9 +134,9 @@ def score_table(scores: list[Score], title: str = "") -> Table:
     rows: list[list[object]] = [
         [
             score.name,
-            f"{score.value:.1f} %",
-            "-" if score.interval is None else "{:.1f} to {:.1f} %".format(*score.interval),
-            "-" if score.chance is None else f"{score.chance:.1f} %",
+            score.show(score.value),
+            "-" if score.interval is None else score.show(*score.interval),
+            "-" if score.chance is None else score.show(score.chance),
         ]
         for score in scores
     ]

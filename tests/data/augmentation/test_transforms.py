@@ -13,8 +13,9 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional
 
 from frugalvit.config.data import AugmentConfig, CropsConfig
+from frugalvit.data.augmentation.multicrop import MultiCrop, local_crop_size
 from frugalvit.data.augmentation.randaugment import ColorJitter, Step
-from frugalvit.data.augmentation.transforms import EvalTransform, MultiCrop, TrainAugment, local_crop_size
+from frugalvit.data.augmentation.transforms import EvalTransform, TrainAugment
 from frugalvit.data.decode import decode
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
 from frugalvit.errors import UserError
@@ -176,7 +177,7 @@ def test_local_size_follows_the_paper(size: int, expected: int) -> None:
 def test_multi_crop_probabilities_per_view(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blur 1.0 / 0.1 / 0.5, solarise 0.2 on the second global crop only, grey 0.2, jitter 0.8."""
     seen: list[list[Step]] = []
-    import frugalvit.data.augmentation.transforms as module
+    import frugalvit.data.augmentation.multicrop as module
 
     def record(images: Tensor, steps: list[Step], **_: object) -> Tensor:
         seen.append(steps)

@@ -101,13 +101,53 @@ def test_a_missing_table_is_named_without_its_columns(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("[1]", "expected an object"),
         ('{"x": 1}', "no path"),
-        ('{"path": "a", "label": []}', "expected one label"),
+        ('{"path": "000.png", "label": []}', "lists of labels are empty"),
+        ('{"path": "a", "label": {"x": 1}}', "expected a text"),
+        ('{"path": "a", "label": ["x", ""]}', "expected a text"),
     ],
 )
 def test_errors_name_the_line(tmp_path: Path, text: str, message: str) -> None:
     fill(tmp_path, {".": 2})
     with pytest.raises(UserError, match=message):
         open_data(write_csv(tmp_path, text, "t.jsonl" if text.startswith(("{", "[")) else "t.csv"))
+
+
+def test_several_labels_and_numbers(tmp_path: Path) -> None:
+    """Lists are labels; a|b is one class unless --target labels splits it. An empty list is not a missing label."""
+    fill(tmp_path, {".": 4})
+    lists = ['["cat", "dog", "cat"]', '"dog"', "[]", "null"]
+    lines = [f'{{"path": "{i:03d}.png", "label": {label}}}' for i, label in enumerate(lists)]
+    cells = "path,label\n000.png,cat | dog\n001.png,dog\n002.png,|\n003.png,\n"
+    found = [open_data(write_csv(tmp_path, "\n".join(lines), "t.jsonl"), split="given", loose=True)]
+    found += [open_data(write_csv(tmp_path, cells), split="given", loose=True, target="labels")]
+    for source in found:
+        train = source.splits["train"]
+        assert source.target == "labels" and source.classes == ("cat", "dog") and train.labels is None
+        assert train.targets is not None and train.targets.tolist() == [[1, 1], [0, 1], [0, 0]]
+        assert len(source.loose["train"]) == 1
+        assert train.subset([1]).targets.tolist() == [[0, 1]]  # type: ignore[union-attr]
+        assert train.fingerprint() != train.subset([0, 1, 2]).fingerprint(labels=False)
+    assert open_data(write_csv(tmp_path, cells), split="given").classes == ("cat | dog", "dog", "|")
+    numbers = write_csv(tmp_path, "path,age\n000.png,1.5\n001.png,-2e1\n002.png,0\n003.png,\n", "n.csv")
+    source = open_data(f"{numbers}:label=age", split="given", target="number", loose=True)
+    assert source.target == "number" and source.classes == ("age",) and len(source.loose["train"]) == 1
+    assert source.splits["train"].targets.tolist() == [[1.5], [-20], [0]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "message"),
+    [
+        ("path,label\n000.png,tall\n", "number", "line 2: --target number"),
+        ("path,label\n000.png,nan\n", "number", "line 2: --target number"),
+        ('{"path": "000.png", "label": ["a", "b"]}', "class", "one label per image"),
+        ("path\n000.png\n", "labels", "--target labels"),
+        ("path,label\n000.png,a\n", "many", "choose auto, class, labels or number"),
+    ],
+)
+def test_wrong_target(tmp_path: Path, text: str, target: str, message: str) -> None:
+    fill(tmp_path, {".": 1})
+    with pytest.raises(UserError, match=message):
+        open_data(write_csv(tmp_path, text, "t.jsonl" if text.startswith("{") else "t.csv"), target=target)
 
 
 def test_quoted_values_and_trailing_empty_cells(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from frugalvit.tasks.classification import evaluate as evaluation
 from frugalvit.tasks.classification.evaluate import evaluate
 from frugalvit.tasks.classification.predict import predict
 from frugalvit.tasks.classification.train import train
-from frugalvit.utils.statistics import wilson_interval
+from frugalvit.utils.intervals import wilson_interval
 from helpers import suite_layouts
 
 SMALL = {

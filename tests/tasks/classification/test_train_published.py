@@ -66,7 +66,7 @@ def test_run_takes_the_settings_of_the_weights(
     config, model = settings_of(tmp_path / "run"), fv.load(tmp_path / "run").backbone
     assert (model.name, model.mean, model.img_size) == ("test_vit", (0.5, 0.5, 0.5), (160, 160))
     tag = timm.get_pretrained_cfg("test_vit.r160_in1k")
-    crop = fv.load(tmp_path / "run")._transform.crop
+    crop = fv.load(tmp_path / "run").model.transform.crop
     assert tag is not None and crop == CenterCrop((160, 160), tag.crop_pct, tag.interpolation)
     assert crop != CenterCrop((160, 160))  # the tag's is not the default
     assert config_crop(tmp_path / "run") == (tag.crop_pct, tag.interpolation)

@@ -17,8 +17,8 @@ from frugalvit.tasks.detection.cascade import OVERLAPS, CascadeHead
 from frugalvit.tasks.detection.dataset import View
 from frugalvit.tasks.detection.layers import DetectorSpec, FloatAnchors, roi_align
 from frugalvit.tasks.detection.masks import paste_masks
+from frugalvit.tasks.detection.matching import match_regions
 from frugalvit.tasks.detection.model import Detector
-from frugalvit.tasks.detection.regions import match_regions
 from helpers.dense_models import SIZES, detector, targets
 
 

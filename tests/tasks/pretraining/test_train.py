@@ -17,7 +17,7 @@ from frugalvit.backbones.architectures import swin
 from frugalvit.config.data import CropsConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
-from frugalvit.data.augmentation.transforms import MultiCrop
+from frugalvit.data.augmentation.multicrop import MultiCrop
 from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
 from frugalvit.experiment.builders import make_backbone

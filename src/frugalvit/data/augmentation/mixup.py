@@ -27,7 +27,12 @@ class Blend(NamedTuple):
 
 
 def soft_targets(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
-    """Turn class numbers (B,) into smoothed distributions (B, K)."""
+    """Turn class numbers (B,) into smoothed distributions (B, K).
+
+    Of several labels (B, K) -1 = unknown becomes NaN, which mixing keeps. Numbers (B, 1) stay.
+    """
+    if labels.ndim == 2:
+        return labels if labels.is_floating_point() else labels.float().masked_fill(labels < 0, torch.nan)
     off = smoothing / classes
     targets = torch.full((len(labels), classes), off, device=labels.device)
     return targets.scatter_(1, labels[:, None], 1 - smoothing + off)

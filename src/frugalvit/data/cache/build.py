@@ -239,7 +239,7 @@ def _make_store(examples: ImageDataset, cached: CachedImages, location: Location
         images = images.to(device)
     elif location == "ram" and cached.mapped:
         images = images.clone()
-    labels = None if examples.labels is None else torch.from_numpy(examples.labels)
+    labels = None if examples.truth is None else torch.from_numpy(examples.truth)
     for name, reason in cached.unreadable[:_MAX_LOGGED]:
         console.warning(f"left out: {name}: {reason}")
     if len(cached.unreadable) > _MAX_LOGGED:

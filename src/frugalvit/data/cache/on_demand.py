@@ -46,7 +46,7 @@ class OnDemandStore(ImageStore):
         self.device, self.limit = device, limit
         self.workers = workers if may_start_processes() else 0  # 0 decodes in this process
         self.names = examples.names
-        self.labels = None if examples.labels is None else torch.from_numpy(examples.labels)
+        self.labels = None if examples.truth is None else torch.from_numpy(examples.truth)
         self.unreadable: list[tuple[str, str]] = []
         self.unreadable_index: set[int] = set()
         self.examples, self.cached_size, self.crop = examples, cached_size, crop

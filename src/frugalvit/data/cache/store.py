@@ -92,7 +92,7 @@ class CachedStore(ImageStore):
     Args:
         images: (M, C, S, S'), uint8 or float32, all resized to the cached size.
         sizes: (M, 2) height and width at which each image was decoded; crops are drawn in this size.
-        labels: (N,) labels of all images of the split, readable or not.
+        labels: (N,) labels of all images of the split, readable or not; or (N, C) targets.
         names: their N names.
         index: (M,) indices in the split of the readable images, ascending.
     """
@@ -109,7 +109,7 @@ class CachedStore(ImageStore):
     ) -> None:
         self.images, self.sizes, self.labels, self.names, self.index = images, sizes, labels, names, index
         self.device, self.unreadable = torch.device(device), unreadable or []
-        numbers = None if labels is None else labels.numpy(force=True)
+        numbers = None if labels is None or labels.ndim > 1 else labels.numpy(force=True)
         # (N,) the row of ``images`` for each index of the split
         self.rows = torch.from_numpy(substitute_rows(index.numpy(), len(names), numbers))
 

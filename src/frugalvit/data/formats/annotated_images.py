@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 from PIL import Image, UnidentifiedImageError
 
 from frugalvit.data.bad_images import SkippedFile, UnreadableImage, check_unreadable, read_all
-from frugalvit.data.copies import group_copies
 from frugalvit.data.dataset import FileExamples
 from frugalvit.data.decode import decode, known_formats
+from frugalvit.data.duplicates import group_copies
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.utils import console

@@ -15,12 +15,14 @@ class OpenOptions:
     class_splits: the splits that define the classes. Other splits may have more only with ``allow_extra``.
     allow_extra: drop images of other classes instead of raising an error. ``--classes`` sets it.
     root: the folder of named datasets.
+    target: "class", "labels" (several per image), "number", or "auto"; see ``open_data``.
     """
 
     labels: str = "auto"
     class_splits: tuple[str, ...] = ("train",)
     allow_extra: bool = False
     root: str | Path | None = None
+    target: str = "auto"
 
 
 @dataclass(frozen=True)

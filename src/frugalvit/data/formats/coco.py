@@ -27,6 +27,7 @@ from pydantic import Field, FiniteFloat, NonNegativeInt
 from typing_extensions import TypedDict
 
 from frugalvit.data.bad_images import SkippedFile
+from frugalvit.data.dataset import DatasetSplits, FileExamples
 from frugalvit.data.formats.annotated_images import find_image_folder, make_splits, read_image_sizes, select_split
 from frugalvit.data.formats.image_folder import SPLIT_NAMES
 from frugalvit.data.formats.voc_yolo import read_annotations
@@ -139,6 +140,18 @@ def open_coco(
     data.splits = select_split(make_splits(data.splits, split, val_fraction, data.notes), only, where)
     data.name = (Path(where) if Path(where).is_dir() else Path(where).parent).resolve().name
     return data
+
+
+def open_box_labels(where: str) -> DatasetSplits:
+    """Read boxes as labels: an image has the name of each of its objects. Crowds count, too."""
+    data = open_coco(where, "given")
+    classes, splits = data.class_of(), {}
+    for split, images in data.splits.items():
+        splits[split] = FileExamples([str(image.path) for image in images], None, str(Path(where)))
+        splits[split].targets = targets = np.zeros((len(images), len(classes)), np.int8)
+        for row, image in enumerate(images):
+            targets[row, [classes[entry["category_id"]] - 1 for entry in image.objects]] = 1
+    return DatasetSplits(data.name, where, "boxes", data.classes, splits, data.notes)
 
 
 def read_contents(

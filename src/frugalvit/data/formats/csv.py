@@ -1,11 +1,13 @@
 """Tables of paths and labels: CSV, TSV, JSONL, or a list of "path label" lines.
 
+An image has several labels in a JSON list or, with --target labels, as ``cat|dog``; --target number reads numbers.
 Other columns and another folder of images are named behind the table: ``table.csv:path=photo,label=species,root=img``.
 """
 
 import csv
 import io
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -36,9 +38,14 @@ class Row(NamedTuple):
     """One image of a table, with its line number."""
 
     path: str
-    label: str | None
+    label: str | tuple[str, ...] | None  # a tuple: several labels, perhaps none of them
     split: str | None
     line: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the labels."""
+        return self.label if isinstance(self.label, tuple) else () if self.label is None else (self.label,)
 
 
 def is_table(where: str) -> bool:
@@ -63,7 +70,7 @@ def open_table(where: str, options: OpenOptions) -> DatasetSplits:
     if root is not None:
         folder = local(root).resolve()
         rows = [row._replace(path=str(folder / row.path)) for row in rows]
-    source = build_splits(where, rows, Path(where).stem, options)
+    source = build_splits(where, rows, Path(where).stem, options, columns.get("label", "value"))
     if source.classes is None and options.labels != "ignore":
         source.notes.insert(
             0,
@@ -176,38 +183,59 @@ def _row(record: dict[str, Any], line: int, where: str) -> Row:
             f"{where}, line {line}: no path in the columns {truncate_list(list(record), 8) or 'of the table'}. Rename "
             f"the column with the paths to path, or name your columns: {where}:path=COLUMN,label=COLUMN."
         )
-    if not isinstance(label, str | int | None):
-        raise UserError(f"{where}, line {line}: expected one label, a text or an integer, got {label!r:.60}.")
+    label = (label.strip() or None) if isinstance(label, str) else label
+    names = label if isinstance(label, list) else [] if label is None else [label]
+    if not all(isinstance(name, str | int | float) and str(name).strip() for name in names):
+        raise UserError(f"{where}, line {line}: expected a text, a number or a list of texts, got {label!r:.60}.")
+    texts = tuple(dict.fromkeys(str(name).strip() for name in names))
     split = str(split or "").strip().lower()
     if split and split not in SPLIT_NAMES:
         raise UserError(f"{where}, line {line}: unknown split '{split}'. Write train, val or test.")
-    return Row(path.strip(), None if label is None else str(label).strip(), SPLIT_NAMES.get(split), line)
+    one = texts[0] if texts else None
+    return Row(path.strip(), texts if isinstance(label, list) else one, SPLIT_NAMES.get(split), line)
 
 
-def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions) -> DatasetSplits:
-    """Build a dataset from rows; their paths are relative to the folder of ``where``."""
+def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions, column: str = "value") -> DatasetSplits:
+    """Build a dataset from rows; their paths are relative to the folder of ``where``.
+
+    column: the name of the numbers of --target number
+    """
     notes: list[str] = []
     folder = Path(where).parent
     rows = _drop_repeated(rows, where, notes)
-    labelled = options.labels != "ignore" and any(row.label for row in rows)
+    labelled = options.labels != "ignore" and any(row.label is not None for row in rows)
+    is_number = labelled and options.target == "number"
+    several = not is_number and (options.target == "labels" or any(isinstance(row.label, tuple) for row in rows))
+    if several:
+        rows = [row._replace(label=_split_label(row.label)) for row in rows]
     by_split: dict[str, list[Row]] = {}
     for row in rows:
         by_split.setdefault(row.split or "train", []).append(row)
-    classes = class_list(row.label for split in options.class_splits for row in by_split.get(split, []))
-    classes = classes or class_list(row.label for row in rows)
+    classes = class_list(
+        name for split in options.class_splits for row in by_split.get(split, []) for name in row.names
+    )
+    classes = [column] if is_number else classes or class_list(name for row in rows for name in row.names)
+    if labelled and not classes:
+        raise UserError(f"{where}: all lists of labels are empty. Give some image a label.")
     index = {label: i for i, label in enumerate(classes)}
     splits: dict[str, ImageDataset] = {}
     loose: dict[str, ImageDataset] = {}  # rows without a label
     for split in ("train", "val", "test"):
         members = by_split.get(split, [])
-        if labelled and (unlabelled := [str(folder / row.path) for row in members if not row.label]):
+        if labelled and (unlabelled := [str(folder / row.path) for row in members if row.label is None]):
             loose[split] = FileExamples(unlabelled, None, str(folder))
-            members = [row for row in members if row.label]
-        if labelled and (unknown := class_list(row.label for row in members if row.label not in index)):
+            members = [row for row in members if row.label is not None]
+        unknown = class_list(name for row in members for name in row.names if name not in index)
+        if labelled and unknown and not is_number:
             raise unknown_classes(f"{split} in {where}", "train", unknown, split)
         if members:
-            numbers = np.array([index[row.label] for row in members if row.label]) if labelled else None
-            splits[split] = FileExamples([str(folder / row.path) for row in members], numbers, str(folder))
+            single = labelled and not several and not is_number
+            numbers = np.array([index[name] for row in members for name in row.names]) if single else None
+            images = splits[split] = FileExamples([str(folder / row.path) for row in members], numbers, str(folder))
+            if is_number:
+                images.targets = np.array([[_read_number(row, where)] for row in members], np.float32)
+            elif labelled and several:
+                images.targets = np.array([np.isin(classes, row.names) for row in members], np.int8)
     listed = (*splits.values(), *loose.values())
     missing = [name for examples in listed for name in examples.names if not is_file(name)]
     if len(missing) == len(rows):
@@ -218,6 +246,23 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions) -
     if missing:
         notes.append(f"{where}: {len(missing):,} of its {len(rows):,} files are missing: {truncate_list(missing)}.")
     return DatasetSplits(name, where, "table", tuple(classes) if labelled else None, splits, notes, loose)
+
+
+def _split_label(label: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Split "cat|dog" into its labels; a single | means that the image has none of them."""
+    if not isinstance(label, str):
+        return label
+    return tuple(dict.fromkeys(name.strip() for name in label.split("|") if name.strip()))
+
+
+def _read_number(row: Row, where: str) -> float:
+    try:
+        number = float(str(row.label))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"{where}, line {row.line}: --target number needs a number, got {row.label!r:.60}.")
+    return number
 
 
 def class_list(labels: Iterable[str | None]) -> list[str]:
@@ -236,12 +281,12 @@ def _drop_repeated(rows: list[Row], where: str, notes: list[str]) -> list[Row]:
     for row in rows:
         image = os.path.normpath(os.path.join(folder, row.path))  # noqa: PTH118
         key = (image, row.split or "train")
-        if not first.setdefault(key, row).label:
+        if first.setdefault(key, row).label is None:
             first[key] = row
         before = labelled.setdefault(image, row)
-        if not before.label:
+        if before.label is None:
             labelled[image] = row
-        elif row.label and before.label != row.label:
+        elif row.label is not None and before.label != row.label:
             raise UserError(
                 f"{where}: {row.path} has two labels, '{before.label}' (line {before.line}) and '{row.label}' "
                 f"(line {row.line}). Delete one of these lines."

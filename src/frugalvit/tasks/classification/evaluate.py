@@ -1,8 +1,9 @@
-"""``frugalvit eval``: accuracy of a classifier on labelled images, and its most frequent confusions."""
+"""``frugalvit eval``: scores of a model on labelled images, and its most frequent confusions."""
 
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,20 @@ from frugalvit.data.dataset import ImageDataset, join
 from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.errors import UserError
+from frugalvit.experiment.calibration import Calibration, measure_calibration
 from frugalvit.experiment.load_model import described_by
+from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.floor import check_floor, describe_floor
 from frugalvit.probing.metrics import classification_scores, rank_classes, score_facts
 from frugalvit.probing.splits import HELD_OUT, make_extractor
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import read_summary
-from frugalvit.tasks.classification.predict import class_probabilities, load_classifier, nonfinite_message
+from frugalvit.tasks.classification.predict import check_coverage, load_classifier, mean_answers
+from frugalvit.tasks.classification.target import StoredTarget, Target, load_target
 from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, utf8_safe, write_text
+from frugalvit.utils.intervals import wilson_interval
 from frugalvit.utils.scores import read_scores, score_table
-from frugalvit.utils.statistics import wilson_interval
 from frugalvit.utils.tables import CommandResult, Table, as_csv
 from frugalvit.utils.text import pluralize, truncate_list
 
@@ -38,32 +42,39 @@ _SHOWN_CONFUSIONS = 3  # per class, for --json
 
 
 def evaluate(config: EvalConfig) -> CommandResult:
-    """Compute top-1 (with 95 % interval), top-5 and mean per class; list the worst classes and mistakes."""
+    """Compute the scores with 95 % intervals (top-1, or mAP, or R²); list the worst classes or labels, and mistakes."""
     started = time.monotonic()
     out = _check_output(config.out)
     model, names = load_classifier(config.model, config.device, config.img_size)
-    source, run = _open(config)
-    split, examples = _select_split(source, config.split)
-    numbers = _match_classes(config.model, names, source, examples)
+    target, calibration = load_target(model, names), check_coverage(model, config.coverage, config.mirror)
+    source, run, split, examples, numbers = open_scored(config, target)
     if run is not None and split in ("train", "all", *_learned_splits(run, source)):
         console.warning(f"{config.model} was trained on these images ({split}): its scores on new images will be lower")
     extractor = make_extractor(model, config, "pooled")
     label = f"{source.name} {split}"
     features = extractor(examples, label)
-    assert features.labels is not None
-    truth = numbers[features.labels]
     views = [features, extractor(examples, label, mirrored=True)] if config.mirror else [features]
     inputs = [view.features.to(extractor.device) for view in views]
     with torch.inference_mode():
-        probabilities, plain = (class_probabilities(model.backbone, *part).cpu() for part in (inputs, inputs[:1]))
-    if not bool(probabilities.isfinite().all()):
-        raise UserError(nonfinite_message(config.model))
+        probabilities, plain = (mean_answers(model, *part).cpu() for part in (inputs, inputs[:1]))
+        untempered = mean_answers(replace(model, calibration=None), *inputs).cpu()
+    title = f"{config.model} on {source.name}, {split}: {pluralize(len(features), 'image')}"
+    title += ", with mirror images" if config.mirror else ""
+    summary: dict[str, Any] = {"model": config.model, "data": source.name}
+    if isinstance(target, StoredTarget):
+        scores, table, predictions = _judge_stored(target, probabilities, features, numbers, split)
+        summary |= scores | {"left_out": len(features.bad), "seconds": round(time.monotonic() - started, 2)}
+        return _result(summary, [score_table(read_scores(summary), title), table], source.notes, out, predictions)
+    assert features.labels is not None
+    truth = numbers[features.labels]
     ranked = rank_classes(probabilities)
     scores = _scores(ranked, truth, len(names))
-    summary: dict[str, Any] = {"model": config.model, "data": source.name, **scores}
+    summary |= scores
     if config.mirror:
         summary["without_mirror"] = _scores(rank_classes(plain), truth, len(names))
     per_class = _per_class(ranked[:, 0], truth, names)
+    after, before = (measure_calibration(part, truth) for part in (probabilities, untempered))
+    summary |= {"ece": after["error"], "ece_before": before["error"], "reliability": after["bins"]}
     rows = _predictions(features.names, probabilities, ranked[:, 0], truth, names)
     mistakes = sorted((row for row in rows if row["class"] != row["predicted"]), key=lambda row: -row["probability"])
     summary |= {
@@ -80,15 +91,77 @@ def evaluate(config: EvalConfig) -> CommandResult:
             f"floor: {describe_floor(floor, scores['top1'])}",
             *(f"alarm: {alarm}" for alarm in summary["alarms"]),
         ]
-    if out is not None:
-        write_text(out, _csv(rows))
-        notes.append(f"predictions of all images: {out}")
-        summary["out"] = str(out)
-    title = f"{config.model} on {source.name}, {split}: {pluralize(len(truth), 'image')}"
-    tables = [score_table(read_scores(summary), f"{title}{', with mirror images' if config.mirror else ''}")]
+    how = "no temperature" if calibration is None else f"{before['error']:.1f} before {calibration}"
+    notes.append(f"confidence is {after['error']:.1f} points from accuracy (ECE); {how}")
+    if config.coverage is not None and calibration is not None:
+        summary["sets"] = _score_sets(probabilities, truth, config.coverage, calibration)
+        notes.append(
+            "sets for {asked:g} %: the right class is inside for {inside:.1f} % of images; {classes:.2f} classes on "
+            "average, {empty:.1f} % are empty".format(**summary["sets"])
+        )
+    if calibration is not None and (distances := calibration.distances(inputs[0])):
+        summary["unlike_training"] = 100 * sum(map(calibration.is_unlike, distances)) / len(distances)
+        notes.append(f"unlike training: {summary['unlike_training']:.1f} % of the images; about 5 % is usual")
+    tables = [score_table(read_scores(summary), title)]
     if config.mirror:
         tables.append(score_table(read_scores(summary["without_mirror"] | where), "without mirror images"))
-    return CommandResult(summary, [*tables, *_mistake_tables(per_class, mistakes)], notes)
+    bars: list[list[object]] = [
+        [f"{row['confidence']:.1f}", f"{row['accuracy']:.1f}", row["images"], "█" * round(row["accuracy"] / 5)]
+        for row in after["bins"]
+    ]
+    tables.append(Table(["confidence, %", "right, %", "images", ""], bars, "reliability"))
+    return _result(summary, [*tables, *_mistake_tables(per_class, mistakes)], notes, out, _csv(rows))
+
+
+def _judge_stored(
+    target: StoredTarget, answers: Tensor, features: FeatureSet, numbers: Tensor, split: str
+) -> tuple[dict[str, Any], Table, str]:
+    """Return the scores of labels or numbers, a table of them, and the answers to all images as CSV."""
+    truth = features.targets
+    assert truth is not None
+    truth = align_labels(truth, numbers, len(target.classes)) if target.kind == "labels" else truth
+    scores = target.make_scores(len(truth), answers.device)
+    scores.put(answers, truth, torch.arange(len(truth)))
+    table, texts = target.answer_table(answers, truth), zip(target.texts(truth), target.texts(answers), strict=True)
+    rows: list[list[object]] = [[utf8_safe(name), *text] for name, text in zip(features.names, texts, strict=True)]
+    facts = {name: value for name, value in scores.facts(split).items() if name != "pseudo_values"}
+    facts |= {"target": target.kind, "per_class": {"columns": table.columns, "rows": table.rows}}
+    return scores.summary() | facts, table, as_csv(["image", target.column, "predicted"], rows)
+
+
+def _result(
+    summary: dict[str, Any], tables: list[Table], notes: list[str], out: Path | None, predictions: str
+) -> CommandResult:
+    """Write the predictions, if they are wanted, and return what the command prints."""
+    if out is not None:
+        write_text(out, predictions)
+        notes = [*notes, f"predictions of all images: {out}"]
+        summary["out"] = str(out)
+    return CommandResult(summary, tables, notes)
+
+
+def align_labels(targets: Tensor, numbers: Tensor, labels: int) -> Tensor:
+    """Return the targets (N, K) of a model's labels; numbers: (C,) of the data's labels. Others are unknown, -1."""
+    known = numbers >= 0
+    aligned = targets.new_full((len(targets), labels), -1)
+    aligned[:, numbers[known]] = targets[:, known]
+    return aligned
+
+
+def _score_sets(probabilities: Tensor, truth: Tensor, coverage: float, calibration: Calibration) -> dict[str, float]:
+    """Measure the sets of classes: how often they hold the right class, and their sizes."""
+    inside = probabilities >= calibration.lowest_probability(coverage)
+    parts = {"inside": 100 * inside.gather(1, truth[:, None]), "classes": inside.sum(1), "empty": 100 * ~inside.any(1)}
+    return {"asked": 100 * coverage} | {name: part.double().mean().item() for name, part in parts.items()}
+
+
+def open_scored(config: EvalConfig, target: Target) -> tuple[DatasetSplits, Path | None, str, ImageDataset, Tensor]:
+    """Open the images to score: the data, the run if it knows them, the split, its images, and the model's labels."""
+    source, run = _open(config, target.kind)
+    split, examples = _select_split(source, config.split)
+    is_number = target.kind == "number"
+    numbers = torch.zeros(1) if is_number else _match_classes(config.model, target.classes, source, examples)
+    return source, run, split, examples, numbers
 
 
 def _check_output(out: str | None) -> Path | None:
@@ -102,7 +175,7 @@ def _check_output(out: str | None) -> Path | None:
     return path
 
 
-def _open(config: EvalConfig) -> tuple[DatasetSplits, Path | None]:
+def _open(config: EvalConfig, target: str) -> tuple[DatasetSplits, Path | None]:
     """Open the data; also return the run if the model was trained on it. A run's own data is split as in training.
 
     The shards that a streamed run held out are not told apart here.
@@ -111,22 +184,23 @@ def _open(config: EvalConfig) -> tuple[DatasetSplits, Path | None]:
     file = (location.parent if location.name == layout.MODEL else location) / layout.CONFIG
     run = TrainConfig.from_run(file) if file.is_file() else None
     if (read_summary(file.parent) or {}).get("task") == "probe":
-        return _open_as_probed(config, file.parent)
+        return _open_as_probed(config, file.parent, target)
     if run is None or not same_value("data", config.data, run.data):
-        return open_data(config.data, split="given", root=config.root, classes=config.classes), None
+        return open_data(config.data, split="given", root=config.root, classes=config.classes, target=target), None
     source = open_data(
         config.data,
         split="given" if should_stream(config.data, run.stream) else run.split,
         val_fraction=run.val_fraction,
         root=config.root or run.root,
         classes=config.classes or run.classes,
+        target=target,
     )
     return source, file.parent
 
 
-def _open_as_probed(config: EvalConfig, probe: Path) -> tuple[DatasetSplits, Path | None]:
+def _open_as_probed(config: EvalConfig, probe: Path, target: str) -> tuple[DatasetSplits, Path | None]:
     """Open the data for a saved probe; if it learned from train alone, the images that it held out are a split."""
-    source = open_data(config.data, split="given", root=config.root, classes=config.classes)
+    source = open_data(config.data, split="given", root=config.root, classes=config.classes, target=target)
     facts = read_json(probe / layout.DATA, dict) or {}
     if not same_value("data", config.data, facts.get("data")):
         return source, None
@@ -158,9 +232,7 @@ def _select_split(source: DatasetSplits, split: str) -> tuple[str, ImageDataset]
     if split != "all" and split not in present:
         raise UserError(f"{source.location} has no {split} split, only {', '.join(present)}.")
     examples = join(*present.values()) if split == "all" else present[split]
-    if examples.targets is not None:
-        raise UserError(f"{source.location} has several labels per image, but a classifier predicts one.")
-    if examples.labels is None or source.classes is None:
+    if examples.truth is None or source.classes is None:
         raise UserError(
             f"{source.location} has no labels. Put the images into one folder per class, or pass a CSV with a column "
             f"{WANTED_COLUMN}. Without labels, use 'frugalvit predict'."
@@ -173,11 +245,11 @@ def _match_classes(model: str, names: tuple[str, ...], source: DatasetSplits, ex
 
     ImageNet's classes are "n02123045 tabby, tabby cat"; its folders have the first word.
     """
-    assert source.classes is not None and examples.labels is not None
+    assert source.classes is not None and examples.truth is not None
     known = {name.partition(" ")[0]: number for number, name in enumerate(names) if IMAGENET_CLASS.match(name)}
     known |= {name: number for number, name in enumerate(names)}
     numbers = [known.get(name, -1) for name in source.classes]
-    present = np.unique(examples.labels)
+    present = np.unique(examples.truth) if examples.targets is None else np.flatnonzero((examples.targets == 1).any(0))
     unknown = [source.classes[label] for label in present if numbers[label] < 0]
     if unknown:
         raise UserError(

@@ -73,6 +73,7 @@ class SupervisedHealth(RunHealth):
     warmup:      steps of the warm-up
     log_every:   steps between two lines
     lr:          highest learning rate, for the advice
+    loss:        the metric to compare with ``chance``
     """
 
     chance: float
@@ -83,6 +84,7 @@ class SupervisedHealth(RunHealth):
     warmup: int
     log_every: int
     lr: float
+    loss: str = "cross_entropy"
     best: float = 0.0  # largest gap, a mean over ``recent``
     started: int = 0  # the step of the last restart from the initial weights
     first_norm: float = 0.0  # mean gradient norm of the first lines
@@ -108,7 +110,7 @@ class SupervisedHealth(RunHealth):
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         if "mean_per_class" in metrics:
             self._take_scores(metrics)
-        if "cross_entropy" in metrics:
+        if self.loss in metrics:
             self._take_losses(metrics)
         if len(self.recent) < (self.recent.maxlen or 0):
             return []
@@ -138,7 +140,7 @@ class SupervisedHealth(RunHealth):
     # -- what a line says
 
     def _take_losses(self, metrics: Mapping[str, float]) -> None:
-        gap = 1 - metrics["cross_entropy"] / self.chance if self.chance > 0 else 1.0
+        gap = 1 - metrics[self.loss] / self.chance if self.chance > 0 else 1.0
         gap = max(gap, _LOWEST)
         self.recent.append(gap)
         self.long.append(gap)

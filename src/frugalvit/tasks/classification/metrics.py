@@ -1,7 +1,9 @@
-"""Top-1, top-5, mean per class and the confusion matrix, counted on the device and summed over ranks."""
+"""Scores over batches: accuracies and the confusion matrix, or the answers of all images for mAP and R²."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -9,19 +11,49 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from frugalvit.probing.metrics import PartCounts
+from frugalvit.utils.intervals import PARTS, jackknife_interval, pseudo_values
 
 
-class ClassificationScores:
-    """Counts over batches. Counting does not synchronize the device."""
+class Scores(ABC):
+    """Scores of a dataset, collected batch by batch without synchronizing the device."""
+
+    features: Tensor | None = None  # of the first batch, (B, D)
+    nonfinite: Tensor  # number of images with non-finite logits
+
+    @abstractmethod
+    def add(self, logits: Tensor, labels: Tensor, index: Tensor) -> None:
+        """Take a batch; index: (B,) of the images in their dataset."""
+
+    @abstractmethod
+    def reduced(self, fabric: Fabric) -> Scores:
+        """Combine the batches of all ranks."""
+
+    @abstractmethod
+    def is_at_chance(self) -> bool:
+        """True if the answers tell nothing about the truth."""
+
+    @abstractmethod
+    def facts(self, split: str) -> dict[str, Any]:
+        """Return what the scores were measured on, intervals, chance levels and pseudo-values."""
+
+    @abstractmethod
+    def summary(self) -> dict[str, float]:
+        """Return the scores, the main one first."""
+
+    def has_nonfinite(self) -> bool:
+        """True if some logits were non-finite, so that the scores mean nothing."""
+        return bool(self.nonfinite)
+
+
+class ClassificationScores(Scores):
+    """Top-1, top-5, mean per class and the confusion matrix, as counts."""
 
     def __init__(self, classes: int, device: torch.device) -> None:
         self.confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
-        self.features: Tensor | None = None  # of the first batch, (B, D)
-        self.nonfinite = torch.zeros((), dtype=torch.int64, device=device)  # images with non-finite logits
+        self.nonfinite = torch.zeros((), dtype=torch.int64, device=device)
         self.parts = PartCounts(classes, device)
 
     def add(self, logits: Tensor, labels: Tensor, index: Tensor) -> None:
-        """Count a batch; index: (B,) of the images in their dataset."""
         classes = len(self.confusion)
         self.nonfinite += (~logits.isfinite()).any(1).sum()
         best = logits.topk(min(5, classes), dim=1).indices
@@ -30,16 +62,11 @@ class ClassificationScores:
         self.confusion += torch.bincount(cells, minlength=classes * classes).view(classes, classes)
 
     def reduced(self, fabric: Fabric) -> ClassificationScores:
-        """Sum the counts over all ranks."""
         if fabric.world_size > 1:
             counts = (self.confusion, self.nonfinite, self.parts.counts)
             summed: Any = [fabric.all_reduce(count, reduce_op="sum") for count in counts]
             self.confusion, self.nonfinite, self.parts.counts = summed
         return self
-
-    def has_nonfinite(self) -> bool:
-        """True if some logits were non-finite, so that the scores mean nothing."""
-        return bool(self.nonfinite)
 
     def is_at_chance(self) -> bool:
         """True if the predictions tell nothing about the labels.
@@ -57,9 +84,61 @@ class ClassificationScores:
         return count > 1 and score <= shares.sum().item() / count + deviation + 1e-9
 
     def facts(self, split: str) -> dict[str, Any]:
-        """Return what the scores were measured on, intervals, chance levels and pseudo-values."""
         return {"scored_on": split, "scored_images": int(self.confusion.sum()), **self.parts.facts()}
 
     def summary(self) -> dict[str, float]:
         """Return the scores in percent. Mean per class covers the classes that have images."""
         return self.parts.scores() or dict.fromkeys(("top1", "top5", "mean_per_class"), 0.0)
+
+
+class StoredScores(Scores):
+    """Answers and truth (N, K) of every image, for scores that are not sums over images."""
+
+    def __init__(self, images: int, target: Any, device: torch.device) -> None:
+        """target: a ``StoredTarget``"""
+        self.answers, self.truth = (torch.zeros(images, len(target.classes), device=device) for _ in range(2))
+        self.seen, self.target = torch.zeros(images, device=device), target  # 1 for scored images
+        self.nonfinite = torch.zeros((), dtype=torch.int64, device=device)
+
+    def add(self, logits: Tensor, labels: Tensor, index: Tensor) -> None:
+        self.put(self.target.answers(logits), labels, index)
+
+    def put(self, answers: Tensor, truth: Tensor, index: Tensor) -> None:
+        """Take the answers of a batch."""
+        self.nonfinite += (~answers.isfinite()).any(1).sum()
+        rows = index.to(self.seen.device)
+        self.answers[rows], self.truth[rows], self.seen[rows] = answers.float(), truth.to(self.truth), 1.0
+
+    def reduced(self, fabric: Fabric) -> StoredScores:
+        if fabric.world_size > 1:
+            stored = (self.answers, self.truth, self.seen, self.nonfinite)
+            summed: Any = [fabric.all_reduce(part, reduce_op="sum") for part in stored]
+            self.answers, self.truth, self.seen, self.nonfinite = summed
+        return self
+
+    def scored(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return answers, truth and indices of the scored images, on the CPU."""
+        index = self.seen.cpu().nonzero()[:, 0]
+        return self.answers.cpu()[index], self.truth.cpu()[index], index
+
+    def summary(self) -> dict[str, float]:
+        return self.target.measure(*self.scored()[:2])
+
+    def facts(self, split: str) -> dict[str, Any]:
+        answers, truth, index = self.scored()
+        parts = [index % PARTS != part for part in (index % PARTS).unique()]
+        without = [self.target.measure(answers[part], truth[part]) for part in parts]
+        facts: dict[str, Any] = {"scored_on": split, "scored_images": len(index)}
+        facts |= {"chance": self.target.chance(truth), "pseudo_values": {}}
+        for name, score in self.target.measure(answers, truth).items():
+            pseudo = pseudo_values(score, [part[name] for part in without if math.isfinite(part[name])])
+            lowest, highest = {"r2": (-math.inf, 100.0), "mae": (0.0, math.inf)}.get(name, (0.0, 100.0))
+            facts[f"{name}_interval"] = list(jackknife_interval(score, pseudo, highest, lowest))
+            facts["pseudo_values"][name] = [round(value, 6) for value in pseudo]
+        return facts
+
+    def is_at_chance(self) -> bool:
+        """True if the main score is at most one deviation above chance."""
+        name, score = next(iter(self.summary().items()))
+        facts = self.facts("")
+        return not score - (score - facts[f"{name}_interval"][0]) / 2 > facts["chance"][name]

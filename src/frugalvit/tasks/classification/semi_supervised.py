@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -291,7 +290,7 @@ class SemiSupervisedTask(ClassificationTask):
         with torch.autocast(logits.device.type, enabled=False):
             weights = self.labels(probs, index)
             self._count(probs.argmax(1), weights, truth)
-            cross_entropy = F.cross_entropy(logits[: len(images)], targets)
+            cross_entropy = self.target.loss(logits[: len(images)], targets)
             pseudo = self._pseudo_label_loss(logits[len(images) :], probs, weights, share)
             fairness = self.labels.fairness_loss(logits[len(images) :], weights)
         losses = {"cross_entropy": cross_entropy, "pseudo_label_loss": pseudo}

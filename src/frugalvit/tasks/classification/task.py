@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning_fabric import Fabric
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -28,7 +27,8 @@ from frugalvit.engine.task import Task
 from frugalvit.experiment.extra_objectives import ExtraObjectives
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.objectives.drloc import Pairs, draw_batch_pairs, loss_at_pairs
-from frugalvit.tasks.classification.metrics import ClassificationScores
+from frugalvit.tasks.classification.metrics import Scores
+from frugalvit.tasks.classification.target import ClassTarget, Target
 from frugalvit.tasks.distillation.teacher import Guide
 from frugalvit.utils import console
 from frugalvit.utils.tables import Table
@@ -37,7 +37,6 @@ from frugalvit.utils.tables import Table
 class ClassificationTask(Task):
     """A classifier and its losses. ``average`` holds the EMA of the weights if ``ema`` is above 0."""
 
-    best_metric = "top1"
     unprinted = ("effective_rank",)  # for the health checks; low for few classes, however good the network
 
     def __init__(
@@ -52,8 +51,11 @@ class ClassificationTask(Task):
         layer_decay: float = 1.0,
         objectives: ExtraObjectives | None = None,
         guide: Guide | None = None,
+        target: Target | None = None,
     ) -> None:
         super().__init__()
+        self.target = ClassTarget([str(number) for number in range(backbone.num_classes)]) if target is None else target
+        self.best_metric = self.target.metric
         self.backbone, self.localization = backbone, localization
         self.objectives, self.guide = objectives, guide
         self.settings, self.weight = settings, weight
@@ -64,7 +66,7 @@ class ClassificationTask(Task):
         self.evaluated: Any = None
         self.eval_split = "val"
         self.last_error: float | None = None  # of the localization task, in grid cells
-        self.cached_scores: tuple[Any, ClassificationScores] | None = None  # dataset and scores of the current weights
+        self.cached_scores: tuple[Any, Scores] | None = None  # dataset and scores of the current weights
         self.fabric: Fabric | None = None
         self.share = BatchShard()
 
@@ -131,20 +133,20 @@ class ClassificationTask(Task):
         """
         features = self.backbone(images)
         logits = self.backbone.classify(features.pooled)
-        cross_entropy = F.cross_entropy(logits.float(), targets)
-        losses = {"loss": cross_entropy, "cross_entropy": cross_entropy}
+        plain, name = self.target.loss(logits.float(), targets), self.target.loss_name
+        losses = {"loss": plain, name: plain}
         if isinstance(self.localization, RelativeLocalization) and weight is not None:
             grid = features.grid if clean is None else self.backbone(clean).grid
             localization, error = loss_at_pairs(self.localization, grid, pairs)
             losses = {
-                "loss": cross_entropy + weight * localization,
-                "cross_entropy": cross_entropy.detach(),
+                "loss": plain + weight * localization,
+                name: plain.detach(),
                 "localization": localization.detach(),
                 "localization_error": error,
             }
         if self.guide is not None:
             guidance, logged = self.guide.loss(features, guide_grid, guide_weight)
-            losses = losses | logged | {"loss": losses["loss"] + guidance, "cross_entropy": cross_entropy.detach()}
+            losses = losses | logged | {"loss": losses["loss"] + guidance, name: plain.detach()}
         return losses if self.objectives is None else self.objectives(losses, [features], [images], targets)
 
     def _pairs(self, batch: Batch) -> Pairs:
@@ -230,7 +232,7 @@ class ClassificationTask(Task):
     def score_facts(self) -> dict[str, Any]:
         return {} if self.cached_scores is None else self.cached_scores[1].facts(self.eval_split)
 
-    def score(self, dataset: Any) -> ClassificationScores:
+    def score(self, dataset: Any) -> Scores:
         """Return the scores of the current weights on a dataset, from the cache if they were just computed."""
         cached = self.cached_scores
         return cached[1] if cached is not None and cached[0] is dataset else self.scores(dataset)
@@ -261,14 +263,14 @@ class ClassificationTask(Task):
         """Return the pseudo-labels of each class; only for a run with unlabelled images."""
         raise NotImplementedError
 
-    def scores(self, dataset: Any) -> ClassificationScores:
-        """Score the exported weights on a dataset, over all ranks."""
+    def scores(self, dataset: Any, *, alone: bool = False) -> Scores:
+        """Score the exported weights on a dataset, over all ranks, or ``alone`` on this one."""
         assert self.fabric is not None
         was_training = self.training
         self.eval()
-        scores = ClassificationScores(self.backbone.num_classes, self.fabric.device)
+        scores = self.target.make_scores(len(dataset.store), self.fabric.device)
         with torch.inference_mode(), self.fabric.autocast():
-            rank, world = self.fabric.global_rank, self.fabric.world_size
+            rank, world = (0, 1) if alone else (self.fabric.global_rank, self.fabric.world_size)
             batches = eval_batches(dataset.store, dataset.transform, dataset.batch, rank=rank, world=world)
             count = len(range(rank, dataset.batches, world))
             for images, labels, index in console.progress(batches, count, "scoring"):
@@ -280,4 +282,4 @@ class ClassificationTask(Task):
                 scores.add(logits, labels, index)
                 scores.features = pooled.float() if scores.features is None else scores.features
         self.train(was_training)
-        return scores.reduced(self.fabric)
+        return scores if alone else scores.reduced(self.fabric)

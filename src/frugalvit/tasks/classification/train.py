@@ -34,7 +34,8 @@ from frugalvit.engine.param_groups import freeze_first
 from frugalvit.engine.schedules import Constant, Cosine, Linear, Ramp, Schedule, warmup_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
-from frugalvit.experiment.builders import make_localization
+from frugalvit.experiment.builders import EvalSet, make_localization
+from frugalvit.experiment.calibration import Calibration, calibrate, save_calibration, spread_rows
 from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.load_model import find_init
@@ -44,12 +45,9 @@ from frugalvit.experiment.summary import (
     collect_answers,
     describe_weights,
     finite,
-    measure_calibration,
-    per_class_table,
     run_facts,
     run_result,
     save_pictures,
-    worst_mistakes,
 )
 from frugalvit.objectives import DenseLocalization, RelativeLocalization
 from frugalvit.probing.floor import check_floor, compute_floor, describe_floor
@@ -57,16 +55,18 @@ from frugalvit.probing.logistic import fit_on_features
 from frugalvit.probing.saved_probe import learned_images
 from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
-from frugalvit.tasks.classification.health import SupervisedHealth, chance_loss
+from frugalvit.tasks.classification.health import SupervisedHealth
 from frugalvit.tasks.classification.semi_supervised import (
     add_unlabelled,
     make_semi_task,
     open_unlabelled,
     separate_streams,
 )
+from frugalvit.tasks.classification.target import Target, check_options, make_target
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.tasks.distillation.teacher import Guide, load_teacher
 from frugalvit.utils import console
+from frugalvit.utils.files import utf8_safe
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult
 
@@ -80,8 +80,6 @@ _AT_CHANCE = (
 
 MOST_FITTED = 50_000
 """The most images whose features "auto" fits a classifier on: more take minutes, in which other ranks wait."""
-
-_TRAINING_SAMPLE = 500  # training images to score at the end
 
 HARDLY = 0.8  # of the error of a constant answer; above it Drloc's task counts as hardly learned
 
@@ -98,16 +96,19 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     data: DatasetSplits
     task: ClassificationTask
     images: ImageDataset  # to train on, with labels
+    target: Target
     unlabelled: ImageDataset | None = None  # to train on without labels, of --unlabelled
     evaluated: ImageDataset  # of the evaluations while training
     eval_split: str  # "val", or "test", which never chooses the best weights
     unseen: ImageDataset | None  # test, if there is also val
+    learned_val: bool = False  # the classifier was fitted on val too
 
     def open_data(self, fabric: Fabric | None) -> DatasetSplits:
         rest = self.options.unlabelled == REST
         source = builders.open_source(separate_streams(self.options)[0], fabric, loose=rest)
         _refuse_dense_labels(source)
         check_trainable(source)
+        check_options(self.options, source.target)
         self.images, self.evaluated, self.eval_split, self.unseen = _choose_splits(self.options, source)
         builders.check_enough_images(self.options, self.images, PAIR)
         if self.options.unlabelled is not None:
@@ -132,7 +133,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return self.data.classes or ()
 
     def facts(self) -> Facts:
-        side = builders.median_side(self.images.sample_images())
+        side, labels = builders.median_side(self.images.sample_images()), self.images.labels
+        counts = np.ones(1) if labels is None else np.bincount(labels, minlength=len(self.classes))
         return Facts(
             images=len(self.images),
             classes=len(self.classes),
@@ -142,6 +144,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             unlabelled=len(self.unlabelled or ()),
             fits_classifier=self._can_fit_classifier(),
             tested=self.unseen is not None,
+            target=self.data.target,
+            imbalance=float(counts.max() / max(1, counts.min())),
         )
 
     def _can_fit_classifier(self) -> bool:
@@ -149,9 +153,12 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         options = self.options
         if options.recipe != "finetune" or len(self.images) > MOST_FITTED or self.images.streaming is not None:
             return False
-        if options.init is None or options.resume:  # a resumed run has decided, and its --init may be gone
-            return True
-        return class_names(find_init(options.init)) != list(self.classes)
+        return self.data.target != "number" and not self._init_fits()
+
+    def _init_fits(self) -> bool:
+        """Whether --init has a classifier of these classes; no if a resumed run has decided: its --init may be gone."""
+        init = None if self.options.resume else self.options.init
+        return init is not None and class_names(find_init(init)) == list(self.classes)
 
     def resolve_input(self, options: TrainConfig, facts: Facts) -> TrainConfig:
         published = published_backbone(facts.device)[0]
@@ -185,9 +192,13 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return self.images, self.classes, others
 
     def build_task(self) -> ClassificationTask:
-        if self.config.classifier == "logistic" and builders.needs_initial_weights(self.config):
-            self._fit_classifier()
-        return make_task(self.config, self.backbone, self.plan, len(self.unlabelled or ()))
+        self.target = make_target(self.config, self.classes, self.images)
+        if builders.needs_initial_weights(self.config):
+            if self.config.classifier == "logistic":
+                self._fit_classifier()
+            else:
+                self.target.start_classifier(self.backbone, loaded=self._init_fits())
+        return make_task(self.config, self.backbone, self.plan, len(self.unlabelled or ()), self.target)
 
     def _fit_classifier(self) -> None:
         """Start the classifier from logistic regression on the frozen features of the training images."""
@@ -202,7 +213,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         weight, bias, strength = run_on_rank_zero(
             self.fabric, lambda: fit_on_features(network, datasets, len(self.classes), self.fabric)
         )
-        network.set_classifier(weight, bias)
+        network.set_classifier(weight, self.target.adjust_fitted(bias))
         return strength
 
     def _refit_classifier(self) -> None:
@@ -228,7 +239,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             batches = add_unlabelled(batches, self.unlabelled, backbone, self.plan, config, self.fabric)
         self.eval_set = builders.eval_set(self.evaluated, backbone, config, self.fabric)
         task.set_data(batches, self.eval_set, self.eval_split, self.fabric)
-        self.health = task.health = make_health(config, self.plan, self.images, self.evaluated, len(self.classes))
+        self.health = task.health = make_health(config, self.plan, self.target, self.images, self.evaluated)
         self._record_data({self.eval_split: self.eval_set.store})
 
     def _record_data(self, stores: dict[str, ImageStore]) -> None:
@@ -242,25 +253,29 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         if self.load_best(outcome, config.weights):
             task.cached_scores = None
         kept_start = outcome["best_step"] == 0 and (config.classifier, config.weights) == ("logistic", "best")
-        if kept_start and self.unseen is not None:  # without test, val scores the weights
+        self.learned_val = kept_start and self.unseen is not None  # without test, val scores the weights
+        if self.learned_val:
             self._refit_classifier()
         self.final_set, unseen = self.eval_set, self.unseen
         if unseen is not None:
             self.final_set = builders.eval_set(unseen, task.backbone, config, self.fabric)
         with collective_timeout(self.fabric, config.peer_timeout):
+            if task.eval_split == "val":
+                self.target.tune(lambda: task.score(self.eval_set))
             self.scores = task.score(self.final_set)
         top = self.scores.summary()
         floor = self._floor() if self.run_folder.writer else {"skipped": "rank 0 computes it"}
-        below = self._check_floor(top["top1"], floor)
+        below = self._check_floor(top, floor)
         for alarm in below:
             console.warning(alarm)
         return {
             "run": str(self.run_folder.folder),
             "task": "train",
+            "target": self.target.kind,
             **top,
             "floor": floor,
             **self.scores.facts("test" if unseen is not None else task.eval_split),
-            "val_top1": finite(outcome["best"]),
+            f"val_{task.best_metric}": finite(outcome["best"]),
             **describe_weights(outcome, task.eval_split, config.weights),
             **task.localization_summary(),
             "at_chance": self.scores.is_at_chance(),
@@ -273,6 +288,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
 
     def _floor(self) -> dict[str, Any]:
         """Score simple methods on the images of the final score, or say why this is not possible."""
+        if self.target.kind != "class":
+            return {"skipped": "the simple methods predict one class per image"}
         if self.images.streaming is not None:
             return {"skipped": "the training images are a stream"}
         if self.images.pixels != PHOTO:
@@ -283,43 +300,83 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             return {"skipped": "the images are not cached (--cache.location off)"}
         return compute_floor(store, self.final_set.store, len(self.classes), self.config.seed)
 
-    def _check_floor(self, top1: float, floor: dict[str, Any]) -> list[str]:
-        return check_floor(top1, floor, pretrained=any(self.options.weight_sources().values()))
+    def _check_floor(self, scores: dict[str, Any], floor: dict[str, Any]) -> list[str]:
+        return check_floor(scores.get("top1", 0.0), floor, pretrained=any(self.options.weight_sources().values()))
 
     def save_results(self, summary: dict[str, Any]) -> dict[str, Any]:
-        run, task, classes, confusion = self.run_folder, self.task, self.classes, self.scores.confusion
+        run, task, classes, target = self.run_folder, self.task, self.classes, self.target
         batches: Any = task.batches
         self._record_data({self.eval_split: self.eval_set.store, summary["scored_on"]: self.final_set.store})
-        meta = {"classes": list(classes), "data": self.data.name, "recipe": self.config.recipe, "top1": summary["top1"]}
+        meta = {"classes": list(classes), "data": self.data.name, "recipe": self.config.recipe}
+        meta |= {name: summary[name] for name in list(self.scores.summary())[:1]} | target.meta()
         merge_lora(task.result)
-        save_model_folder(task.result, run.path(layout.MODEL), classes=classes, meta=meta)
-        answers = collect_answers(task.result, self.final_set, "collecting mistakes")
-        mistakes = worst_mistakes(answers, self.final_set.store, classes, self.data.location)
+        training = self._training_set()
+        if target.kind == "class":
+            calibration, known = self._calibrate(training)
+            console.info(str(calibration))
+        else:
+            calibration, known = None, self._score_training(training)
+        mistakes, table, details = target.details(
+            self.scores, task.result, self.final_set, self.data.location, calibration
+        )
         save_pictures(run, mistakes, augmentation_sheet(batches, task.backbone))
-        run.table("per_class", per_class_table(confusion, classes))
-        details = {"classes": list(classes), "confusion": confusion.tolist()}
-        details |= {"calibration": measure_calibration(answers), **self._score_training_images()}
+        run.table("per_class", table)
+        details |= {"classes": list(classes)} | ({"training_images": known} if known else {})
+        target.finish(task.result)
+        meta |= save_calibration(calibration, run.path(layout.MODEL))
+        save_model_folder(task.result, run.path(layout.MODEL), classes=classes, meta=meta)
         if self.unlabelled is None:
             return details
         table = task.pseudo_label_table(classes)
         run.table("pseudo_labels", table)
         return details | {"pseudo_labels": {"columns": table.columns, "rows": table.rows}}
 
-    def _score_training_images(self) -> dict[str, Any]:
-        """Score a few training images without augmentation: the report tells over- from underfitting by it."""
+    def _training_set(self) -> EvalSet | None:
+        """Return training images without augmentation; None for a stream.
+
+        The report tells over- from underfitting by them, and predictions are compared with their features.
+        """
         if self.images.streaming is not None:
-            return {}
-        images = self.images.subset(np.unique(np.linspace(0, len(self.images) - 1, _TRAINING_SAMPLE).astype(int)))
+            return None
+        images = self.images.subset(spread_rows(len(self.images)).numpy())
         transform, config, device = self.final_set.transform, self.config, self.fabric.device
         # Rank 0 is here alone, and the share of unreadable images may be higher in a sample.
         config = config.model_copy(update={"cache": config.cache.model_copy(update={"max_bad": 1.0})})
         with console.quiet():
             store = builders.get_image_store(images, transform.out_size, config, device, crop=transform.crop)
-            dataset = builders.EvalSet(store, transform, self.final_set.batch)
-            right = collect_answers(self.task.result, dataset, "scoring training images").right
-        if not len(right):  # none is readable any more
+        return EvalSet(store, transform, self.final_set.batch)
+
+    def _score_training(self, training: EvalSet | None) -> dict[str, Any]:
+        """Return the main score of training images; {} if none is readable."""
+        if training is None:
             return {}
-        return {"training_images": {"top1": 100 * right.double().mean().item(), "count": len(right)}}
+        with console.quiet():
+            scores = self.task.scores(training, alone=True)
+        count = scores.facts("train")["scored_images"]
+        return dict(list(scores.summary().items())[:1]) | {"count": count} if count else {}
+
+    def _calibrate(self, training: EvalSet | None) -> tuple[Calibration | str, dict[str, Any]]:
+        """Calibrate on val, or say why this is impossible; also return the accuracy on training images.
+
+        The names of the training images are recorded.
+        """
+        gallery, known = None, {}
+        if training is not None:
+            with console.quiet():
+                answers = collect_answers(self.task.result, training, "scoring training images")
+            gallery, count = answers.pooled, len(answers.labels)
+            known = {"top1": 100 * answers.right.double().mean().item(), "count": count} if count else {}
+            named = zip(answers.index.tolist(), answers.labels.tolist(), strict=True)
+            names = training.store.names
+            rows = [{"file": utf8_safe(names[index]), "label": self.classes[label]} for index, label in named]
+            self.run_folder.save_json(layout.TRAINING_IMAGES, rows)
+        if self.eval_split != "val":
+            why = "not calibrated: there is no val split, and test must only score. --split auto makes one from train"
+            return why, known
+        if self.learned_val:
+            return "not calibrated: the classifier learned from val too", known
+        held_out = collect_answers(self.task.result, self.eval_set, "calibrating on val")
+        return calibrate(held_out.logits, held_out.labels, "val", gallery, held_out.pooled), known
 
     def report_inputs(self) -> dict[str, Any]:
         images = self.unseen or self.data.splits.get("val") or self.data.splits["train"]
@@ -330,8 +387,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         table = score_table(read_scores(summary))
         commands = [f"frugalvit predict {console.shell_quote(summary['run'])} IMAGE…"]
         rescues = [f"{'rescue':<12}{describe_rescue(rescue)}" for rescue in summary["rescues"]]
-        notes = [f"{'floor':<12}{describe_floor(floor, summary['top1'])}"]
-        notes += [f"{'alarm':<12}{alarm}" for alarm in self._check_floor(summary["top1"], floor)]
+        notes = [f"{'floor':<12}{describe_floor(floor, summary.get('top1'))}"]
+        notes += [f"{'alarm':<12}{alarm}" for alarm in self._check_floor(summary, floor)]
         notes += [*rescues, *_note_pseudo_labels(summary), *_note_localization(summary)]
         result = run_result(summary, table, commands, notes)
         result.notes += [f"{'failed':<12}{_AT_CHANCE}"] if summary["at_chance"] else []
@@ -339,20 +396,20 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
 
 
 def make_health(
-    config: ResolvedTrainConfig, plan: TrainPlan, images: ImageDataset, evaluated: ImageDataset, classes: int
+    config: ResolvedTrainConfig, plan: TrainPlan, target: Target, images: ImageDataset, evaluated: ImageDataset
 ) -> SupervisedHealth:
     """Build the health checks; the labels of a stream are unknown, so its classes count as equally frequent."""
-    counts = np.ones(classes) if images.labels is None else np.bincount(images.labels, minlength=classes)
-    chance, deviation = chance_loss(counts, config.mixing.label_smoothing(), balance=config.balance)
+    chance, deviation = target.chance_loss(images.truth, config.mixing.label_smoothing(), balance=config.balance)
     return SupervisedHealth(
         chance,
         deviation / math.sqrt(plan.images_per_step * plan.log_every),
-        classes if evaluated.labels is None else len(np.unique(evaluated.labels)),
+        len(target.classes) if evaluated.labels is None else len(np.unique(evaluated.labels)),
         len(evaluated),
         plan.steps,
         warmup_steps(config.optimizer.warmup, plan.steps_per_epoch, plan.steps),
         plan.log_every,
         config.lr,
+        target.loss_name,
     )
 
 
@@ -394,7 +451,7 @@ def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretraine
 
 
 def make_task(
-    config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan, unlabelled: int = 0
+    config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan, unlabelled: int = 0, target: Target | None = None
 ) -> ClassificationTask:
     """Build the classifier with its losses; Drloc is left out at λ = 0. ``unlabelled``: number of images.
 
@@ -424,6 +481,7 @@ def make_task(
         layer_decay=config.optimizer.layer_decay,
         objectives=make_objectives(config.objectives, backbone.dim, ["localization"] if options.weight > 0 else []),
         guide=guide,
+        target=target or make_target(config, [str(number) for number in range(backbone.num_classes)]),
     ).train()
 
 
@@ -475,6 +533,8 @@ def _note_localization(summary: dict[str, Any]) -> list[str]:
 
 def _refuse_dense_labels(source: DatasetSplits) -> None:
     """Raise if the data has boxes or masks instead of classes: they are for other commands."""
+    if source.target != "class":
+        return
     if source.classes is not None and not are_layout_folders(source.classes):
         return
     from frugalvit.tasks.dense.annotation_kind import find_annotation_kind
@@ -484,7 +544,8 @@ def _refuse_dense_labels(source: DatasetSplits) -> None:
         path = console.shell_quote(source.location)
         raise UserError(
             f"{source.location} has {kind.text}, but no image classes. Use 'frugalvit {kind.verb} train {path}' (with "
-            "--init RUN after 'frugalvit pretrain'). A classifier needs one folder per class, or a table with labels."
+            "--init RUN after 'frugalvit pretrain'). A classifier needs one folder per class, or a table with labels"
+            f"{', or --target labels, which learns the objects of an image' if kind.verb == 'detect' else ''}."
         )
 
 
@@ -498,8 +559,9 @@ def _choose_splits(
     images, validation, test = source.splits["train"], source.splits.get("val"), source.splits.get("test")
     if config.labels != 1 and images.streaming is not None:
         raise UserError("--labels needs access to single images, which a stream does not have: use --stream false.")
-    if config.labels != 1 and images.labels is not None:
-        images = images.subset(subsample_labels(images.labels, config.labels, config.seed))
+    if config.labels != 1 and images.truth is not None:
+        groups = np.zeros(len(images), np.int64) if images.labels is None else images.labels
+        images = images.subset(subsample_labels(groups, config.labels, config.seed))
     if validation is not None:
         return images, validation, "val", test
     if test is not None:

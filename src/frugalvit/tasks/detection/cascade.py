@@ -25,7 +25,7 @@ from frugalvit.tasks.dense.pyramid import FeaturePyramid
 from frugalvit.tasks.detection.heads import DetectorHead
 from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, Maps, Sizes, Target, mask_layers, roi_align
 from frugalvit.tasks.detection.masks import mask_loss, select_masked
-from frugalvit.tasks.detection.regions import (
+from frugalvit.tasks.detection.matching import (
     add_objects,
     gather_boxes,
     match_regions,

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
 
 from frugalvit.config.dense import DETECTOR_HEADS
 from frugalvit.tasks.dense.pyramid import FeaturePyramid
@@ -21,7 +22,8 @@ from frugalvit.tasks.detection.layers import (
     mask_layers,
     roi_align,
 )
-from frugalvit.tasks.detection.regions import MaskedRoIHeads
+from frugalvit.tasks.detection.masks import mask_loss, select_masked
+from frugalvit.tasks.detection.matching import select_positives
 
 
 class DetectorHead(nn.Module, ABC):
@@ -47,8 +49,11 @@ class DetectorHead(nn.Module, ABC):
         """Return the modules whose outputs are scores and boxes; the task checks these for non-finite values."""
 
 
-class MaskRCNNHead(MaskedRoIHeads, DetectorHead):
-    """The second stage of Mask R-CNN (He et al. 2017): torchvision's box and mask heads with the paper's settings."""
+class MaskRCNNHead(RoIHeads, DetectorHead):
+    """The second stage of Mask R-CNN (He et al. 2017): torchvision's box and mask heads with the paper's settings.
+
+    torchvision's own mask targets are off by half a pixel (masks.py).
+    """
 
     def __init__(self, spec: DetectorSpec, features: FeaturePyramid) -> None:
         super().__init__(
@@ -68,6 +73,27 @@ class MaskRCNNHead(MaskedRoIHeads, DetectorHead):
 
     def output_modules(self) -> list[nn.Module]:
         return [self.box_predictor]
+
+    def forward(
+        self,
+        features: dict[str, Tensor],
+        proposals: list[Tensor],
+        image_shapes: list[tuple[int, int]],
+        targets: list[dict[str, Tensor]] | None = None,
+    ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        if not self.training:
+            return super().forward(features, proposals, image_shapes, targets)
+        assert targets is not None
+        proposals, owners, labels, wanted = self.select_training_samples(proposals, targets)
+        logits, offsets = self.box_predictor(self.box_head(self.box_roi_pool(features, proposals, image_shapes)))
+        class_loss, box_loss = fastrcnn_loss(logits, offsets, labels, wanted)
+        losses = {"loss_classifier": class_loss, "loss_box_reg": box_loss}
+        if self.has_mask():
+            regions, masked_owners = select_masked(*select_positives(proposals, owners, labels), targets)
+            crops = self.mask_roi_pool(features, regions, image_shapes)  # type: ignore[misc]
+            masks = self.mask_predictor(self.mask_head(crops))  # type: ignore[misc]
+            losses["loss_mask"] = mask_loss(masks, regions, masked_owners, targets)
+        return [], losses
 
 
 def build_head(spec: DetectorSpec, features: FeaturePyramid) -> DetectorHead:

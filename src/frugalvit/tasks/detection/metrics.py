@@ -12,7 +12,7 @@ from faster_coco_eval import COCO, COCOeval_faster
 from torchvision.ops import box_convert, box_iou
 
 from frugalvit.data.formats.coco import CocoData, CocoImage, rle
-from frugalvit.utils.statistics import PARTS, jackknife_interval, pseudo_values
+from frugalvit.utils.intervals import PARTS, jackknife_interval, pseudo_values
 
 _MIN_OVERLAP = 0.5
 """IoU from which COCO counts a box as detected."""

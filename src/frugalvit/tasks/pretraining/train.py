@@ -15,7 +15,8 @@ from frugalvit.config.defaults import INSTANCES_UP_TO, Facts, ema_rate
 from frugalvit.config.pretrain import LabelFreeConfig, PretrainConfig
 from frugalvit.config.resolved import ResolvedLabelFreeConfig, ResolvedPretrainConfig
 from frugalvit.data.augmentation.mixup import Mixing
-from frugalvit.data.augmentation.transforms import Augment, MultiCrop, TrainAugment
+from frugalvit.data.augmentation.multicrop import MultiCrop
+from frugalvit.data.augmentation.transforms import Augment, TrainAugment
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
 from frugalvit.engine.loop import TrainPlan
 from frugalvit.engine.schedules import Cosine, Linear, warmup_steps

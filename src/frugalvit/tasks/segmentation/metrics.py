@@ -5,7 +5,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from frugalvit.utils.statistics import PARTS, jackknife_interval, pseudo_values
+from frugalvit.utils.intervals import PARTS, jackknife_interval, pseudo_values
 
 IGNORED = 255
 """Class of the pixels that do not count, after a dataset's labels are mapped to classes."""

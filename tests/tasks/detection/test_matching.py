@@ -12,8 +12,8 @@ from torchvision.models.detection._utils import Matcher
 from torchvision.models.detection.roi_heads import RoIHeads
 from torchvision.ops import box_iou, clip_boxes_to_image, remove_small_boxes, roi_align
 
+from frugalvit.tasks.detection.matching import gather_boxes, match_regions
 from frugalvit.tasks.detection.model import Detector
-from frugalvit.tasks.detection.regions import gather_boxes, match_regions
 from helpers.dense_models import detector
 
 OBJECTS = [(3, 0, 7), (0, 0, 0), (1,), (0, 2), (12, 1, 1, 4)]

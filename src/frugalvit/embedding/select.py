@@ -1,25 +1,79 @@
-"""Select images to label, and group near duplicates, by the cosines of their features.
+"""``frugalvit embed --select``: choose the images that represent the others best, to label them.
 
-Plain torch on any device; ``curate.py`` writes tables and figures.
+``representatives`` is plain torch on any device; ``select`` writes the table and the figure.
 """
 
 import math
+import time
+from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional as F
 
-from frugalvit.data.copies import connect_groups
+from frugalvit.backbones.weights.published import is_published
+from frugalvit.config.probe import EmbedConfig
+from frugalvit.data import DatasetSplits, ImageDataset, join, open_data
+from frugalvit.embedding.image_table import are_files, distinct_files, draw, facts, path_from_table
 from frugalvit.errors import UserError
-from frugalvit.probing.knn import CELLS, nearest
+from frugalvit.probing.knn import nearest
+from frugalvit.probing.splits import make_extractor, open_model, probe_device
 from frugalvit.probing.validation import require_finite
 from frugalvit.utils import console
+from frugalvit.utils.console import shell_quote
+from frugalvit.utils.files import write_text
+from frugalvit.utils.tables import CommandResult, Table, as_csv
+from frugalvit.utils.text import pluralize
 
 # The cosine of a vector with itself is 1 except for rounding: a threshold of 1 must find copies.
 ROUNDING = 1e-6
 MAX_COSINES = 1 << 26  # in memory when selecting: 256 MiB, those of 8,192 images with each other
 _REFRESHED = 64  # rows computed at a time, to keep a GPU busy
 _MISSED = 0.01  # the chance that a sample holds none of the rows that the best choice needs
+_MAX_DRAWN = 200  # images in a figure
+
+
+def select(
+    config: EmbedConfig, source: DatasetSplits, examples: ImageDataset, out: Path, picture: Path
+) -> CommandResult:
+    """Choose the images that represent the others best, in addition to the known ones, to be labelled."""
+    began, count = time.monotonic(), config.select
+    assert count is not None
+    if not are_files(examples):
+        raise UserError(f"--select writes a table of files, but the images of {source.location} are not files.")
+    # Of a table with some labels only the labelled rows are known; without any label, every image is.
+    labelled = None if config.known is None else open_data(config.known, split="given")
+    known = None if labelled is None else join(*labelled.splits.values())
+    candidates = distinct_files(examples.names, [] if known is None else known.names)
+    if count > len(candidates):
+        others = f" besides those of {config.known}" if config.known else ""
+        raise UserError(f"--select {count}: there are only {pluralize(len(candidates), 'image')}{others}.")
+    model = open_model(config.model, config)
+    extractor = make_extractor(model, config, config.features, config.blocks)
+    features = extractor(examples, source.name)
+    known_features = None if known is None else extractor(known, "known images").features
+    rows = [row for row, position in enumerate(features.positions) if position in candidates]
+    device = probe_device(model)
+    chosen = representatives(features.features[rows], count, known_features, device=device, seed=config.seed)
+    rows = [rows[index] for index in chosen]
+    names = [features.names[row] for row in rows]
+    write_text(out, as_csv(["path", "label"], [[path_from_table(out, name), ""] for name in names]))
+    draw(picture, features, examples, [[(row, str(rank))] for rank, row in enumerate(rows[:_MAX_DRAWN], 1)])
+    data = facts(config, source, features)
+    data |= {"known": 0 if known_features is None else len(known_features), "chosen": names}
+    data |= {"out": str(out), "picture": str(picture), "seconds": round(time.monotonic() - began, 2)}
+    cells: list[object] = [len(features), data["known"], count, str(out), str(picture)]
+    named = not Path(config.model).exists() and not is_published(config.model)
+    weights = ["--backbone" if named else "--init", config.model, *(["--pretrained"] if config.pretrained else [])]
+    weights += ["--backbone", config.backbone] if config.backbone else []
+    command = " ".join(map(shell_quote, ["frugalvit", "train", out, *weights]))
+    next_step = f"next: fill in the column 'label' of {out}, then "
+    if labelled is None:
+        next_step += command
+    else:
+        next_step += f"copy its rows or its labels into {labelled.location}, and train or probe again"
+    table = Table(["images", "known", "chosen", "table", "picture"], [cells])
+    return CommandResult(data, [table], [*source.notes, next_step])
 
 
 def representatives(
@@ -42,7 +96,7 @@ def representatives(
     """
     if not 1 <= count <= len(features):
         raise UserError(f"Cannot select {count:,} of {len(features):,} images.")
-    unit = _unit(features, device)
+    unit = unit_rows(features, device)
     if known is None:
         closest = torch.full_like(unit[:, 0], -1.0)  # the lowest cosine: the first choice is nearest the mean
     else:
@@ -100,25 +154,6 @@ def _first_best(gains: Tensor) -> int:
     return int((gains >= largest - ROUNDING * (1 + largest)).nonzero()[0])
 
 
-def group_duplicates(
-    features: Tensor, threshold: float, *, device: torch.device | str | None = None, chunk: int | None = None
-) -> Tensor:
-    """Return the first row of every row's group: (N, D) -> int64 (N,) on the CPU.
-
-    Rows whose cosine is at least ``threshold`` are in one group, and so are all rows that such pairs connect. At most
-    chunk x chunk cosines are in memory.
-    """
-    unit = _unit(features, device)
-    chunk = chunk or int(CELLS.get(unit.device.type, CELLS["cpu"]) ** 0.5)
-    first = torch.arange(len(unit), device=unit.device)
-    for start in console.progress(range(0, len(unit), chunk), label="comparing"):
-        rows = unit[start : start + chunk]
-        for begin in range(start, len(unit), chunk):
-            pairs = (rows @ unit[begin : begin + chunk].T >= threshold - ROUNDING).nonzero()
-            first = connect_groups(first, pairs[:, 0] + start, pairs[:, 1] + begin)
-    return first.cpu()
-
-
-def _unit(features: Tensor, device: torch.device | str | None) -> Tensor:
+def unit_rows(features: Tensor, device: torch.device | str | None) -> Tensor:
     require_finite(features, "features")
     return F.normalize(features.to(features.device if device is None else device).float(), dim=1)

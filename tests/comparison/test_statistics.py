@@ -7,14 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from frugalvit.utils.statistics import (
-    crossed_error,
-    holm_levels,
-    jackknife_interval,
-    paired_difference,
-    pseudo_values,
-    spread,
-)
+from frugalvit.comparison.statistics import crossed_error, holm_levels, paired_difference, spread
+from frugalvit.utils.intervals import jackknife_interval, pseudo_values
 
 
 def test_paired_difference_equals_scipy() -> None:

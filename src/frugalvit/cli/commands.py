@@ -66,6 +66,7 @@ COMMANDS = [
     Command("segment eval", "dense:SegmentEvalConfig", "tasks.segmentation.commands:evaluate", "mIoU of a segmenter"),
     Command("segment predict", "dense:SegmentPredictConfig", "tasks.segmentation.commands:predict", "predict a class for every pixel, as masks and pictures"),
     Command("export", "tools:ExportConfig", "export.command:export", "export to timm, the Hugging Face hub, ONNX or torch.export"),
+    Command("serve", "train:ServeConfig", "cli.serve:serve", "answer photos on a local web page, and as JSON"),
     Command("advise", "tools:AdviseConfig", "cli.advise:advise", "propose commands for a dataset, with expected times"),
     Command("doctor", "tools:DoctorConfig", "cli.doctor:doctor", "check versions, devices, extras and caches"),
     Command("completion", "tools:CompletionConfig", "cli.completion:completion", "print a completion script for a shell"),

@@ -1,41 +1,13 @@
-"""torchvision's RoI heads with our mask targets, and what training heads do with regions, image by image."""
+"""Match proposed regions with true boxes, image by image, to train a detector head."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torchvision.models.detection._utils import Matcher
-from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss
 from torchvision.ops import box_iou
 
-from frugalvit.tasks.detection.masks import mask_loss, select_masked
-
 Targets = Sequence[dict[str, Tensor]]
-
-
-class MaskedRoIHeads(RoIHeads):
-    """torchvision's box and mask heads; torchvision's own mask targets are off by half a pixel (masks.py)."""
-
-    def forward(
-        self,
-        features: dict[str, Tensor],
-        proposals: list[Tensor],
-        image_shapes: list[tuple[int, int]],
-        targets: list[dict[str, Tensor]] | None = None,
-    ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        if not self.training:
-            return super().forward(features, proposals, image_shapes, targets)
-        assert targets is not None
-        proposals, owners, labels, wanted = self.select_training_samples(proposals, targets)
-        logits, offsets = self.box_predictor(self.box_head(self.box_roi_pool(features, proposals, image_shapes)))
-        class_loss, box_loss = fastrcnn_loss(logits, offsets, labels, wanted)
-        losses = {"loss_classifier": class_loss, "loss_box_reg": box_loss}
-        if self.has_mask():
-            regions, masked_owners = select_masked(*select_positives(proposals, owners, labels), targets)
-            crops = self.mask_roi_pool(features, regions, image_shapes)  # type: ignore[misc]
-            masks = self.mask_predictor(self.mask_head(crops))  # type: ignore[misc]
-            losses["loss_mask"] = mask_loss(masks, regions, masked_owners, targets)
-        return [], losses
 
 
 def add_objects(regions: Sequence[Tensor], targets: Targets) -> list[Tensor]:

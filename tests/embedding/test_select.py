@@ -13,9 +13,10 @@ from frugalvit.cli.main import main
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import open_data
 from frugalvit.embedding.contact_sheet import COLUMNS, Thumbnail, arrange_groups, sheet_figure
-from frugalvit.embedding.curate import path_from_table
+from frugalvit.embedding.duplicates import group_duplicates
 from frugalvit.embedding.embed import embed
-from frugalvit.embedding.selection import group_duplicates, representatives
+from frugalvit.embedding.image_table import path_from_table
+from frugalvit.embedding.select import representatives
 from frugalvit.errors import UserError
 from helpers import suite_layouts
 
