@@ -160,14 +160,12 @@ def next_steps(record: RunRecord) -> list[tuple[str, str]]:
             ("Measure the features with a few labels", f"frugalvit probe knn {run} LABELLED/"),
             ("Train a classifier from them", f"frugalvit train LABELLED/ --init {run}"),
         ]
-    if task in ("detect", "segment"):
-        return [
-            ("Use it on new images", f"frugalvit {task} predict {run} IMAGE"),
-            ("Score it on labelled images that it has not seen", f"frugalvit {task} eval {run} OTHERS/"),
-        ]
+    if task not in ("train", "probe", "detect", "segment"):
+        return []
+    command = f"frugalvit {task}" if task in ("detect", "segment") else "frugalvit"
     steps = [
-        ("Use it on new images", f"frugalvit predict {run} IMAGE"),
-        ("Score it on labelled images that it has not seen", f"frugalvit eval {run} OTHERS/"),
+        ("Use it on new images", f"{command} predict {run} IMAGE"),
+        ("Score it on labelled images that it has not seen", f"{command} eval {run} OTHERS/"),
     ]
     data = console.shell_quote(_data_of(record) or "DATA")
     is_photo = "backbone_args.pixel_type" not in record.setting  # published networks see photos
@@ -176,7 +174,7 @@ def next_steps(record: RunRecord) -> list[tuple[str, str]]:
         steps.append(("Find wrong labels", f"frugalvit data {data} --suspicious {published_backbone('cpu')[0]}"))
     if record.summary.get("alarms") or _is_near_floor(record):
         steps.insert(0, ("See what these images and this machine allow", f"frugalvit advise {data}"))
-    return steps if task in ("train", "probe") else []
+    return steps
 
 
 def _data_of(record: RunRecord) -> str | None:
