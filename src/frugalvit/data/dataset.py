@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -35,13 +35,6 @@ class StreamedShards:
     raw_labels: list[str] | None
 
 
-class PackedImages(NamedTuple):
-    """The decoded images of a packed split: files ``PREFIX-256x256.decoded`` that store its fingerprint."""
-
-    prefix: str
-    fingerprint: str
-
-
 class ImageDataset:
     """One split of a dataset. It pickles to few bytes, and many threads can read it at once.
 
@@ -53,7 +46,6 @@ class ImageDataset:
     """
 
     streaming: StreamedShards | None = None  # None if the images can be read one by one
-    decoded: PackedImages | None = None  # decoded images stored with a packed dataset
     pixels: PixelFormat = PHOTO  # how images are read; ``open_data`` decides it
 
     def __init__(self, names: Sequence[str], labels: np.ndarray | None, keys: Sequence[str] | None = None) -> None:

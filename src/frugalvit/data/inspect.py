@@ -8,7 +8,6 @@ import numpy as np
 
 from frugalvit.config.data import DataConfig
 from frugalvit.data.bad_images import UnreadableImage, read_all
-from frugalvit.data.cache.build import check_decoded
 from frugalvit.data.copies import find_copies
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, JoinedExamples
 from frugalvit.data.decode import Header, describe_darkness, to_picture
@@ -38,9 +37,6 @@ def command(config: DataConfig) -> CommandResult:
         config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.label_source,
         classes=config.classes, root=config.root, loose=True,
     )  # fmt: skip
-    if source.kind == "shards":
-        stored = open_data(config.data, split="given").splits  # a made split has no decoded images
-        source.notes += [note for examples in stored.values() for note in check_decoded(examples)]
     return inspect(source, decode=config.decode, duplicates=config.duplicates)
 
 

@@ -62,7 +62,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: 
         raise UserError(f"{path} is a folder: name a file in it.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with temporary.open("wb") as handle:
+        with temporary.open("w+b") as handle:
             write(handle)
             handle.flush()
             os.fsync(handle.fileno())

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationE
 from pydantic.dataclasses import dataclass
 
 from frugalvit.data.paths import local
-from frugalvit.data.webdataset.remote import is_pipe, is_remote, read_small, without_query
+from frugalvit.data.webdataset.remote import is_remote, read_small, without_query
 
 INDEX = "index.json"
 FORMAT = "frugalvit shards 1"
@@ -44,8 +44,6 @@ class PackedIndex:
 def read_index(where: str | Path) -> PackedIndex | None:
     """Read the index beside ``where``, a folder, shards or an address. Returns None without a valid index."""
     where = str(where)
-    if is_pipe(where):
-        return None
     if is_remote(where):
         address = without_query(where)  # a query signs one shard only, and may contain a slash
         content = read_small(where if address.endswith(f"/{INDEX}") else f"{address.rpartition('/')[0]}/{INDEX}")

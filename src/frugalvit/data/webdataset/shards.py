@@ -15,13 +15,13 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.dataset import DatasetSplits, ImageDataset, PackedImages
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import EXTENSIONS
 from frugalvit.data.formats.csv import class_list
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, open_root, unknown_classes
 from frugalvit.data.paths import cache_root, is_file, is_folder, local
 from frugalvit.data.webdataset.index import INDEX, PackedIndex, PackedShard, read_index
-from frugalvit.data.webdataset.remote import fetch, is_pipe, is_remote, without_query
+from frugalvit.data.webdataset.remote import fetch, is_remote, without_query
 from frugalvit.data.webdataset.tar import BadShard, list_members
 from frugalvit.errors import UserError
 from frugalvit.utils.files import open_regular
@@ -103,7 +103,7 @@ class ShardExamples(ImageDataset):
 
     def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
         assert isinstance(full, ShardExamples)
-        self.offsets, self.decoded = full.offsets[chosen], None
+        self.offsets = full.offsets[chosen]
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         shards = [_shard_fingerprint(shard, self.index, times) for shard in self.shards]
@@ -124,7 +124,7 @@ def _shard_fingerprint(shard: str, index: PackedIndex | None, times: bool) -> tu
 
 def is_shards(where: str) -> bool:
     """True for tar files: a file, a ``{000..009}`` range, a ``*`` pattern, an address, or a folder of them."""
-    if is_pipe(where) or (is_remote(where) and where.endswith(f"/{INDEX}")):
+    if is_remote(where) and where.endswith(f"/{INDEX}"):
         return True
     path = local(where)
     if is_folder(path):
@@ -212,10 +212,7 @@ def open_shards(where: str) -> DatasetSplits:
     for split in ("train", "val", "test"):
         if not listed.get(split):
             continue
-        shards = by_split[split]
-        splits[split] = shard_examples(shards, listed[split], labels, f"{split} in {where}", index)
-        if index is not None and any(Path(shards[0]).parent.glob(f"{split}-*.decoded")):
-            splits[split].decoded = PackedImages(str(Path(shards[0]).parent / split), splits[split].fingerprint())
+        splits[split] = shard_examples(by_split[split], listed[split], labels, f"{split} in {where}", index)
     name = Path(where).resolve().name if not is_remote(where) else where
     return DatasetSplits(name, where, "shards", tuple(names) if labelled else None, splits, notes)
 
