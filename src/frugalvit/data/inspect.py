@@ -10,7 +10,7 @@ from frugalvit.config.data import DataConfig
 from frugalvit.data.bad_images import UnreadableImage, read_all
 from frugalvit.data.copies import find_copies
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, JoinedExamples
-from frugalvit.data.decode import Header, describe_darkness, to_picture
+from frugalvit.data.decode import Header
 from frugalvit.data.open import open_data
 from frugalvit.data.splits import absent_classes_note
 from frugalvit.utils.tables import CommandResult, Table
@@ -90,18 +90,14 @@ def _decode(parts: dict[str, ImageDataset], scans: dict[str, SplitScan], mode: s
         chosen = np.random.default_rng(0).choice(len(valid), SAMPLE, replace=False)
         valid = [valid[i] for i in sorted(chosen)]
 
-    def find_brightest(number: int) -> int:
+    def check(number: int) -> None:
         split, index = valid[number]
-        return int(to_picture(parts[split].read(index)).max())
+        parts[split].read(index)
 
-    brightest = None
-    results = read_all(find_brightest, range(len(valid)), "decoding")
-    for (split, index), result in zip(valid, results, strict=True):
+    for (split, index), result in zip(valid, read_all(check, range(len(valid)), "decoding"), strict=True):
         if isinstance(result, UnreadableImage):
             scans[split].bad[index] = result.reason
-        else:
-            brightest = max(result, brightest or 0)
-    return {"mode": mode, "images": len(valid), "brightest": brightest}
+    return {"mode": mode, "images": len(valid)}
 
 
 def _split_facts(examples: ImageDataset, classes: tuple[str, ...] | None) -> dict[str, Any]:
@@ -190,8 +186,6 @@ def _notes(data: dict[str, Any]) -> list[str]:
         else:
             notes.append("No two images have the same content.")
     decoded = data["decoded"]
-    if decoded["brightest"] is not None and (dark := describe_darkness(decoded["brightest"])):
-        notes.append(f"{dark[0].upper()}{dark[1:]}.")
     summary = {
         "all": f"Decoded {pluralize(decoded['images'], 'image')}",
         "sample": f"Read all headers and file ends, decoded {decoded['images']:,} images (--decode all: every image)",

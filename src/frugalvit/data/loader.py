@@ -9,6 +9,7 @@ augments the images of several steps, and the loader returns them step by step.
 
 from __future__ import annotations
 
+import copy
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -159,17 +160,21 @@ class Batches(BatchSource):
         self.repeats = augment.repeats if repeats is None else repeats
         if store.labels is None and (balance or mixing is not None):
             raise UserError("Mixing and class balance need labels; these images have none.")
+        self._epoch_order = functools.lru_cache(maxsize=2)(self._draw_order)
+        self._set_batch(batch, steps, grouped_steps)
+
+    def _set_batch(self, batch: int, steps: int | None, grouped_steps: int | None = None) -> None:
+        store, rank = self.store, self.rank
         self.batch = self._limit_batch(batch)
-        share = self.batch // world
+        share = self.batch // self.world
         self.local_slice = slice(rank * share, (rank + 1) * share)  # this process's part of every batch
         self.steps_per_epoch = len(store) // self.batch
         self.fetcher = store.fetcher(self.local_order)
         self.fetcher.end = steps
-        self._epoch_order = functools.lru_cache(maxsize=2)(self._draw_order)
         on_gpu = store.on_device and store.device.type == "cuda"
         if grouped_steps is None and on_gpu:
             memory = torch.cuda.get_device_properties(store.device).total_memory
-            grouped_steps = steps_per_augment_call(share * augment.pixels, memory)
+            grouped_steps = steps_per_augment_call(share * self.augment.pixels, memory)
         self.grouped_steps = grouped_steps or 1
         self._group: tuple[int, list[Batch]] = (-1, [])  # the number of the group, and the batches of its steps
 
@@ -186,19 +191,9 @@ class Batches(BatchSource):
         return self.store.decodes_on_demand
 
     def with_batch_size(self, batch: int) -> Batches:
-        return Batches(
-            self.store,
-            batch,
-            seed=self.seed,
-            augment=self.augment,
-            mixing=self.mixing,
-            rank=self.rank,
-            world=self.world,
-            balance=self.balance,
-            repeats=self.repeats,
-            keep_clean=self.keep_clean,
-            steps=None if self.fetcher.end is None else self.fetcher.end * self.batch // batch,
-        )
+        other, end = copy.copy(self), self.fetcher.end
+        other._set_batch(batch, None if end is None else end * self.batch // batch)
+        return other
 
     def peek(self, step: int) -> Batch:
         end, self.fetcher.end = self.fetcher.end, step + 1  # decode no other step

@@ -88,8 +88,7 @@ def add_missing_splits(
             method = "stratified by class" if source.classes is not None else "at random"
             counts = f"{held_out.sum():,} of {len(train):,} images"
             notes.append(f"val is made from train: {counts}, {method}, seed {seed}{copies_note}.")
-    ordered = {split: splits[split] for split in ("train", "val", "test") if split in splits}
-    return replace(source, splits=ordered, notes=notes)
+    return replace(source, splits=splits, notes=notes)
 
 
 def handle_unlabelled(source: DatasetSplits, *, keep: bool) -> DatasetSplits:

@@ -21,7 +21,7 @@ from frugalvit.data.bad_images import UnreadableImage, check_unreadable, read_al
 from frugalvit.data.cache.on_demand import OnDemandStore
 from frugalvit.data.cache.store import CachedImages, CachedStore, CacheWriteError, ImageStore, open_file, write_file
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import PHOTO, describe_darkness
+from frugalvit.data.decode import PHOTO
 from frugalvit.data.image_size import probe_images
 from frugalvit.data.paths import cache_root, local
 from frugalvit.data.preprocessing import CenterCrop
@@ -180,9 +180,6 @@ def _make_store(examples: ImageDataset, cached: CachedImages, location: Location
         console.warning(f"left out: {name}: {reason}")
     if len(cached.unreadable) > _MAX_LOGGED:
         console.warning(f"left out: {len(cached.unreadable) - _MAX_LOGGED} more unreadable images")
-    is_photo = images.dtype == torch.uint8
-    if is_photo and len(images) and (dark := describe_darkness(int(images[:: max(1, len(images) // 256)].max()))):
-        console.warning(f"{examples.names[int(cached.index[0])]} and others: {dark}")
     return CachedStore(images, cached.sizes, labels, examples.names, cached.index, device, cached.unreadable)
 
 

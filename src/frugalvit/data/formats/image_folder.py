@@ -100,7 +100,7 @@ def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
     if options.labels == "ignore" or (options.labels == "auto" and not _has_class_folders(trees, root, notes)):
         for split, tree in trees.items():
             splits[split] = FileExamples(tree.all_images(), None, root)
-        return DatasetSplits(name, where, "unlabelled images", None, _ordered(splits), notes)
+        return DatasetSplits(name, where, "unlabelled images", None, splits, notes)
     classes = _class_names(trees, options)
     empty = sorted({name for tree in trees.values() for name in tree.empty} - set(classes))
     if empty:
@@ -110,7 +110,7 @@ def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
         counts = [len(tree.classes[label].images) if label in tree.classes else 0 for label in classes]
         splits[split] = FileExamples(paths, np.repeat(np.arange(len(classes)), counts), root)
         loose[split] = FileExamples(tree.loose + tree.unlabelled, None, root)
-    return DatasetSplits(name, where, "class folders", tuple(classes), _ordered(splits), notes, _ordered(loose))
+    return DatasetSplits(name, where, "class folders", tuple(classes), splits, notes, loose)
 
 
 def _read_trees(root: str) -> dict[str, _Tree]:
@@ -225,10 +225,6 @@ def unknown_classes(where: str, train: str, unknown: Sequence[str], split: str) 
     return UserError(
         f"{where} has {pluralize(len(unknown), 'class')} that {train} lacks: {truncate_list(unknown)}. {advice}"
     )
-
-
-def _ordered(splits: dict[str, ImageDataset]) -> dict[str, ImageDataset]:
-    return {split: splits[split] for split in ("train", "val", "test") if split in splits and len(splits[split])}
 
 
 def open_root(path: str) -> Folder:

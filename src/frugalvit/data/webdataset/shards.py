@@ -68,6 +68,8 @@ class ShardExamples(ImageDataset):
     offsets: int64 (N, 3): shard, offset, size
     """
 
+    per_image = ("offsets",)
+
     def __init__(
         self,
         shards: list[str],
@@ -100,10 +102,6 @@ class ShardExamples(ImageDataset):
 
     def stored_size(self, index: int) -> int:
         return int(self.offsets[index, 2])
-
-    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
-        assert isinstance(full, ShardExamples)
-        self.offsets = full.offsets[chosen]
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         shards = [_shard_fingerprint(shard, self.index, times) for shard in self.shards]
@@ -208,11 +206,11 @@ def open_shards(where: str) -> DatasetSplits:
     labelled = find_labels(counts, where, notes) is not None
     train = listed.get("train", next(iter(listed.values())))
     labels, names = class_names(class_list(sample.label for _, sample in train), index) if labelled else (None, [])
-    splits: dict[str, ImageDataset] = {}
-    for split in ("train", "val", "test"):
-        if not listed.get(split):
-            continue
-        splits[split] = shard_examples(by_split[split], listed[split], labels, f"{split} in {where}", index)
+    splits: dict[str, ImageDataset] = {
+        split: shard_examples(by_split[split], part, labels, f"{split} in {where}", index)
+        for split, part in listed.items()
+        if part
+    }
     name = Path(where).resolve().name if not is_remote(where) else where
     return DatasetSplits(name, where, "shards", tuple(names) if labelled else None, splits, notes)
 
