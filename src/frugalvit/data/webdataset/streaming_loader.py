@@ -16,7 +16,7 @@ from torch import Tensor
 
 from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import Augment
-from frugalvit.data.bad_images import UnreadableImage
+from frugalvit.data.bad_images import UnreadableImage, check_unreadable
 from frugalvit.data.decode import decode, resize_to
 from frugalvit.data.loader import Batch, BatchSource, check_batch
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
@@ -149,12 +149,7 @@ class StreamingBatches(BatchSource):
             console.warning(f"left out: {name}: {reason}")
         self._unreadable += unreadable
         seen = (step + 1) * self.batch // self.world
-        if len(self._unreadable) > max(1.0, self.max_bad * seen) and self.max_bad < 1:
-            name, reason = self._unreadable[-1]
-            raise UserError(
-                f"{len(self._unreadable)} streamed images cannot be read, more than --cache.max-bad allows: {name}: "
-                f"{reason}."
-            )
+        check_unreadable(self._unreadable, max(1, int(self.max_bad * seen)), seen)
 
     def _record_damaged(self, damaged: list[tuple[str, str]]) -> None:
         for shard, reason in damaged:
