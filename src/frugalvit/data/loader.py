@@ -73,6 +73,7 @@ class BatchSource(ABC):
     augment: Augment
     mixing: Mixing | None
     keep_clean: bool
+    decodes_on_demand: bool = False  # True if an unreadable image is detected only when a step needs it
 
     def __len__(self) -> int:
         return self.steps_per_epoch
@@ -83,14 +84,9 @@ class BatchSource(ABC):
         """Name and reason of the images that could not be read so far."""
 
     @property
-    @abstractmethod
     def readable(self) -> int | None:
         """The number of readable images; None if it is unknown."""
-
-    @property
-    def decodes_on_demand(self) -> bool:
-        """True if images are decoded when a step needs them, so that an unreadable one is detected only then."""
-        return False
+        return None
 
     @abstractmethod
     def batch_at(self, step: int) -> Batch:
@@ -126,8 +122,6 @@ class Batches(BatchSource):
         batch: images per step over all processes. A smaller dataset is one batch (logged). Each epoch drops its
             incomplete last batch, with different images every time.
         seed: determines, with the step, order, augmentation and mixing.
-        augment: augments the images of a step.
-        mixing: mixup and cutmix, which need labels; None: no mixing.
         rank, world: this process and the number of processes; each takes an equal, contiguous slice.
         balance: draw every class equally often. Rare classes repeat, large ones are sampled. No image repeats before
             all images of its class were drawn.
@@ -156,7 +150,7 @@ class Batches(BatchSource):
     ) -> None:
         self.store, self.seed, self.augment, self.mixing = store, seed, augment, mixing
         self.rank, self.world = rank, world
-        self.balance, self.keep_clean = balance, keep_clean
+        self.balance, self.keep_clean, self.decodes_on_demand = balance, keep_clean, store.decodes_on_demand
         self.repeats = augment.repeats if repeats is None else repeats
         if store.labels is None and (balance or mixing is not None):
             raise UserError("Mixing and class balance need labels; these images have none.")
@@ -185,10 +179,6 @@ class Batches(BatchSource):
     @property
     def readable(self) -> int:
         return self.store.readable
-
-    @property
-    def decodes_on_demand(self) -> bool:
-        return self.store.decodes_on_demand
 
     def with_batch_size(self, batch: int) -> Batches:
         other, end = copy.copy(self), self.fetcher.end

@@ -19,7 +19,15 @@ from torch import Tensor
 
 from frugalvit.data.bad_images import UnreadableImage, check_unreadable, read_all
 from frugalvit.data.cache.on_demand import OnDemandStore
-from frugalvit.data.cache.store import CachedImages, CachedStore, CacheWriteError, ImageStore, open_file, write_file
+from frugalvit.data.cache.store import (
+    CachedImages,
+    CachedStore,
+    CacheWriteError,
+    Fill,
+    ImageStore,
+    open_file,
+    write_file,
+)
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import PHOTO
 from frugalvit.data.image_size import probe_images
@@ -60,9 +68,7 @@ def build_store(
     """Decode images for inputs of ``size`` and cache them where batches for ``device`` are fastest.
 
     Args:
-        examples: the encoded images.
         size: pixels of the network's input: one side, or (height, width).
-        device: the device of the batches.
         where: "auto" takes the device if the images fill less than 40 % of its free memory, else RAM (50 %), else a
             mapped file, else "off": worker processes decode while training.
         stored: shorter side of a cached image. "auto" is 256/224 of the input, or the native size if all images have
@@ -94,17 +100,17 @@ def build_store(
     limit = int(max_bad * len(examples)) if max_bad * len(examples) >= 1 else int(max_bad > 0)
     if location == "off":
         return OnDemandStore(examples, cached_size, device, workers, limit, crop)
-
+    fill = partial(decode_all, examples, cached_size, threads=threads, limit=limit, crop=crop)
     if location == "disk" or (seconds * len(examples) / speedup > _WORTH_WRITING and _has_space(folder, volume)):
         try:
-            cached = _decode_to_file(examples, cached_size, folder, threads, limit, crop)
+            cached = _decode_to_file(examples, cached_size, folder, fill, limit, crop)
             return _make_store(examples, cached, location, device)
         except CacheWriteError as error:
             if location == "disk":
                 raise
             console.warning(f"{error} Decoding for this run only.")
     images = torch.empty((len(examples), channels, *cached_size), dtype=dtype)
-    cached = CachedImages(images, *decode_all(examples, cached_size, images, threads, limit, crop))
+    cached = CachedImages(images, *fill(images))
     return _make_store(examples, cached, location, device)
 
 
@@ -137,7 +143,7 @@ def _decode_to_file(
     examples: ImageDataset,
     cached_size: tuple[int, int],
     folder: Path,
-    threads: int,
+    fill: Fill,
     limit: int,
     crop: CenterCrop | None,
 ) -> CachedImages:
@@ -161,7 +167,6 @@ def _decode_to_file(
             remove_parts(entry)  # left by killed processes
         cached = open_file(path, fingerprint)
         if cached is None or len(cached.unreadable) > limit:
-            fill = partial(decode_all, examples, cached_size, threads=threads, limit=limit, crop=crop)
             write_file(path, fingerprint, (len(examples), channels, *cached_size), fill, dtype)
             cached = open_file(path, fingerprint)
     if cached is None:

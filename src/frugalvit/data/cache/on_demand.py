@@ -34,6 +34,8 @@ class DecodedBatch(NamedTuple):
 class OnDemandStore(ImageStore):
     """Decodes images when a step needs them. More than ``limit`` unreadable ones end the run."""
 
+    decodes_on_demand = True
+
     def __init__(
         self,
         examples: ImageDataset,
@@ -51,10 +53,6 @@ class OnDemandStore(ImageStore):
         self.unreadable_index: set[int] = set()
         self.examples, self.cached_size, self.crop = examples, cached_size, crop
         self._pool: WorkerPool | None = None
-
-    @property
-    def decodes_on_demand(self) -> bool:
-        return True
 
     def fetcher(self, order: Order) -> Fetcher:
         return WorkerFetcher(self, order)

@@ -56,6 +56,8 @@ class ImageStore(ABC):
     names: list[str]
     device: torch.device
     unreadable: list[tuple[str, str]]  # name and reason
+    on_device: bool = False  # True if fetching a batch needs no transfer to the device
+    decodes_on_demand: bool = False  # True if only a step that needs an image detects that it is unreadable
 
     def __len__(self) -> int:
         return len(self.names)
@@ -64,16 +66,6 @@ class ImageStore(ABC):
     def readable(self) -> int:
         """The number of images, without those known to be unreadable."""
         return len(self) - len(self.unreadable)
-
-    @property
-    def on_device(self) -> bool:
-        """True if fetching a batch needs no transfer to the device."""
-        return False
-
-    @property
-    def decodes_on_demand(self) -> bool:
-        """True if only a step that needs an image detects that it is unreadable."""
-        return False
 
     @abstractmethod
     def fetcher(self, order: Order) -> Fetcher:
@@ -107,6 +99,7 @@ class CachedStore(ImageStore):
     ) -> None:
         self.images, self.sizes, self.labels, self.names, self.index = images, sizes, labels, names, index
         self.device, self.unreadable = torch.device(device), unreadable or []
+        self.on_device = images.device.type == self.device.type
         numbers = None if labels is None else labels.numpy(force=True)
         # (N,) the row of ``images`` for each index of the split
         self.rows = torch.from_numpy(substitute_rows(index.numpy(), len(names), numbers))
@@ -127,10 +120,6 @@ class CachedStore(ImageStore):
     @property
     def readable(self) -> int:
         return len(self.index)
-
-    @property
-    def on_device(self) -> bool:
-        return self.images.device.type == self.device.type
 
     def gather(self, rows: Tensor) -> Tensor:
         """Copy these rows of the images to (pinned) host memory."""
@@ -177,10 +166,7 @@ class CachedFetcher(Fetcher):
 
 
 class SharedStores:
-    """Keeps the last few stores, so that the runs of one process decode the same images once.
-
-    Stores are shared only inside ``shared``: their images may fill a GPU, and on-demand stores own processes.
-    """
+    """Keeps the last few stores inside ``shared``, so that the runs of one process decode the same images once."""
 
     def __init__(self, limit: int = 4) -> None:
         self.limit, self.depth = limit, 0

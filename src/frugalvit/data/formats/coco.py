@@ -300,11 +300,7 @@ def _read_images(
 
 
 def _add_objects(
-    path: Path,
-    content: dict[str, Any],
-    images: dict[Any, CocoImage | None],
-    names: dict[int, str],
-    data: CocoData,
+    path: Path, content: dict[str, Any], images: dict[Any, CocoImage | None], names: dict[int, str], data: CocoData
 ) -> None:
     """Add the usable objects of a file to its images. ``names`` are its categories by id."""
     numbers = dict(zip(data.classes, data.category_ids, strict=True))

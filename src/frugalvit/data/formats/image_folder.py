@@ -228,9 +228,8 @@ def open_root(path: str) -> Folder:
                     result.folders.append(entry.path)
                 elif (suffix := os.path.splitext(entry.name)[1].lower()) in ARRAYS:  # noqa: PTH122  (faster than pathlib)
                     arrays.append(entry.path)
-                elif suffix in EXTENSIONS and (
-                    entry.is_file() or entry.is_symlink()
-                ):  # a broken link counts: reading it reports a missing file
+                # A broken link counts: reading it reports a missing file.
+                elif suffix in EXTENSIONS and (entry.is_file() or entry.is_symlink()):
                     result.images.append(entry.path)
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from None
@@ -253,7 +252,7 @@ def list_images(path: str, above: frozenset[tuple[int, int]] = frozenset()) -> l
 
 def _is_direct(path: str, root: str) -> bool:
     """True for an image in a class folder of ``root``, or in its folder ``images``, as in Tiny ImageNet."""
-    _, *inner, _ = path.removeprefix(root).strip(os.sep).split(os.sep)
+    _, *inner, _ = path.removeprefix(root).strip(os.sep).split(os.sep)  # noqa: PTH206  (faster than pathlib)
     return inner in ([], ["images"])
 
 

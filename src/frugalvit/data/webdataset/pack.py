@@ -117,7 +117,7 @@ def _write_split(
 ) -> list[dict[str, Any]]:
     shards: list[dict[str, Any]] = []
     archive: tarfile.TarFile | None = None
-    written, count = 0, 0
+    written = 0
     width = max(8, len(str(len(order))))
     for number, index in enumerate(console.progress(order, total=len(order), label=f"packing {split}")):
         try:
@@ -127,18 +127,18 @@ def _write_split(
             bad.append({"name": utf8_safe(error.name), "reason": utf8_safe(error.reason)})
             continue
         if archive is None or written >= limit:
-            _finish(archive, folder, shards, count)
-            shards.append({"file": f"{split}-{len(shards):06d}.tar"})
+            _finish(archive, folder, shards)
+            shards.append({"file": f"{split}-{len(shards):06d}.tar", "examples": 0})
             archive = tarfile.open(folder / shards[-1]["file"], "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
-            written, count = 0, 0
+            written = 0
         # Only letters, digits and dashes, so that the member cannot be a path.
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(examples.keys[index]).stem)[:60].strip("-") or "image"
         key = f"{number:0{width}d}-{stem}"
         written += _add(archive, f"{key}.{_ENDINGS.get(image_format, image_format.lower())}", content)
         if examples.labels is not None:
             written += _add(archive, f"{key}.cls", str(int(examples.labels[index])).encode())
-        count += 1
-    _finish(archive, folder, shards, count)
+        shards[-1]["examples"] += 1
+    _finish(archive, folder, shards)
     return shards
 
 
@@ -150,14 +150,14 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> int:
     return 512 + len(content)
 
 
-def _finish(archive: tarfile.TarFile | None, folder: Path, shards: list[dict[str, Any]], count: int) -> None:
+def _finish(archive: tarfile.TarFile | None, folder: Path, shards: list[dict[str, Any]]) -> None:
     if archive is None:
         return
     archive.close()
     path = folder / shards[-1]["file"]
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    shards[-1] |= {"examples": count, "bytes": path.stat().st_size, "sha256": digest}
+    shards[-1] |= {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def _result(source: DatasetSplits, out: Path, index: dict[str, Any], seconds: float) -> CommandResult:

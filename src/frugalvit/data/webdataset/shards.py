@@ -21,7 +21,7 @@ from frugalvit.data.formats.csv import class_list
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, open_root, unknown_classes
 from frugalvit.data.paths import cache_root, is_file, is_folder, local
 from frugalvit.data.webdataset.index import INDEX, PackedIndex, PackedShard, read_index
-from frugalvit.data.webdataset.remote import fetch, is_remote, without_query
+from frugalvit.data.webdataset.remote import describe_error, fetch, is_remote, without_query
 from frugalvit.data.webdataset.tar import BadShard, list_members
 from frugalvit.errors import UserError
 from frugalvit.utils.files import open_regular
@@ -222,10 +222,8 @@ def index_shards(names: list[str], where: str, notes: list[str]) -> Iterator[tup
     for number, name in enumerate(names):
         try:
             samples = list(read_shard(name, collisions))
-        except BadShard as error:
-            damaged.append(f"{name} ({error})")
-        except OSError as error:
-            damaged.append(f"{name} ({error.strerror or error})")
+        except (BadShard, OSError) as error:
+            damaged.append(f"{name} ({describe_error(error)})")
         else:
             yield from ((number, sample) for sample in samples)
     if damaged:

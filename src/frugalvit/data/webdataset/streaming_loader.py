@@ -91,10 +91,6 @@ class StreamingBatches(BatchSource):
     def unreadable(self) -> list[tuple[str, str]]:
         return self._unreadable
 
-    @property
-    def readable(self) -> None:
-        return None
-
     def batch_at(self, step: int) -> Batch:
         if step != self.next_step:
             self._start_readers(step)
