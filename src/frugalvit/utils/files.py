@@ -136,7 +136,8 @@ def expand_home(path: str | Path) -> Path:
 def read_error_message(path: str | Path, error: Exception) -> str:
     """Return the message for a file that the system refuses to read."""
     hint = " Check the permissions." if isinstance(error, PermissionError) else ""
-    return f"{path} cannot be read ({getattr(error, 'strerror', None) or error}).{hint}"
+    reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or error
+    return f"{path} cannot be read ({reason}).{hint}"
 
 
 def make_folder(path: Path, hint: str = "Choose another folder with --out.") -> Path:

@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from frugalvit.data.paths import local
 from frugalvit.data.webdataset.remote import is_remote, read_small, without_query
+from frugalvit.utils.files import read_user_text
 
 INDEX = "index.json"
 FORMAT = "frugalvit shards 1"
@@ -49,11 +50,12 @@ def read_index(where: str | Path) -> PackedIndex | None:
         content = read_small(where if address.endswith(f"/{INDEX}") else f"{address.rpartition('/')[0]}/{INDEX}")
     else:
         path = local(where)
-        content = read_small(str((path if path.is_dir() else path.parent) / INDEX))
+        path = (path if path.is_dir() else path.parent) / INDEX
+        content = read_user_text(path, errors="replace") if path.exists() else None
     return None if content is None else parse_index(content)
 
 
-def parse_index(content: bytes) -> PackedIndex | None:
+def parse_index(content: bytes | str) -> PackedIndex | None:
     """Parse an index, which may come from an untrusted source. Returns None if it is not valid."""
     try:
         return TypeAdapter(PackedIndex).validate_json(content)

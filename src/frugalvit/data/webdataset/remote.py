@@ -16,7 +16,7 @@ from typing import IO, Any
 from frugalvit.data.paths import cache_root
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.files import open_regular, read_bytes, read_error_message, write_atomically
+from frugalvit.utils.files import open_regular, write_atomically
 
 _TIMEOUT = 60.0
 _TRIES, _WAIT = 3, 0.5  # attempts to reopen a broken connection; seconds before the first, then doubled
@@ -162,19 +162,13 @@ def fetch(url: str, sha256: str = "") -> Path:
     return target
 
 
-def read_small(where: str, limit: int = 512 << 20) -> bytes | None:
-    """Read a small file, local or remote; None if it is missing, or remote and unreadable or too large."""
+def read_small(url: str, limit: int = 512 << 20) -> bytes | None:
+    """Read a small remote file; None if it is missing, unreadable or too large."""
     try:
-        if not is_remote(where):
-            return read_bytes(where, limit)
-        with open_remote(where) as file:
+        with open_remote(url) as file:
             content = file.read(limit + 1)
-    except (FileNotFoundError, NotADirectoryError):
+    except (*READ_ERRORS, UserError):
         return None
-    except (*READ_ERRORS, UserError) as error:
-        if is_remote(where):
-            return None
-        raise UserError(read_error_message(where, error)) from None
     return content if len(content) <= limit else None
 
 
