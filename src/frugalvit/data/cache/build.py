@@ -39,13 +39,13 @@ from frugalvit.utils.files import CannotLock, FolderLock, remove_parts
 from frugalvit.utils.system import available_memory, cap_workers, processes_here
 
 Location = Literal["auto", "device", "ram", "disk", "off"]
-CACHE_LOCATIONS: tuple[Location, ...] = ("device", "ram", "disk", "off")  # the fastest first
-_DESCRIPTIONS = {
+_DESCRIPTIONS: dict[Location, str] = {
     "device": "on the device",
     "ram": "in RAM",
     "disk": "in a mapped file",
     "off": "not cached: workers decode them while training",
 }
+CACHE_LOCATIONS = tuple(_DESCRIPTIONS)  # the fastest first
 _WORTH_WRITING = 8.0  # seconds of decoding that a file saves later runs
 _DEVICE_SHARE, _RAM_SHARE = 0.4, 0.5
 _MAX_LOGGED = 20  # unreadable images named in the log

@@ -1,6 +1,7 @@
 """Images that are not cached: worker processes decode and resize them while training."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -108,16 +109,17 @@ class WorkerFetcher(Fetcher):
         return self.pending.pop(step)()
 
 
+@dataclass(frozen=True)
 class Decoder:
     """Decodes and resizes the images of a list of indices, with substitutes for unreadable ones.
 
     After more than ``limit`` unreadable images it tries no more substitutes, because the run ends anyway.
     """
 
-    def __init__(
-        self, examples: ImageDataset, cached_size: tuple[int, int], limit: int, crop: CenterCrop | None = None
-    ) -> None:
-        self.examples, self.cached_size, self.limit, self.crop = examples, cached_size, limit, crop
+    examples: ImageDataset
+    cached_size: tuple[int, int]
+    limit: int
+    crop: CenterCrop | None = None
 
     def __call__(self, indices: list[int]) -> DecodedBatch:
         unreadable: dict[int, tuple[str, str]] = {}

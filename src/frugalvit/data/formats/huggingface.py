@@ -42,18 +42,13 @@ class HubExamples(ImageDataset):
         name = self.names[index]
         try:
             cell = self.rows[int(self.indices[index])][self.column]
+            if isinstance(cell, dict):
+                cell = cell.get("bytes") or (read_bytes(cell["path"]) if cell.get("path") else None)
         except Exception as error:  # Arrow raises many exception types for a damaged table
             raise UnreadableImage(name, f"cannot read its row: {short_message(error)}") from None
-        if isinstance(cell, bytes):
-            return cell
-        if isinstance(cell, dict) and cell.get("bytes"):
-            return cell["bytes"]
-        if isinstance(cell, dict) and cell.get("path"):
-            try:
-                return read_bytes(cell["path"])
-            except OSError as error:
-                raise UnreadableImage(name, f"cannot read {cell['path']}: {error.strerror or error}") from None
-        raise UnreadableImage(name, "its row has no image")
+        if not isinstance(cell, bytes):
+            raise UnreadableImage(name, "its row has no image")
+        return cell
 
     def stored_size(self, index: int) -> int:
         try:

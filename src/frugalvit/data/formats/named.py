@@ -109,10 +109,9 @@ def _from_torchvision(name: str, known: Known, home: Path) -> _Parts:
 
 def _examples(dataset: Any, name: str, home: str) -> ImageDataset:
     """Take the files or arrays of a torchvision dataset."""
-    for files, labels in (("_image_files", "_labels"), ("_images", "_labels")):
-        if hasattr(dataset, files) and hasattr(dataset, labels):
-            paths = [str(path) for path in getattr(dataset, files)]
-            return FileExamples(paths, np.asarray(getattr(dataset, labels)), home)
+    files = getattr(dataset, "_image_files", None) or getattr(dataset, "_images", None)
+    if files and hasattr(dataset, "_labels"):
+        return FileExamples([str(path) for path in files], np.asarray(dataset._labels), home)
     samples = getattr(dataset, "_samples", None) or getattr(dataset, "samples", None)
     if samples:
         return FileExamples([str(path) for path, _ in samples], np.array([int(label) for _, label in samples]), home)

@@ -40,16 +40,13 @@ class ReadBatch(NamedTuple):
 
 
 class StreamingBatches(BatchSource):
-    """Training batches from a ``ShardStream``.
+    """Training batches from a ``ShardStream``. Steps in order are cheap; any other step restarts the readers.
 
     Args:
         cached_size: (S, S'); readers resize the images to it.
-        steps_per_epoch: length of an epoch.
         classes: raw labels in the order of the classes; None trains without labels.
         workers: reader processes; each needs its own shards. 0 reads in this process.
         max_bad: a larger share of unreadable images (of those read) or of damaged shards ends the run.
-
-    Steps in order are cheap. A jump to another step restarts the readers.
     """
 
     def __init__(
