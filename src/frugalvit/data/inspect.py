@@ -12,7 +12,7 @@ from frugalvit.data.copies import find_copies
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, JoinedExamples
 from frugalvit.data.decode import Header
 from frugalvit.data.open import open_data
-from frugalvit.data.splits import absent_classes_note
+from frugalvit.data.splits import absent_classes
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize
 
@@ -66,7 +66,7 @@ def inspect(source: DatasetSplits, *, decode: str, duplicates: bool) -> CommandR
         "notes": source.notes,
     }
     data["seconds"] = round(time.monotonic() - started, 2)
-    return CommandResult(data, _tables(data), _notes(data))
+    return CommandResult(data, _tables(data), _notes(data, source))
 
 
 def _read_headers(examples: ImageDataset, split: str) -> SplitScan:
@@ -169,12 +169,11 @@ def _tables(data: dict[str, Any]) -> list[Table]:
     return tables
 
 
-def _notes(data: dict[str, Any]) -> list[str]:
-    notes = list(data["notes"])
+def _notes(data: dict[str, Any], source: DatasetSplits) -> list[str]:
+    notes = list(source.notes)
     if len(data["bad"]) > _SHOWN_BAD:
         notes.append(f"{pluralize(len(data['bad']) - _SHOWN_BAD, 'more unreadable file')}: --json lists them all.")
-    empty = {split: facts["without_images"] for split, facts in data["splits"].items() if facts.get("without_images")}
-    notes += [absent_classes_note(split, names) for split, names in empty.items()]
+    notes += absent_classes(source)
     duplicates = data["duplicates"]
     if duplicates is not None:
         if duplicates["groups"]:

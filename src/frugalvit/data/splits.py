@@ -143,10 +143,6 @@ def absent_classes(source: DatasetSplits) -> list[str]:
             continue
         missing = np.setdiff1d(np.arange(len(source.classes)), examples.labels)
         if len(missing):
-            notes.append(absent_classes_note(split, [source.classes[i] for i in missing]))
+            names = truncate_list([source.classes[i] for i in missing])
+            notes.append(f"{split} has no image of {pluralize(len(missing), 'class')}: {names}")
     return notes
-
-
-def absent_classes_note(split: str, names: list[str]) -> str:
-    """Return the note for a split that lacks these classes."""
-    return f"{split} has no image of {pluralize(len(names), 'class')}: {truncate_list(names)}"
