@@ -69,7 +69,13 @@ def test_errors_of_fsspec_drivers_are_read_errors(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     "where",
-    ["~nobody_of_that_name/x", "~nobody_of_that_name/{0..3}.tar", "a" * 5000, "http://[bad/{0..3}.tar"],
+    [
+        "~nobody_of_that_name/x",
+        "~nobody_of_that_name/{0..3}.tar",
+        "a" * 5000,
+        "http://[bad/{0..3}.tar",
+        "pipe:touch ran",
+    ],
 )
 def test_odd_locations_are_one_line_errors(where: str) -> None:
     assert should_stream(where, "auto") == where.startswith("http")
