@@ -11,8 +11,6 @@ from PIL import Image
 
 from frugalvit.cli import main as cli
 from frugalvit.config.data import DataConfig
-from frugalvit.data import open_data
-from frugalvit.data.cache.build import build_store
 from frugalvit.data.inspect import command
 
 random = np.random.default_rng(0)
@@ -120,21 +118,3 @@ def test_data_command(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["data", str(photos / "missing")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "No folder" in error
-
-
-@pytest.mark.parametrize(("brightest", "noted"), [(4080, True), (60_000, False)])
-def test_dark_16_bit_images_are_noted(
-    brightest: int, noted: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Microscopes and scanners write such images. Among 8-bit ones they are read as 8-bit RGB."""
-    for name in ("a", "b"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        values = random.integers(0, brightest + 1, (8, 8)).astype(np.uint16)
-        values[0, 0] = brightest
-        Image.fromarray(values).save(tmp_path / "photos" / name / "0.png")
-    Image.new("L", (8, 8)).save(tmp_path / "photos" / "a" / "1.png")
-    result = command(DataConfig(data=str(tmp_path / "photos")))
-    assert result.data["decoded"]["brightest"] == round(brightest / 257)
-    assert any("almost black" in note for note in result.notes) == noted
-    build_store(open_data(tmp_path / "photos").splits["train"], 8)
-    assert ("almost black" in capsys.readouterr().err) == noted

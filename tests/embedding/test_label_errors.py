@@ -113,7 +113,7 @@ def make_layout(layout: str) -> str:
         Path("photos.csv").write_text("\n".join(["path,label,split", *rows]))
         return "photos.csv"
     if layout == "shards":
-        assert main(["data", "pack", "photos", "shards", "--no-decoded", "--quiet"]) == 0
+        assert main(["data", "pack", "photos", "shards", "--quiet"]) == 0
         return "shards"
     return "photos"
 

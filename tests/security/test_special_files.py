@@ -93,7 +93,8 @@ def test_special_files_are_one_line(reader: str, kind: str, tmp_path: Path, dead
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_special_files_beside_images(kind: str, tmp_path: Path, deadline: None, capsys) -> None:
     """An image of a detector counts as unreadable, and decoded images are decoded again."""
-    make_special(tmp_path / "file", kind)
+    for name in ("file", "file.pt"):
+        make_special(tmp_path / name, kind)
     with pytest.raises(UserError, match="not a regular file"):
         read_image_size(tmp_path / "file")
     assert "not a regular file" in read_state(tmp_path / "file")[1]  # a checkpoint

@@ -168,7 +168,3 @@ class PackConfig(DataViewConfig):
     seed: Seed = option(0, "seed of the shuffling, and of a val split made from train ('frugalvit train' uses 0)")
     shard_megabytes: float = option(256.0, "size of a shard", gt=0)
     shuffle: bool = option(True, "shuffle the classes, as streaming needs")
-    decoded: bool = option(
-        True, "also write the decoded training images, so that training on the shards starts at once"
-    )
-    img_size: int | Auto = option("auto", "input size of the decoded images; auto: as in train")

@@ -60,6 +60,13 @@ class UnreadableImage(UserError):
         super().__init__(f"{name}: {reason}")
         self.name, self.reason = name, reason
 
+    @classmethod
+    def of_file(cls, name: str, error: Exception) -> Self:
+        """Return the error for a file that cannot be opened."""
+        is_missing = isinstance(error, FileNotFoundError)
+        reason = getattr(error, "strerror", None) or error
+        return cls(name, "the file is missing" if is_missing else f"cannot read the file: {reason}")
+
     def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
         return type(self), (self.name, self.reason)  # pickles, so that a worker can raise it
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -21,6 +21,8 @@ from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.errors import UserError
 from frugalvit.utils.files import open_regular, read_bytes, utf8_safe
 from frugalvit.utils.text import pluralize
+
+SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True)
@@ -35,13 +37,6 @@ class StreamedShards:
     raw_labels: list[str] | None
 
 
-class PackedImages(NamedTuple):
-    """The decoded images of a packed split: files ``PREFIX-256x256.decoded`` that store its fingerprint."""
-
-    prefix: str
-    fingerprint: str
-
-
 class ImageDataset:
     """One split of a dataset. It pickles to few bytes, and many threads can read it at once.
 
@@ -53,8 +48,8 @@ class ImageDataset:
             float32 (N, 1), a number per image.
     """
 
+    per_image: tuple[str, ...] = ()  # further lists and arrays with one entry for each image
     streaming: StreamedShards | None = None  # None if the images can be read one by one
-    decoded: PackedImages | None = None  # decoded images stored with a packed dataset
     pixels: PixelFormat = PHOTO  # how images are read; ``open_data`` decides it
 
     def __init__(self, names: Sequence[str], labels: np.ndarray | None, keys: Sequence[str] | None = None) -> None:
@@ -144,18 +139,12 @@ class ImageDataset:
         if chosen.dtype == bool:
             chosen = np.flatnonzero(chosen)
         chosen = chosen.astype(np.int64)
-        smaller = object.__new__(type(self))
-        smaller.__dict__.update(self.__dict__)
-        smaller.names = [self.names[i] for i in chosen]
-        smaller.keys = smaller.names if self.keys is self.names else [self.keys[i] for i in chosen]
-        smaller.labels = None if self.labels is None else self.labels[chosen]
-        smaller.targets = None if self.targets is None else self.targets[chosen]
-        smaller._select(self, chosen)
+        smaller = copy.copy(self)
+        for name in ("names", "keys", "labels", "targets", *self.per_image):
+            values = getattr(self, name)
+            if values is not None:
+                setattr(smaller, name, [values[i] for i in chosen] if isinstance(values, list) else values[chosen])
         return smaller
-
-    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
-        """Select the ``chosen`` indices of everything that ``full`` stores besides names and labels."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         labels = "labelled" if self.labels is not None or self.targets is not None else "no labels"
@@ -197,10 +186,8 @@ class FileExamples(ImageDataset):
         path = self.names[index]
         try:
             return read(path)
-        except FileNotFoundError:
-            raise UnreadableImage(path, "the file is missing") from None
         except (OSError, ValueError) as error:
-            raise UnreadableImage(path, f"cannot read the file: {getattr(error, 'strerror', None) or error}") from None
+            raise UnreadableImage.of_file(path, error) from None
 
     def stored_size(self, index: int) -> int:
         try:
@@ -209,11 +196,8 @@ class FileExamples(ImageDataset):
             return -1
 
     def stored_format(self, index: int) -> PixelFormat:
-        return (
-            PHOTO
-            if self.names[index].lower().endswith(_PICTURES)
-            else read_header(self.names[index], values=True).pixels
-        )
+        name = self.names[index]
+        return PHOTO if name.lower().endswith(_PICTURES) else read_header(name, values=True).pixels
 
     def with_pixels(self, pixels: PixelFormat) -> ImageDataset:
         if pixels == PHOTO and self.pixels.channels not in (1, 3):
@@ -224,9 +208,6 @@ class FileExamples(ImageDataset):
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         return read_pixels(self.names[index], self.pixels, at_least=at_least)
-
-    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
-        """Do nothing: files need only their names."""
 
     def header(self, index: int) -> Header:
         return read_header(self.names[index], complete=True, values=self.pixels != PHOTO)
@@ -282,6 +263,8 @@ def _relative_keys(root: str, paths: Sequence[str]) -> list[str]:
 class ArrayExamples(ImageDataset):
     """Decoded images in one uint8 array: (N, H, W), (N, H, W, 1) or (N, H, W, 3)."""
 
+    per_image = ("images",)
+
     def __init__(self, images: np.ndarray, labels: np.ndarray | None, name: str) -> None:
         width = len(str(max(len(images) - 1, 0)))
         super().__init__([f"{name}[{i:0{width}d}]" for i in range(len(images))], labels)
@@ -314,10 +297,6 @@ class ArrayExamples(ImageDataset):
         colour = self.images.ndim == 4 and self.images.shape[3] == 3
         return Header("array", int(self.images.shape[2]), int(self.images.shape[1]), "RGB" if colour else "L")
 
-    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
-        assert isinstance(full, ArrayExamples)
-        self.images = full.images[chosen]
-
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         if hasattr(self.images, "fingerprint_items"):  # an array that stays on disk
             yield from self.images.fingerprint_items(times)  # type: ignore[attr-defined]
@@ -328,6 +307,8 @@ class ArrayExamples(ImageDataset):
 
 class JoinedExamples(ImageDataset):
     """Several datasets one after the other, for example train and val."""
+
+    per_image = ("rows",)
 
     def __init__(self, parts: Sequence[ImageDataset]) -> None:
         names = [name for part in parts for name in part.names]
@@ -366,10 +347,6 @@ class JoinedExamples(ImageDataset):
         part, inner = self.rows[index]
         return part.header(inner)
 
-    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
-        assert isinstance(full, JoinedExamples)
-        self.rows = [full.rows[i] for i in chosen]
-
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         items = {part: list(part._fingerprint_items(times)) for part in self.parts}
         return (items[part][inner] for part, inner in self.rows)
@@ -380,11 +357,15 @@ def join(*parts: ImageDataset) -> ImageDataset:
     return parts[0] if len(parts) == 1 else JoinedExamples(parts)
 
 
+def _in_order(splits: dict[str, ImageDataset]) -> dict[str, ImageDataset]:
+    return {split: splits[split] for split in SPLITS if split in splits and len(splits[split])}
+
+
 @dataclass
 class DatasetSplits:
     """A dataset as ``open_data`` returns it: its splits, its sorted classes, and notes for the user.
 
-    ``splits`` holds some of "train", "val" and "test", in this order. ``classes`` is None for unlabelled images. The
+    ``splits`` holds those of "train", "val" and "test" that have images. ``classes`` is None for unlabelled images. The
     names of dataset and classes are valid UTF-8, because a run writes them into its files. ``loose`` holds unlabelled
     images beside class folders, by split, if the caller requests them.
     """
@@ -399,6 +380,7 @@ class DatasetSplits:
 
     def __post_init__(self) -> None:
         self.name = utf8_safe(self.name)
+        self.splits, self.loose = _in_order(self.splits), _in_order(self.loose)
         if self.classes is not None:
             self.classes = tuple(utf8_safe(name) for name in self.classes)
 

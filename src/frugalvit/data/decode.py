@@ -42,7 +42,6 @@ EXTENSIONS = frozenset((
 ARRAYS = frozenset((".npy", ".dcm", ".dicom"))
 """Extensions of files that are images only in folders without other images: arrays may also be features or masks."""
 
-_DARK = 32  # of 255; any set of photographs has far brighter pixels
 _TRUNCATED_TEXTS = ("truncated", "unexpected end", "not enough", "no more images")
 _TRUNCATED = "truncated: the file ends before the {} data"
 _TAIL = 64 * 1024
@@ -286,10 +285,8 @@ def _load(stored: Stored, label: str) -> np.ndarray:
 def _open_file(path: Path, label: str) -> IO[bytes]:
     try:
         return open_regular(path)
-    except FileNotFoundError:
-        raise UnreadableImage(label, "the file is missing") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in a path
-        raise UnreadableImage(label, f"cannot read the file: {getattr(error, 'strerror', None) or error}") from None
+        raise UnreadableImage.of_file(label, error) from None
 
 
 @functools.cache
@@ -327,16 +324,6 @@ def _describe_file(prefix: bytes) -> str:
     if prefix.startswith((b"\x93NUMPY", b"II*\0", b"MM\0*")) or prefix[128:] == b"DICM":
         return f"an array, a DICOM file or a TIFF of several channels, not {PHOTO}; or damaged"
     return "not an image of a known format, or damaged"
-
-
-def describe_darkness(brightest: int) -> str:
-    """Return a warning if the brightest pixel is dark, else an empty string."""
-    if brightest >= _DARK:
-        return ""
-    return (
-        f"no pixel is brighter than {brightest} of 255, so these images look almost black: 16-bit files with 12-bit "
-        "values, or masks? Rescale them first"
-    )
 
 
 def _reason(error: Exception, format_name: str | None) -> str:

@@ -133,7 +133,6 @@ def find_copies(examples: ImageDataset) -> np.ndarray:
 
 def _divide(groups: list[list[int]], read: Callable[[int], Hashable], threads: int) -> list[list[int]]:
     """Divide each group by what ``read`` returns; drop single images, unreadable ones and None."""
-
     indices = [(number, index) for number, group in enumerate(groups) for index in group]
     parts: dict[Hashable, list[int]] = defaultdict(list)
     values = read_all(read, [index for _, index in indices], "comparing", threads)

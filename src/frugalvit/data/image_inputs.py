@@ -38,7 +38,7 @@ class InputImages:
         for name in self.names:
             path = Path(name)
             if path.is_dir():
-                self.paths += [Path(image) for image in list_images(str(path)).images]
+                self.paths += [Path(image) for image in list_images(str(path))]
             elif is_table(name):
                 splits = open_data(name, split="given", labels="ignore").splits.values()
                 self.paths += [Path(image) for examples in splits for image in examples.names]

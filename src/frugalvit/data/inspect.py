@@ -8,12 +8,11 @@ import numpy as np
 
 from frugalvit.config.data import DataConfig
 from frugalvit.data.bad_images import UnreadableImage, read_all
-from frugalvit.data.cache.build import check_decoded
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, JoinedExamples
-from frugalvit.data.decode import Header, describe_darkness, to_picture
+from frugalvit.data.decode import Header
 from frugalvit.data.duplicates import find_copies
 from frugalvit.data.open import open_data
-from frugalvit.data.splits import absent_classes_note
+from frugalvit.data.splits import absent_classes
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize
 
@@ -38,9 +37,6 @@ def command(config: DataConfig) -> CommandResult:
         config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.label_source,
         classes=config.classes, root=config.root, loose=True,
     )  # fmt: skip
-    if source.kind == "shards":
-        stored = open_data(config.data, split="given").splits  # a made split has no decoded images
-        source.notes += [note for examples in stored.values() for note in check_decoded(examples)]
     return inspect(source, decode=config.decode, duplicates=config.duplicates)
 
 
@@ -70,7 +66,7 @@ def inspect(source: DatasetSplits, *, decode: str, duplicates: bool) -> CommandR
         "notes": source.notes,
     }
     data["seconds"] = round(time.monotonic() - started, 2)
-    return CommandResult(data, _tables(data), _notes(data))
+    return CommandResult(data, _tables(data), _notes(data, source))
 
 
 def _read_headers(examples: ImageDataset, split: str) -> SplitScan:
@@ -94,18 +90,14 @@ def _decode(parts: dict[str, ImageDataset], scans: dict[str, SplitScan], mode: s
         chosen = np.random.default_rng(0).choice(len(valid), SAMPLE, replace=False)
         valid = [valid[i] for i in sorted(chosen)]
 
-    def find_brightest(number: int) -> int:
+    def check(number: int) -> None:
         split, index = valid[number]
-        return int(to_picture(parts[split].read(index)).max())
+        parts[split].read(index)
 
-    brightest = None
-    results = read_all(find_brightest, range(len(valid)), "decoding")
-    for (split, index), result in zip(valid, results, strict=True):
+    for (split, index), result in zip(valid, read_all(check, range(len(valid)), "decoding"), strict=True):
         if isinstance(result, UnreadableImage):
             scans[split].bad[index] = result.reason
-        else:
-            brightest = max(result, brightest or 0)
-    return {"mode": mode, "images": len(valid), "brightest": brightest}
+    return {"mode": mode, "images": len(valid)}
 
 
 def _split_facts(examples: ImageDataset, classes: tuple[str, ...] | None) -> dict[str, Any]:
@@ -177,12 +169,11 @@ def _tables(data: dict[str, Any]) -> list[Table]:
     return tables
 
 
-def _notes(data: dict[str, Any]) -> list[str]:
-    notes = list(data["notes"])
+def _notes(data: dict[str, Any], source: DatasetSplits) -> list[str]:
+    notes = list(source.notes)
     if len(data["bad"]) > _SHOWN_BAD:
         notes.append(f"{pluralize(len(data['bad']) - _SHOWN_BAD, 'more unreadable file')}: --json lists them all.")
-    empty = {split: facts["without_images"] for split, facts in data["splits"].items() if facts.get("without_images")}
-    notes += [absent_classes_note(split, names) for split, names in empty.items()]
+    notes += absent_classes(source)
     duplicates = data["duplicates"]
     if duplicates is not None:
         if duplicates["groups"]:
@@ -194,8 +185,6 @@ def _notes(data: dict[str, Any]) -> list[str]:
         else:
             notes.append("No two images have the same content.")
     decoded = data["decoded"]
-    if decoded["brightest"] is not None and (dark := describe_darkness(decoded["brightest"])):
-        notes.append(f"{dark[0].upper()}{dark[1:]}.")
     summary = {
         "all": f"Decoded {pluralize(decoded['images'], 'image')}",
         "sample": f"Read all headers and file ends, decoded {decoded['images']:,} images (--decode all: every image)",

@@ -9,6 +9,7 @@ augments the images of several steps, and the loader returns them step by step.
 
 from __future__ import annotations
 
+import copy
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -72,6 +73,7 @@ class BatchSource(ABC):
     augment: Augment
     mixing: Mixing | None
     keep_clean: bool
+    decodes_on_demand: bool = False  # True if an unreadable image is detected only when a step needs it
 
     def __len__(self) -> int:
         return self.steps_per_epoch
@@ -82,14 +84,9 @@ class BatchSource(ABC):
         """Name and reason of the images that could not be read so far."""
 
     @property
-    @abstractmethod
     def readable(self) -> int | None:
         """The number of readable images; None if it is unknown."""
-
-    @property
-    def decodes_on_demand(self) -> bool:
-        """True if images are decoded when a step needs them, so that an unreadable one is detected only then."""
-        return False
+        return None
 
     @abstractmethod
     def batch_at(self, step: int) -> Batch:
@@ -125,8 +122,6 @@ class Batches(BatchSource):
         batch: images per step over all processes. A smaller dataset is one batch (logged). Each epoch drops its
             incomplete last batch, with different images every time.
         seed: determines, with the step, order, augmentation and mixing.
-        augment: augments the images of a step.
-        mixing: mixup and cutmix, which need labels; None: no mixing.
         rank, world: this process and the number of processes; each takes an equal, contiguous slice.
         balance: draw every class equally often. Rare classes repeat, large ones are sampled. No image repeats before
             all images of its class were drawn.
@@ -155,21 +150,25 @@ class Batches(BatchSource):
     ) -> None:
         self.store, self.seed, self.augment, self.mixing = store, seed, augment, mixing
         self.rank, self.world = rank, world
-        self.balance, self.keep_clean = balance, keep_clean
+        self.balance, self.keep_clean, self.decodes_on_demand = balance, keep_clean, store.decodes_on_demand
         self.repeats = augment.repeats if repeats is None else repeats
         if store.labels is None and (balance or mixing is not None):
             raise UserError("Mixing and class balance need labels; these images have none.")
+        self._epoch_order = functools.lru_cache(maxsize=2)(self._draw_order)
+        self._set_batch(batch, steps, grouped_steps)
+
+    def _set_batch(self, batch: int, steps: int | None, grouped_steps: int | None = None) -> None:
+        store, rank = self.store, self.rank
         self.batch = self._limit_batch(batch)
-        share = self.batch // world
+        share = self.batch // self.world
         self.local_slice = slice(rank * share, (rank + 1) * share)  # this process's part of every batch
         self.steps_per_epoch = len(store) // self.batch
         self.fetcher = store.fetcher(self.local_order)
         self.fetcher.end = steps
-        self._epoch_order = functools.lru_cache(maxsize=2)(self._draw_order)
         on_gpu = store.on_device and store.device.type == "cuda"
         if grouped_steps is None and on_gpu:
             memory = torch.cuda.get_device_properties(store.device).total_memory
-            grouped_steps = steps_per_augment_call(share * augment.pixels, memory)
+            grouped_steps = steps_per_augment_call(share * self.augment.pixels, memory)
         self.grouped_steps = grouped_steps or 1
         self._group: tuple[int, list[Batch]] = (-1, [])  # the number of the group, and the batches of its steps
 
@@ -181,24 +180,10 @@ class Batches(BatchSource):
     def readable(self) -> int:
         return self.store.readable
 
-    @property
-    def decodes_on_demand(self) -> bool:
-        return self.store.decodes_on_demand
-
     def with_batch_size(self, batch: int) -> Batches:
-        return Batches(
-            self.store,
-            batch,
-            seed=self.seed,
-            augment=self.augment,
-            mixing=self.mixing,
-            rank=self.rank,
-            world=self.world,
-            balance=self.balance,
-            repeats=self.repeats,
-            keep_clean=self.keep_clean,
-            steps=None if self.fetcher.end is None else self.fetcher.end * self.batch // batch,
-        )
+        other, end = copy.copy(self), self.fetcher.end
+        other._set_batch(batch, None if end is None else end * self.batch // batch)
+        return other
 
     def peek(self, step: int) -> Batch:
         end, self.fetcher.end = self.fetcher.end, step + 1  # decode no other step

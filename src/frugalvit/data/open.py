@@ -20,7 +20,7 @@ from frugalvit.data.formats.registry import find_format
 from frugalvit.data.paths import is_file, is_folder, local
 from frugalvit.data.splits import add_missing_splits, handle_unlabelled
 from frugalvit.errors import UserError, did_you_mean
-from frugalvit.utils.files import read_text, utf8_safe
+from frugalvit.utils.files import read_user_text, utf8_safe
 from frugalvit.utils.text import pluralize, truncate_list
 
 _INVISIBLE = re.compile("[\u034f\u115f\u1160\ufe00-\ufe0f]")  # joiners, fillers and variants that count as letters
@@ -204,11 +204,7 @@ def read_class_names(classes: str | Path | Sequence[str] | None) -> list[str] | 
     if classes is None:
         return None
     if isinstance(classes, str | Path):
-        try:
-            lines = read_text(local(classes), "utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "not UTF-8 text"
-            raise UserError(f"Cannot read {classes} as a list of class names, one per line ({reason}).") from None
+        lines = read_user_text(local(classes), "utf-8-sig").splitlines()
         classes = [line.strip() for line in lines if line.strip()]
     if not classes:
         raise UserError("The list of classes is empty.")

@@ -120,7 +120,9 @@ def _to_rgb(image: Image.Image) -> np.ndarray:
     """Convert an image of any Pillow mode to (H, W, 3) uint8."""
     mode = image.mode
     if mode == "I" or mode.startswith("I;16"):  # first, because the conversion to RGBA clips them
-        return _grey(_from_integers(image))
+        # Pillow opens some 16-bit PNG and PPM with mode I, scaled to 65535.
+        is_16_bit = mode != "I" or image.format in ("PNG", "PPM")
+        return _grey(_to_8_bit(np.asarray(image), (65535,) if is_16_bit else (255, 65535)))
     if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         coloured = image.convert("RGBA")
         white = Image.new("RGBA", coloured.size, (255, 255, 255, 255))
@@ -130,7 +132,7 @@ def _to_rgb(image: Image.Image) -> np.ndarray:
     if mode in ("L", "1"):
         return _grey(np.asarray(image.convert("L")))
     if mode == "F":
-        return _grey(_from_float(np.asarray(image)))
+        return _grey(_to_8_bit(np.nan_to_num(np.asarray(image), nan=0, posinf=0, neginf=0), (1, 255)))
     return np.asarray(image.convert("RGB"))
 
 
@@ -138,29 +140,12 @@ def _grey(values: np.ndarray) -> np.ndarray:
     return np.repeat(values[:, :, None], 3, axis=2)
 
 
-def _from_integers(image: Image.Image) -> np.ndarray:
-    """Scale 16-bit grey from its full range, a 32-bit TIFF from a range that fits its values."""
-    values = np.asarray(image).astype(np.float64)
-    # Pillow opens some 16-bit PNG and PPM with mode I, scaled to 65535.
-    if image.mode == "I" and image.format not in ("PNG", "PPM"):
-        if values.min() >= 0 and values.max() <= 255:
-            return values.astype(np.uint8)
-        if values.min() < 0 or values.max() > 65535:
-            return _stretch(values)
-    return np.rint(values / 257.0).clip(0, 255).astype(np.uint8)
-
-
-def _from_float(values: np.ndarray) -> np.ndarray:
-    values = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    if values.min() >= 0 and values.max() <= 1:
-        return np.rint(values * 255).astype(np.uint8)
-    if values.min() >= 0 and values.max() <= 255:
-        return np.rint(values).astype(np.uint8)
-    return _stretch(values)
-
-
-def _stretch(values: np.ndarray) -> np.ndarray:
+def _to_8_bit(values: np.ndarray, limits: tuple[int, ...]) -> np.ndarray:
+    """Scale grey values from the first range 0..limit that holds them, else from their own range."""
+    values = values.astype(np.float64)
     low, high = float(values.min()), float(values.max())
+    limit = next((limit for limit in limits if low >= 0 and high <= limit), None)
+    low, high = (low, high) if limit is None else (0.0, limit)
     return np.rint((values - low) * (255.0 / max(high - low, 1e-12))).clip(0, 255).astype(np.uint8)
 
 

@@ -71,6 +71,8 @@ def save_data(
 class MemoryExamples(ImageDataset):
     """Encoded images in memory."""
 
+    per_image = ("contents",)
+
     def __init__(self, contents: Sequence[bytes], labels: np.ndarray | None, name: str) -> None:
         super().__init__([f"{name}-{number}" for number in range(len(contents))], labels)
         self.contents = contents
@@ -80,10 +82,6 @@ class MemoryExamples(ImageDataset):
 
     def stored_size(self, index: int) -> int:
         return len(self.contents[index])
-
-    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
-        assert isinstance(full, MemoryExamples)
-        self.contents = [full.contents[index] for index in chosen]
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         return (hashlib.blake2b(content, digest_size=8).hexdigest() for content in self.contents)

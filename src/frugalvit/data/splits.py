@@ -88,8 +88,7 @@ def add_missing_splits(
             method = "stratified by class" if train.labels is not None else "at random"
             counts = f"{held_out.sum():,} of {len(train):,} images"
             notes.append(f"val is made from train: {counts}, {method}, seed {seed}{copies_note}.")
-    ordered = {split: splits[split] for split in ("train", "val", "test") if split in splits}
-    return replace(source, splits=ordered, notes=notes)
+    return replace(source, splits=splits, notes=notes)
 
 
 def handle_unlabelled(source: DatasetSplits, *, keep: bool) -> DatasetSplits:
@@ -145,10 +144,6 @@ def absent_classes(source: DatasetSplits) -> list[str]:
         present = np.flatnonzero((examples.truth == 1).any(0)) if source.target == "labels" else examples.truth
         missing = np.setdiff1d(np.arange(len(source.classes)), present)
         if len(missing):
-            notes.append(absent_classes_note(split, [source.classes[i] for i in missing]))
+            names = truncate_list([source.classes[i] for i in missing])
+            notes.append(f"{split} has no image of {pluralize(len(missing), 'class')}: {names}")
     return notes
-
-
-def absent_classes_note(split: str, names: list[str]) -> str:
-    """Return the note for a split that lacks these classes."""
-    return f"{split} has no image of {pluralize(len(names), 'class')}: {truncate_list(names)}"

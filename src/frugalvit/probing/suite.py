@@ -17,7 +17,6 @@ from typing import Any
 
 from frugalvit.config.probe import SuiteConfig
 from frugalvit.data import DatasetSplits, dataset_status
-from frugalvit.data.formats import ucf101
 from frugalvit.data.formats.named_catalog import DATASETS
 from frugalvit.data.paths import datasets_root
 from frugalvit.errors import UserError, did_you_mean
@@ -84,18 +83,11 @@ def list_entries(config: SuiteConfig) -> list[Entry]:
             hint = did_you_mean(name, known) or f" They are {', '.join(known)}."
             raise UserError(f"--datasets {name} is not in the suite.{hint} For other data use --own {name}")
     metrics: dict[str, Metric] = {title: metric for metric, title in METRIC_NAMES.items()}
-    root = datasets_root(config.root)
     entries = []
     for name, entry in known.items():
         if config.datasets and name not in config.datasets:
             continue
         state, instruction = dataset_status(name, config.root)
-        if name == "ucf101" and state != "present" and ucf101.videos_present(root):
-            try:
-                ucf101.make_frames(root)
-                state, instruction = dataset_status(name, config.root)
-            except UserError as error:
-                instruction = str(error)
         entries.append(Entry(name, entry.title, name, metrics[entry.metric], state, instruction))
     taken = {entry.name for entry in entries}
     for data in config.own:

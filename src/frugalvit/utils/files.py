@@ -62,7 +62,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, keep: 
         raise UserError(f"{path} is a folder: name a file in it.")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with temporary.open("wb") as handle:
+        with temporary.open("w+b") as handle:
             write(handle)
             handle.flush()
             os.fsync(handle.fileno())
@@ -136,7 +136,8 @@ def expand_home(path: str | Path) -> Path:
 def read_error_message(path: str | Path, error: Exception) -> str:
     """Return the message for a file that the system refuses to read."""
     hint = " Check the permissions." if isinstance(error, PermissionError) else ""
-    return f"{path} cannot be read ({getattr(error, 'strerror', None) or error}).{hint}"
+    reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or error
+    return f"{path} cannot be read ({reason}).{hint}"
 
 
 def make_folder(path: Path, hint: str = "Choose another folder with --out.") -> Path:

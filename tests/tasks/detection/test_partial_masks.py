@@ -107,7 +107,7 @@ def test_masks_option_overrides_auto(half: Path, tmp_path: Path) -> None:
     few = Kind("detect").train(half, tmp_path / "few", steps=1, report=False)
     (decided,) = (d for d in json.loads((tmp_path / "few" / "decisions.json").read_text()) if d["name"] == "masks")
     assert "mask_ap" not in few and decided["value"] is False
-    assert decided["reason"].startswith("1 of 20 training objects has one")
+    assert decided["reason"].startswith("1 of 20 training objects have one")
     assert "mask_ap" in Kind("detect").train(half, tmp_path / "on", masks=True, steps=1, report=False)
 
 

@@ -9,17 +9,14 @@ from torch import Tensor
 from frugalvit.config.data import CropsConfig
 from frugalvit.data.augmentation.crop_resize import RANDOM_BOX_COLUMNS, boxes_from_uniform, crop_resize
 from frugalvit.data.augmentation.randaugment import ColorJitter, blur_kernel_size, blur_step, chosen, run_steps
-from frugalvit.data.augmentation.transforms import IMAGENET_MEAN, IMAGENET_STD, Normalize, Size, as_pair
-from frugalvit.data.rng import uniform
+from frugalvit.data.augmentation.transforms import IMAGENET_MEAN, IMAGENET_STD, Augment, Normalize, Size, as_pair
 
 
-class MultiCrop:
+class MultiCrop(Augment):
     """Views for pre-training: global crops first, then local ones, each (B, C, h, w), normalized.
 
     One pair of matrix products makes all crops of one size. Colour operations treat them as one batch.
     """
-
-    repeats = 1
 
     def __init__(
         self,
@@ -39,31 +36,19 @@ class MultiCrop:
         self.views = config.global_crops + config.local_crops
         self.columns = self.views * sum(self.widths)
 
-    def __call__(self, images: Tensor, sizes: Tensor, generator: torch.Generator) -> list[Tensor]:
-        return self.apply(images, sizes, uniform(len(images), self.columns, generator))
-
     def apply(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> list[Tensor]:
-        """images (B, C, S, S') on the device, sizes (B, 2) and numbers (B, columns) on the CPU."""
         images = images if images.dtype == torch.uint8 else self.normalize(images)
-        numbers, ranges = numbers.view(len(images), self.views, -1), self.ranges
-        large = self.config.global_crops
-        crops = self._views(images, sizes, numbers[:, :large], self.out_size, ranges.global_scale, is_global=True)
+        large, numbers = self.config.global_crops, numbers.view(len(images), self.views, -1)
+        crops = self._views(images, sizes, numbers[:, :large], self.out_size, is_global=True)
         if self.config.local_crops:
-            crops += self._views(
-                images, sizes, numbers[:, large:], self.local_size, ranges.local_scale, is_global=False
-            )
+            crops += self._views(images, sizes, numbers[:, large:], self.local_size, is_global=False)
         return crops
 
     def _views(
-        self,
-        images: Tensor,
-        sizes: Tensor,
-        numbers: Tensor,
-        out_size: tuple[int, int],
-        scale: tuple[float, float],
-        is_global: bool,
+        self, images: Tensor, sizes: Tensor, numbers: Tensor, out_size: tuple[int, int], is_global: bool
     ) -> list[Tensor]:
         config = self.config
+        scale = self.ranges.global_scale if is_global else self.ranges.local_scale
         batch, views = numbers.shape[:2]
         box, flip, *_ = numbers.split(self.widths, 2)
         every_size = sizes[:, None].expand(batch, views, 2).reshape(-1, 2)

@@ -26,22 +26,8 @@ class Step(NamedTuple):
     strength: Tensor | None = None
 
 
-_PLAIN: dict[str, Callable[..., Tensor]] = {
-    "autocontrast": operations.autocontrast,
-    "equalize": operations.equalize,
-    "invert": operations.invert,
-    "grayscale": operations.grayscale,
-}
-_GRADED: dict[str, Callable[..., Tensor]] = {
-    "brightness": operations.brightness,
-    "contrast": operations.contrast,
-    "saturation": operations.saturation,
-    "hue": operations.hue,
-    "sharpness": operations.sharpness,
-    "solarize": operations.solarize,
-    "solarize_add": operations.solarize_add,
-    "posterize": operations.posterize,
-}
+_PLAIN = ("autocontrast", "equalize", "invert", "grayscale")
+_GRADED = ("brightness", "contrast", "saturation", "hue", "sharpness", "solarize", "solarize_add", "posterize")
 
 
 def run_steps(
@@ -56,7 +42,7 @@ def run_steps(
     The affine operations use ``fill`` outside the image, and ``interpolation`` "bilinear" or "bicubic".
     """
     steps = [step for step in steps if len(step.rows)]
-    functions = _PLAIN | _GRADED
+    functions: dict[str, Callable[..., Tensor]] = {name: getattr(operations, name) for name in (*_PLAIN, *_GRADED)}
     if fill is not None:
         functions["affine"] = partial(operations.affine, fill=fill, mode=interpolation)
     functions["blur"] = partial(operations.gaussian_blur, kernel_size=blur_size)
@@ -165,9 +151,8 @@ class RandAugment:
         if math.isinf(self.deviation):
             return numbers * self.magnitude
         normal = math.sqrt(2) * torch.erfinv(2 * numbers - 1)
-        return (
-            (self.magnitude + self.deviation * normal).clamp(0, 10) if self.deviation else numbers * 0 + self.magnitude
-        )
+        varied = (self.magnitude + self.deviation * normal).clamp(0, 10)
+        return varied if self.deviation else torch.full_like(numbers, self.magnitude)
 
     def _affine_step(self, operation: Tensor, signed: Tensor, size: tuple[int, int]) -> Step:
         height, width = size
@@ -179,12 +164,10 @@ class RandAugment:
             "translate_x": operations.translation(level * 0.45 * width, zero),
             "translate_y": operations.translation(zero, level * 0.45 * height),
         }
-        slot_of = torch.full((len(self.names),), -1)
-        for slot, name in enumerate(self.affine_names):
-            slot_of[self.names.index(name)] = slot
-        slot = torch.where(operation >= 0, slot_of[operation.clamp(min=0)], -1)
+        slots = [self.affine_names.index(name) if name in maps else -1 for name in self.names]
+        slot = torch.where(operation >= 0, torch.tensor(slots)[operation.clamp(min=0)], -1)
         rows = (slot >= 0).nonzero()[:, 0]
-        stacked = torch.stack([maps[name] for name in self.affine_names], 1)  # (B, 5, 6)
+        stacked = torch.stack(list(maps.values()), 1)  # (B, 5, 6)
         return Step("affine", rows, stacked[rows, slot[rows]].float())
 
 

@@ -9,8 +9,9 @@ the operations, and ``randaugment`` chooses those of each image.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -46,17 +47,22 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 Size = int | tuple[int, int]
 
 
-class Augment(Protocol):
+class Augment(ABC):
     """The interface of a training transform for the loader.
 
     columns: uniform numbers per image.   repeats: copies of an image in a batch.   pixels: in all views of an image.
     """
 
     columns: int
-    repeats: int
+    repeats: int = 1
     pixels: int
 
-    def apply(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> Any: ...
+    def __call__(self, images: Tensor, sizes: Tensor, generator: torch.Generator) -> Any:
+        return self.apply(images, sizes, uniform(len(images), self.columns, generator))
+
+    @abstractmethod
+    def apply(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> Any:
+        """images (B, C, S, S') on the device, sizes (B, 2) and numbers (B, columns) on the CPU."""
 
 
 def as_pair(size: Size) -> tuple[int, int]:
@@ -91,7 +97,7 @@ class Normalize:
         return (images - mean).mul_(inverse)
 
 
-class TrainAugment:
+class TrainAugment(Augment):
     """Supervised training, in timm's order: crop, flip, RandAugment, jitter, grey, blur, normalize, erase.
 
     ``experiment/resolve.py`` resolves operations "auto" for a run; otherwise "auto" is 2.
@@ -110,9 +116,7 @@ class TrainAugment:
         self.config, self.out_size, self.repeats = config, as_pair(out_size), config.repeats
         self.pixels = math.prod(self.out_size)
         self.normalize = Normalize(mean, std)
-        self.crop = config.crop
-        if self.crop == "auto":
-            self.crop = default_crop(max(self.out_size))
+        self.crop = default_crop(max(self.out_size)) if config.crop == "auto" else config.crop
         layers = 2 if config.operations == "auto" else config.operations
         self.rand = RandAugment(layers, config.operation_prob, config.magnitude, config.magnitude_std)
         self.jitter = ColorJitter(config.jitter, config.jitter_prob)
@@ -127,11 +131,7 @@ class TrainAugment:
         }
         self.columns = sum(self.widths.values())
 
-    def __call__(self, images: Tensor, sizes: Tensor, generator: torch.Generator) -> Tensor:
-        return self.apply(images, sizes, uniform(len(images), self.columns, generator))
-
     def apply(self, images: Tensor, sizes: Tensor, numbers: Tensor) -> Tensor:
-        """images (B, C, S, S') on the device, sizes (B, 2) and numbers (B, columns) on the CPU."""
         parts = dict(zip(self.widths, numbers.split(list(self.widths.values()), 1), strict=True))
         config, is_photo = self.config, images.dtype == torch.uint8
         batch = self._cropped(images if is_photo else self.normalize(images), sizes, parts["box"], self.flips(numbers))
@@ -176,14 +176,12 @@ class TrainAugment:
         return batch.index_copy_(0, rows, operations.erase(batch.index_select(0, rows), boxes, starts))
 
 
-class WeakStrongViews:
+class WeakStrongViews(Augment):
     """Two views of an unlabelled image: a weak one for its pseudo-label, a strong one to learn it on (FixMatch).
 
     Both crop and flip as ``augment`` says. The strong view also has RandAugment with random magnitudes and an erased
     rectangle, as in FlexMatch, FreeMatch and SoftMatch.
     """
-
-    repeats = 1
 
     def __init__(
         self,

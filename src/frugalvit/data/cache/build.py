@@ -7,7 +7,7 @@ file, named by the dataset's fingerprint. Later runs on unchanged data read this
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,18 @@ from torch import Tensor
 
 from frugalvit.data.bad_images import UnreadableImage, check_unreadable, read_all
 from frugalvit.data.cache.on_demand import OnDemandStore
-from frugalvit.data.cache.store import CachedImages, CachedStore, CacheWriteError, ImageStore, open_file, write_file
+from frugalvit.data.cache.store import (
+    CachedImages,
+    CachedStore,
+    CacheWriteError,
+    Fill,
+    ImageStore,
+    open_file,
+    write_file,
+)
 from frugalvit.data.dataset import ImageDataset
-from frugalvit.data.decode import PHOTO, describe_darkness, resize_to
-from frugalvit.data.image_size import min_cached_size, probe_images
+from frugalvit.data.decode import PHOTO
+from frugalvit.data.image_size import probe_images
 from frugalvit.data.paths import cache_root, local
 from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.errors import UserError
@@ -31,17 +39,15 @@ from frugalvit.utils.files import CannotLock, FolderLock, remove_parts
 from frugalvit.utils.system import available_memory, cap_workers, processes_here
 
 Location = Literal["auto", "device", "ram", "disk", "off"]
-CACHE_LOCATIONS: tuple[Location, ...] = ("device", "ram", "disk", "off")  # the fastest first
-_DESCRIPTIONS = {
+_DESCRIPTIONS: dict[Location, str] = {
     "device": "on the device",
     "ram": "in RAM",
     "disk": "in a mapped file",
     "off": "not cached: workers decode them while training",
 }
+CACHE_LOCATIONS = tuple(_DESCRIPTIONS)  # the fastest first
 _WORTH_WRITING = 8.0  # seconds of decoding that a file saves later runs
 _DEVICE_SHARE, _RAM_SHARE = 0.4, 0.5
-_CHECKED = 16  # decoded images beside shards that a run compares with the shards, chosen at random
-_TOLERANCE = 2.0  # of 255, mean over an image: versions of Pillow round differently
 _MAX_LOGGED = 20  # unreadable images named in the log
 _FAST_DECODE = 0.001  # seconds per image below which most of the decoding is Python, one thread at a time
 
@@ -62,9 +68,7 @@ def build_store(
     """Decode images for inputs of ``size`` and cache them where batches for ``device`` are fastest.
 
     Args:
-        examples: the encoded images.
         size: pixels of the network's input: one side, or (height, width).
-        device: the device of the batches.
         where: "auto" takes the device if the images fill less than 40 % of its free memory, else RAM (50 %), else a
             mapped file, else "off": worker processes decode while training.
         stored: shorter side of a cached image. "auto" is 256/224 of the input, or the native size if all images have
@@ -81,11 +85,7 @@ def build_store(
     device = torch.device(device)
     workers = cap_workers(workers, len(examples))
     size = (size, size) if isinstance(size, int) else size
-    packed = packed_images(examples, size, stored) if crop is None else None
-    if packed is not None:
-        cached_size, seconds = (packed.images.shape[-2], packed.images.shape[-1]), 0.0
-    else:
-        cached_size, seconds = probe_images(examples, size, stored, crop)
+    cached_size, seconds = probe_images(examples, size, stored, crop)
     threads, speedup = decoding_threads(seconds, max(1, workers))
     channels, dtype = examples.pixels.channels, getattr(torch, examples.pixels.type)
     volume = len(examples) * channels * cached_size[0] * cached_size[1] * dtype.itemsize
@@ -100,76 +100,18 @@ def build_store(
     limit = int(max_bad * len(examples)) if max_bad * len(examples) >= 1 else int(max_bad > 0)
     if location == "off":
         return OnDemandStore(examples, cached_size, device, workers, limit, crop)
-
-    if packed is not None:
-        check_unreadable(packed.unreadable, limit, len(examples))
-        return _make_store(examples, packed, location, device)
+    fill = partial(decode_all, examples, cached_size, threads=threads, limit=limit, crop=crop)
     if location == "disk" or (seconds * len(examples) / speedup > _WORTH_WRITING and _has_space(folder, volume)):
         try:
-            cached = _decode_to_file(examples, cached_size, folder, threads, limit, crop)
+            cached = _decode_to_file(examples, cached_size, folder, fill, limit, crop)
             return _make_store(examples, cached, location, device)
         except CacheWriteError as error:
             if location == "disk":
                 raise
             console.warning(f"{error} Decoding for this run only.")
     images = torch.empty((len(examples), channels, *cached_size), dtype=dtype)
-    cached = CachedImages(images, *decode_all(examples, cached_size, images, threads, limit, crop))
+    cached = CachedImages(images, *fill(images))
     return _make_store(examples, cached, location, device)
-
-
-def packed_images(
-    examples: ImageDataset, size: tuple[int, int], stored: int | Literal["auto"] = "auto"
-) -> CachedImages | None:
-    """Open the decoded images of a packed dataset; None if it has none for inputs of ``size``."""
-    if examples.decoded is None:
-        return None
-    height, width = min_cached_size(size, stored)
-    path = Path(f"{examples.decoded.prefix}-{height}x{width}.decoded")
-    cached = open_file(path, examples.decoded.fingerprint)
-    if cached is None or int(cached.index[-1]) >= len(examples):
-        console.info("the decoded images of the dataset are for another size or other shards: decoding again")
-        return None
-    rows = np.random.default_rng().choice(len(cached.index), min(_CHECKED, len(cached.index)), replace=False)
-    if wrong := find_wrong_pixels(examples, cached, rows.tolist()):
-        console.warning(f"{path} does not show the images of its shards ({wrong[0]}): decoding again")
-        return None
-    console.info(f"using the decoded images of the dataset: {path}")
-    return cached
-
-
-def find_wrong_pixels(examples: ImageDataset, cached: CachedImages, rows: Sequence[int]) -> list[str]:
-    """Decode the images of some rows again; return the names of those that the cache does not show."""
-    size = (cached.images.shape[-2], cached.images.shape[-1])
-    wrong = []
-    for row in rows:
-        index = int(cached.index[row])
-        try:
-            pixels = examples.read(index, at_least=size)
-        except UnreadableImage:
-            wrong.append(examples.names[index])
-            continue
-        difference = resize_to(pixels, size).astype(np.int16) - cached.images[row].permute(1, 2, 0).numpy()
-        if pixels.shape[:2] != tuple(cached.sizes[row].tolist()) or np.abs(difference).mean() > _TOLERANCE:
-            wrong.append(examples.names[index])
-    return wrong
-
-
-def check_decoded(examples: ImageDataset) -> list[str]:
-    """Compare all decoded images beside the shards with the shards; return a line for each file."""
-    if examples.decoded is None:
-        return []
-    notes = []
-    prefix = Path(examples.decoded.prefix)
-    for path in sorted(prefix.parent.glob(f"{prefix.name}-*.decoded")):
-        cached = open_file(path, examples.decoded.fingerprint)
-        if cached is None or int(cached.index[-1]) >= len(examples):
-            notes.append(f"{path} belongs to other shards: remove it, or pack the dataset again.")
-        elif wrong := find_wrong_pixels(examples, cached, range(len(cached.index))):
-            names = f"{len(wrong):,} of {len(cached.index):,} images, such as {wrong[0]}"
-            notes.append(f"{path} does not show the images of its shards ({names}). Do not use it: remove it.")
-        else:
-            notes.append(f"{path} shows the images of its shards.")
-    return notes
 
 
 def choose_cache_location(volume: int, device: torch.device, folder: Path) -> Location:
@@ -201,7 +143,7 @@ def _decode_to_file(
     examples: ImageDataset,
     cached_size: tuple[int, int],
     folder: Path,
-    threads: int,
+    fill: Fill,
     limit: int,
     crop: CenterCrop | None,
 ) -> CachedImages:
@@ -225,7 +167,6 @@ def _decode_to_file(
             remove_parts(entry)  # left by killed processes
         cached = open_file(path, fingerprint)
         if cached is None or len(cached.unreadable) > limit:
-            fill = partial(decode_all, examples, cached_size, threads=threads, limit=limit, crop=crop)
             write_file(path, fingerprint, (len(examples), channels, *cached_size), fill, dtype)
             cached = open_file(path, fingerprint)
     if cached is None:
@@ -244,9 +185,6 @@ def _make_store(examples: ImageDataset, cached: CachedImages, location: Location
         console.warning(f"left out: {name}: {reason}")
     if len(cached.unreadable) > _MAX_LOGGED:
         console.warning(f"left out: {len(cached.unreadable) - _MAX_LOGGED} more unreadable images")
-    is_photo = images.dtype == torch.uint8
-    if is_photo and len(images) and (dark := describe_darkness(int(images[:: max(1, len(images) // 256)].max()))):
-        console.warning(f"{examples.names[int(cached.index[0])]} and others: {dark}")
     return CachedStore(images, cached.sizes, labels, examples.names, cached.index, device, cached.unreadable)
 
 

@@ -1,6 +1,7 @@
 """Images that are not cached: worker processes decode and resize them while training."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,8 @@ class DecodedBatch(NamedTuple):
 class OnDemandStore(ImageStore):
     """Decodes images when a step needs them. More than ``limit`` unreadable ones end the run."""
 
+    decodes_on_demand = True
+
     def __init__(
         self,
         examples: ImageDataset,
@@ -51,10 +54,6 @@ class OnDemandStore(ImageStore):
         self.unreadable_index: set[int] = set()
         self.examples, self.cached_size, self.crop = examples, cached_size, crop
         self._pool: WorkerPool | None = None
-
-    @property
-    def decodes_on_demand(self) -> bool:
-        return True
 
     def fetcher(self, order: Order) -> Fetcher:
         return WorkerFetcher(self, order)
@@ -110,16 +109,17 @@ class WorkerFetcher(Fetcher):
         return self.pending.pop(step)()
 
 
+@dataclass(frozen=True)
 class Decoder:
     """Decodes and resizes the images of a list of indices, with substitutes for unreadable ones.
 
     After more than ``limit`` unreadable images it tries no more substitutes, because the run ends anyway.
     """
 
-    def __init__(
-        self, examples: ImageDataset, cached_size: tuple[int, int], limit: int, crop: CenterCrop | None = None
-    ) -> None:
-        self.examples, self.cached_size, self.limit, self.crop = examples, cached_size, limit, crop
+    examples: ImageDataset
+    cached_size: tuple[int, int]
+    limit: int
+    crop: CenterCrop | None = None
 
     def __call__(self, indices: list[int]) -> DecodedBatch:
         unreadable: dict[int, tuple[str, str]] = {}

@@ -1,16 +1,13 @@
 """The ``ImageStore`` interface of the loader, the store of cached images, and its file."""
 
-import json
 import math
 import os
-import struct
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,7 +17,8 @@ from frugalvit.data.bad_images import substitute_rows
 from frugalvit.data.rng import to_device_packed
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.files import open_regular
+from frugalvit.utils.files import open_regular, write_atomically
+from frugalvit.utils.text import short_message
 
 Order = Callable[[int], Tensor]
 """Step -> indices (B,) of the images that the step needs."""
@@ -58,6 +56,8 @@ class ImageStore(ABC):
     names: list[str]
     device: torch.device
     unreadable: list[tuple[str, str]]  # name and reason
+    on_device: bool = False  # True if fetching a batch needs no transfer to the device
+    decodes_on_demand: bool = False  # True if only a step that needs an image detects that it is unreadable
 
     def __len__(self) -> int:
         return len(self.names)
@@ -66,16 +66,6 @@ class ImageStore(ABC):
     def readable(self) -> int:
         """The number of images, without those known to be unreadable."""
         return len(self) - len(self.unreadable)
-
-    @property
-    def on_device(self) -> bool:
-        """True if fetching a batch needs no transfer to the device."""
-        return False
-
-    @property
-    def decodes_on_demand(self) -> bool:
-        """True if only a step that needs an image detects that it is unreadable."""
-        return False
 
     @abstractmethod
     def fetcher(self, order: Order) -> Fetcher:
@@ -109,6 +99,7 @@ class CachedStore(ImageStore):
     ) -> None:
         self.images, self.sizes, self.labels, self.names, self.index = images, sizes, labels, names, index
         self.device, self.unreadable = torch.device(device), unreadable or []
+        self.on_device = images.device.type == self.device.type
         numbers = None if labels is None or labels.ndim > 1 else labels.numpy(force=True)
         # (N,) the row of ``images`` for each index of the split
         self.rows = torch.from_numpy(substitute_rows(index.numpy(), len(names), numbers))
@@ -129,10 +120,6 @@ class CachedStore(ImageStore):
     @property
     def readable(self) -> int:
         return len(self.index)
-
-    @property
-    def on_device(self) -> bool:
-        return self.images.device.type == self.device.type
 
     def gather(self, rows: Tensor) -> Tensor:
         """Copy these rows of the images to (pinned) host memory."""
@@ -179,10 +166,7 @@ class CachedFetcher(Fetcher):
 
 
 class SharedStores:
-    """Keeps the last few stores, so that the runs of one process decode the same images once.
-
-    Stores are shared only inside ``shared``: their images may fill a GPU, and on-demand stores own processes.
-    """
+    """Keeps the last few stores inside ``shared``, so that the runs of one process decode the same images once."""
 
     def __init__(self, limit: int = 4) -> None:
         self.limit, self.depth = limit, 0
@@ -212,16 +196,10 @@ class SharedStores:
         return store
 
 
-# -- the file of cached images: the pixels, then sizes and indices, a JSON header, and a trailer
-#
-#     images (M, C, S, S') | sizes (M, 2) | indices (M,) | header | checksum, header length, magic
-#
-# It is written under another name and renamed when it is complete, so no reader sees the file of a killed writer.
+# -- files of cached images: ``images.bin`` holds the pixels (M, C, S, S'), ``images.pt`` the rest. It is written last,
+#    so no reader sees the file of a killed writer.
 
-_TRAILER = struct.Struct("<IQ8s")
-_MAGIC = b"frugal2\n"
-_MAX_HEADER = 16 << 20
-_MAX_NAMED = 1000  # unreadable images that the header names
+_MAX_NAMED = 1000  # unreadable images that are stored by name
 _BYTES = {"uint8": 1, "float32": 4}  # of a value
 Fill = Callable[[Tensor], tuple[Tensor, Tensor, list[tuple[str, str]]]]
 """Fills the first M rows of (N, C, S, S') with the readable images. Returns sizes, indices and unreadable images."""
@@ -242,76 +220,45 @@ class CachedImages(NamedTuple):
 
 
 def write_file(path: Path, fingerprint: str, shape: tuple[int, ...], fill: Fill, dtype: str = "uint8") -> None:
-    """Let ``fill`` decode into a temporary mapped file, then complete it and rename it to ``path``."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Let ``fill`` decode into a mapped file, and write sizes, indices and the fingerprint beside it."""
+    facts: dict[str, Any] = {"fingerprint": fingerprint, "dtype": dtype}
+
+    def write(file: IO[bytes]) -> None:
+        _reserve(file, math.prod(shape) * _BYTES[dtype])
+        pixels = np.memmap(file, dtype=dtype, mode="r+", shape=shape)
+        facts["sizes"], facts["index"], unreadable = fill(torch.from_numpy(pixels))
+        pixels.flush()
+        facts["shape"], facts["unreadable"] = (len(facts["index"]), *shape[1:]), unreadable[:_MAX_NAMED]
+        file.truncate(math.prod(facts["shape"]) * _BYTES[dtype])
+
     try:
-        with temporary.open("w+b") as file:
-            _reserve(file, math.prod(shape) * _BYTES[dtype])
-            pixels = np.memmap(file, dtype=dtype, mode="r+", shape=shape)
-            sizes, index, unreadable = fill(torch.from_numpy(pixels))
-            pixels.flush()
-            del pixels
-            final_shape = [len(index), *shape[1:]]
-            header = {"fingerprint": fingerprint, "shape": final_shape, "unreadable": unreadable[:_MAX_NAMED]}
-            header |= {} if dtype == "uint8" else {"dtype": dtype}
-            tables = sizes.numpy().astype("<i4").tobytes() + index.numpy().astype("<i8").tobytes()
-            text = json.dumps(header).encode()
-            file.truncate(math.prod(final_shape) * _BYTES[dtype])
-            file.seek(0, os.SEEK_END)
-            file.write(tables + text + _TRAILER.pack(zlib.crc32(tables + text), len(text), _MAGIC))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        path.with_suffix(".pt").unlink(missing_ok=True)
+        write_atomically(path, write)
+        write_atomically(path.with_suffix(".pt"), lambda file: torch.save(facts, file))
     except OSError as error:
         raise CacheWriteError(
             f"Cannot write the image cache to {path.parent} ({error.strerror or error}). Choose another "
             "--cache.folder, or use --cache.location ram."
         ) from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def open_file(path: Path, fingerprint: str) -> CachedImages | None:
-    """Map the images of a file; None if it is missing, damaged (logged) or made from other data.
-
-    A packed dataset may come from an untrusted source, so shape, sizes and indices are checked.
-    """
+    """Map the images of a file; None if it is missing, damaged (logged) or made from other data."""
     try:
-        with open_regular(path) as file:
-            end = file.seek(-_TRAILER.size, os.SEEK_END)
-            checksum, length, magic = _TRAILER.unpack(file.read())
-            if magic != _MAGIC or length > min(end, _MAX_HEADER):
-                raise ValueError("not a cache file")
-            file.seek(end - length)
-            text = file.read(length)
-            header = json.loads(text)
-            count, channels, *sides = shape = tuple(header["shape"])
-            dtype = header.get("dtype", "uint8")
-            is_possible = dtype in _BYTES and (channels == 3 or dtype != "uint8") and len(sides) == 2
-            if any(type(side) is not int or side < 1 for side in shape) or not is_possible:
-                raise ValueError("impossible shape")
-            size = math.prod(shape) * _BYTES[dtype]
-            if size + 16 * count + length != end:
-                raise ValueError("wrong length")
-            file.seek(size)
-            tables = file.read(16 * count)
-        if zlib.crc32(tables + text) != checksum:
-            raise ValueError("the header does not match its checksum")
-        sizes = np.frombuffer(tables, "<i4", 2 * count).reshape(count, 2).astype(np.int64)
-        index = np.frombuffer(tables, "<i8", count, 8 * count).astype(np.int64)
-        if sizes.min() < 1 or index[0] < 0 or (np.diff(index) < 1).any():
-            raise ValueError("impossible sizes or indices")
-        unreadable = [(str(name), str(reason)) for name, reason in header["unreadable"]]
-        if header["fingerprint"] != fingerprint:
+        with open_regular(path.with_suffix(".pt")) as file:
+            facts = torch.load(file, weights_only=True)
+        if facts["fingerprint"] != fingerprint:
             return None
+        if path.stat().st_size != math.prod(facts["shape"]) * _BYTES[facts["dtype"]]:
+            raise ValueError("wrong length")
         # Copy on write: torch needs writable memory, but no code writes to it.
-        pixels = np.memmap(path, dtype=dtype, mode="c", shape=shape)
+        pixels = np.memmap(path, dtype=facts["dtype"], mode="c", shape=facts["shape"])
+        return CachedImages(torch.from_numpy(pixels), facts["sizes"], facts["index"], facts["unreadable"], mapped=True)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        console.warning(f"the image cache {path} is damaged ({error}): decoding again")
+    except Exception as error:  # torch raises many types for a damaged file
+        console.warning(f"the image cache {path} is damaged ({short_message(error)}): decoding again")
         return None
-    return CachedImages(torch.from_numpy(pixels), torch.from_numpy(sizes), torch.from_numpy(index), unreadable, True)
 
 
 def _reserve(file: IO[bytes], length: int) -> None:

@@ -38,11 +38,6 @@ from frugalvit.utils.text import pluralize
 _MIN_BOX_SIDE = 1e-3  # pixels
 _MAX_JSON = 8 * 2**30  # bytes; Objects365 has 5 GB
 _TINY_AREA = 16.0  # pixels; a smaller polygon may cover no pixel centre
-_ENOUGH_MASKS = 10
-"""``--masks auto`` learns masks if this many training objects have one, or half of them.
-
-Fewer masks are probably mistakes of the annotator, and too few to learn outlines from.
-"""
 _OTHER_FILES = {"captions", "keypoints", "panoptic", "stuff", "image", "names"}
 """Words in the names of COCO's other JSON files."""
 
@@ -88,13 +83,10 @@ class CocoData:
         return sum(len(image.masked()) for image in images), sum(len(image.trainable()) for image in images)
 
     def should_learn_masks(self) -> tuple[bool, str]:
-        """Return whether enough training objects have a mask, and the reason in words."""
+        """Return whether half of the training objects have a mask, and the reason in words."""
         masked, count = self.masks()
-        if masked in (0, count):
-            return masked > 0, "every training object has one" if masked else "no training object has one"
-        is_enough = masked >= min(_ENOUGH_MASKS, count / 2)
-        text = f"{masked:,} of {count:,} training objects {'has' if masked == 1 else 'have'} one"
-        return is_enough, text if is_enough else f"{text}: too few to learn from; --masks true overrides this"
+        reason = f"{masked:,} of {count:,} training objects have one; from half on they are learned"
+        return 2 * masked >= count, reason
 
     def maskless(self) -> tuple[int, ...]:
         """Return the classes that have training objects, but none with a mask."""
@@ -313,21 +305,16 @@ def _read_images(
 
 
 def _add_objects(
-    path: Path,
-    content: dict[str, Any],
-    images: dict[Any, CocoImage | None],
-    names: dict[int, str],
-    data: CocoData,
+    path: Path, content: dict[str, Any], images: dict[Any, CocoImage | None], names: dict[int, str], data: CocoData
 ) -> None:
     """Add the usable objects of a file to its images. ``names`` are its categories by id."""
     numbers = dict(zip(data.classes, data.category_ids, strict=True))
     left_out: list[Any] = []
     for entry in content["annotations"]:
         title = f"{path.name}: annotation {entry.get('id')}"
-        if entry["image_id"] not in images:
-            raise UserError(f"{title} belongs to image {entry['image_id']}, which the file does not list.")
-        if entry["category_id"] not in names:
-            raise UserError(f"{title} has category {entry['category_id']}, which the file does not list.")
+        for kind, listed in (("image", images), ("category", names)):
+            if (identity := entry[f"{kind}_id"]) not in listed:
+                raise UserError(f"{title} has {kind} {identity}, which the file does not list.")
         name = names[entry["category_id"]]
         if name not in numbers:
             raise UserError(f"{title} has category '{name}', which the model or the training file does not have.")

@@ -23,7 +23,7 @@ from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, unknown_classes
 from frugalvit.data.paths import is_file, is_folder, local
 from frugalvit.errors import UserError
-from frugalvit.utils.files import read_text
+from frugalvit.utils.files import read_user_text
 from frugalvit.utils.text import pluralize, truncate_list
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".txt")
@@ -101,12 +101,7 @@ def join_rows(by_split: dict[str, Path]) -> list[Row]:
 def read_rows(where: str, columns: dict[str, str] | None = None) -> list[Row]:
     """Read the rows of a table. Errors name the line. ``columns``: other names of path, label and split."""
     path = Path(where)
-    try:
-        text = read_text(path, "utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"{where} is not UTF-8 text. Save it as UTF-8 (in a spreadsheet: 'CSV UTF-8').") from None
-    except OSError as error:
-        raise UserError(f"Cannot read {where}: {error.strerror or error}.") from None
+    text = read_user_text(path, "utf-8-sig")
     suffix = path.suffix.lower()
     if suffix == ".txt":
         rows = list(_list_rows(text))

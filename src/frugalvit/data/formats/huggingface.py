@@ -30,6 +30,8 @@ _FILE_SUFFIXES = (".parquet", ".arrow")
 class HubExamples(ImageDataset):
     """Images in the rows of an Arrow table: encoded bytes, or paths of files."""
 
+    per_image = ("indices",)
+
     def __init__(self, rows: Any, column: str, labels: np.ndarray | None, name: str) -> None:
         width = len(str(max(len(rows) - 1, 0)))
         super().__init__([f"{name}[{i:0{width}d}]" for i in range(len(rows))], labels)
@@ -40,28 +42,19 @@ class HubExamples(ImageDataset):
         name = self.names[index]
         try:
             cell = self.rows[int(self.indices[index])][self.column]
+            if isinstance(cell, dict):
+                cell = cell.get("bytes") or (read_bytes(cell["path"]) if cell.get("path") else None)
         except Exception as error:  # Arrow raises many exception types for a damaged table
             raise UnreadableImage(name, f"cannot read its row: {short_message(error)}") from None
-        if isinstance(cell, bytes):
-            return cell
-        if isinstance(cell, dict) and cell.get("bytes"):
-            return cell["bytes"]
-        if isinstance(cell, dict) and cell.get("path"):
-            try:
-                return read_bytes(cell["path"])
-            except OSError as error:
-                raise UnreadableImage(name, f"cannot read {cell['path']}: {error.strerror or error}") from None
-        raise UnreadableImage(name, "its row has no image")
+        if not isinstance(cell, bytes):
+            raise UnreadableImage(name, "its row has no image")
+        return cell
 
     def stored_size(self, index: int) -> int:
         try:
             return len(self.raw(index))
         except UnreadableImage:
             return -1
-
-    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
-        assert isinstance(full, HubExamples)
-        self.indices = full.indices[chosen]
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         fingerprint = getattr(self.rows, "_fingerprint", "")
@@ -154,22 +147,19 @@ def _build_splits(loaded: Any, where: str, name: str) -> DatasetSplits:
     classes = sorted(names) if names else class_list(texts.get("train") or next(iter(texts.values())))
     index = {text: number for number, text in enumerate(classes)}
     splits: dict[str, ImageDataset] = {}
-    for split in ("train", "val", "test"):
-        if split not in by_split:
-            continue
+    for split, rows in by_split.items():
         numbers = None
         if label:
             if unknown := class_list(text for text in texts[split] if text != "-1" and text not in index):
                 raise unknown_classes(f"{split} in {where}", "train", unknown, split)
             numbers = np.array([index.get(text or "", -1) for text in texts[split]])  # "-1" marks a hidden test set
-        examples: ImageDataset = HubExamples(_encoded(by_split[split], column), column, numbers, f"{name}/{split}")
+        examples: ImageDataset = HubExamples(_encoded(rows, column), column, numbers, f"{name}/{split}")
         if numbers is not None and (numbers < 0).any():
             notes.append(
                 f"{split} in {where}: {int((numbers < 0).sum()):,} of {len(numbers):,} rows without a label: left out."
             )
             examples = examples.subset(numbers >= 0)
-        if len(examples):
-            splits[split] = examples
+        splits[split] = examples
     return DatasetSplits(name, where, "Hugging Face dataset", tuple(classes) if label else None, splits, notes)
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,22 +37,11 @@ def are_layout_folders(classes: Sequence[str]) -> bool:
     return _VOC_FOLDERS.issuperset(classes) or all(name.rstrip("0123456789") in SPLIT_NAMES for name in classes)
 
 
-@dataclass
-class Folder:
-    """The folders and images in one folder as full paths, sorted by name, and the number of other files."""
+class Folder(NamedTuple):
+    """The folders and images in one folder as full paths, sorted by name."""
 
-    folders: list[str] = field(default_factory=list)
-    images: list[str] = field(default_factory=list)
-    others: int = 0
-
-
-@dataclass
-class Listing:
-    """All images below a folder. ``direct`` counts those in the folder itself or in its folder ``images``."""
-
-    images: list[str] = field(default_factory=list)
-    direct: int = 0
-    others: int = 0
+    folders: list[str]
+    images: list[str]
 
 
 @dataclass
@@ -62,17 +52,16 @@ class _Tree:
     """
 
     path: str
-    classes: dict[str, Listing]
+    classes: dict[str, list[str]]
     empty: list[str]
     loose: list[str]
     unlabelled: list[str] = field(default_factory=list)
 
-    @property
-    def in_folders(self) -> int:
-        return sum(len(listing.images) for listing in self.classes.values())
+    def in_folders(self) -> list[str]:
+        return [path for images in self.classes.values() for path in images]
 
     def all_images(self) -> list[str]:
-        return self.loose + self.unlabelled + [path for listing in self.classes.values() for path in listing.images]
+        return self.loose + self.unlabelled + self.in_folders()
 
 
 def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
@@ -100,17 +89,17 @@ def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
     if options.labels == "ignore" or (options.labels == "auto" and not _has_class_folders(trees, root, notes)):
         for split, tree in trees.items():
             splits[split] = FileExamples(tree.all_images(), None, root)
-        return DatasetSplits(name, where, "unlabelled images", None, _ordered(splits), notes)
+        return DatasetSplits(name, where, "unlabelled images", None, splits, notes)
     classes = _class_names(trees, options)
     empty = sorted({name for tree in trees.values() for name in tree.empty} - set(classes))
     if empty:
         notes.append(f"warning: {pluralize(len(empty), 'empty class folder')} left out: {truncate_list(empty)}.")
     for split, tree in trees.items():
-        paths = [path for label in classes if label in tree.classes for path in tree.classes[label].images]
-        counts = [len(tree.classes[label].images) if label in tree.classes else 0 for label in classes]
-        splits[split] = FileExamples(paths, np.repeat(np.arange(len(classes)), counts), root)
+        parts = [tree.classes.get(label, []) for label in classes]
+        labels = np.repeat(np.arange(len(classes)), [len(part) for part in parts])
+        splits[split] = FileExamples([path for part in parts for path in part], labels, root)
         loose[split] = FileExamples(tree.loose + tree.unlabelled, None, root)
-    return DatasetSplits(name, where, "class folders", tuple(classes), _ordered(splits), notes, _ordered(loose))
+    return DatasetSplits(name, where, "class folders", tuple(classes), splits, notes, loose)
 
 
 def _read_trees(root: str) -> dict[str, _Tree]:
@@ -149,8 +138,8 @@ def _read_tree(path: str) -> _Tree:
     entries = open_root(path)
     above = frozenset({_folder_id(path)})
     listings = {Path(folder).name: list_images(folder, above) for folder in entries.folders}
-    classes = {name: listing for name, listing in listings.items() if listing.images}
-    empty = [name for name, listing in listings.items() if not listing.images and not listing.others]
+    classes = {name: images for name, images in listings.items() if images}
+    empty = [name for name in listings if name not in classes and not any(Path(path, name).iterdir())]
     return _Tree(path, classes, empty, entries.images)
 
 
@@ -158,19 +147,19 @@ def _separate_unlabelled(trees: dict[str, _Tree], root: str) -> None:
     """Take the folder ``unlabelled`` out of the classes of each split; in ``root`` it may be beside train, too."""
     for tree in trees.values():
         for name in [name for name in (*tree.classes, *tree.empty) if name.lower() in _UNLABELLED_FOLDERS]:
-            tree.unlabelled += tree.classes.pop(name, Listing()).images
+            tree.unlabelled += tree.classes.pop(name, [])
             tree.empty = [other for other in tree.empty if other != name]
     has_splits = "train" in trees and trees["train"].path != root
     for folder in open_root(root).folders if has_splits else ():
         if Path(folder).name.lower() in _UNLABELLED_FOLDERS:
-            trees["train"].unlabelled += list_images(folder).images
+            trees["train"].unlabelled += list_images(folder)
 
 
 def _read_flat_split(tree: _Tree, train: _Tree) -> None:
     """Read Tiny ImageNet's val and test: a folder ``images``, and classes in ``val_annotations.txt``."""
     if list(tree.classes) != ["images"] or "images" in train.classes:
         return
-    images = tree.classes.pop("images").images
+    images = tree.classes.pop("images")
     annotations = Path(tree.path) / "val_annotations.txt"  # "file, class, box", separated by tabs
     if not annotations.exists():
         tree.loose = tree.loose + images
@@ -178,15 +167,15 @@ def _read_flat_split(tree: _Tree, train: _Tree) -> None:
     rows = [line.split("\t") for line in read_user_text(annotations, errors="replace").splitlines()]
     label = {row[0]: row[1] for row in rows if len(row) > 1}
     for path in images:
-        tree.classes.setdefault(label.get(Path(path).name, "unlisted"), Listing()).images.append(path)
+        tree.classes.setdefault(label.get(Path(path).name, "unlisted"), []).append(path)
 
 
 def _has_class_folders(trees: dict[str, _Tree], root: str, notes: list[str]) -> bool:
     """Decide whether the folders of train (of all splits, if there is no train) are classes."""
     decisive = [trees["train"]] if "train" in trees else list(trees.values())
     loose = sum(len(tree.loose) for tree in decisive)
-    inside = sum(tree.in_folders for tree in decisive)
-    direct = sum(listing.direct for tree in decisive for listing in tree.classes.values())
+    inside = sum(len(tree.in_folders()) for tree in decisive)
+    direct = sum(_is_direct(path, tree.path) for tree in decisive for path in tree.in_folders())
     folders = {name for tree in decisive for name in (*tree.classes, *tree.empty)}
     if not folders:
         return False
@@ -227,13 +216,9 @@ def unknown_classes(where: str, train: str, unknown: Sequence[str], split: str) 
     )
 
 
-def _ordered(splits: dict[str, ImageDataset]) -> dict[str, ImageDataset]:
-    return {split: splits[split] for split in ("train", "val", "test") if split in splits and len(splits[split])}
-
-
 def open_root(path: str) -> Folder:
     """List the folders and images in a folder, without hidden files and litter. Raises ``UserError``."""
-    result, arrays = Folder(), []
+    result, arrays = Folder([], []), []
     try:
         with os.scandir(path) as entries:
             for entry in entries:
@@ -243,37 +228,32 @@ def open_root(path: str) -> Folder:
                     result.folders.append(entry.path)
                 elif (suffix := os.path.splitext(entry.name)[1].lower()) in ARRAYS:  # noqa: PTH122  (faster than pathlib)
                     arrays.append(entry.path)
-                elif suffix not in EXTENSIONS:
-                    result.others += 1
-                elif entry.is_file() or entry.is_symlink():  # a broken link counts: reading it reports a missing file
+                # A broken link counts: reading it reports a missing file.
+                elif suffix in EXTENSIONS and (entry.is_file() or entry.is_symlink()):
                     result.images.append(entry.path)
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from None
-    if result.images:
-        result.others += len(arrays)
-    else:
-        result.images = arrays
-    result.folders.sort()
-    result.images.sort()
-    return result
+    return Folder(sorted(result.folders), sorted(result.images or arrays))
 
 
-def list_images(path: str, above: frozenset[tuple[int, int]] = frozenset()) -> Listing:
-    """List all images below ``path``. Each folder is listed once; folders in ``above`` are skipped."""
-    listing, seen, waiting = Listing(), set(above), [path]
+def list_images(path: str, above: frozenset[tuple[int, int]] = frozenset()) -> list[str]:
+    """List all images below ``path``, sorted. Each folder is listed once; folders in ``above`` are skipped."""
+    images, seen, waiting = [], set(above), [path]
     while waiting:
         here = waiting.pop()
         entries = open_root(here)
         if (identity := _folder_id(here)) in seen:
             continue
         seen.add(identity)
-        if here == path or here == f"{path}{os.sep}images":  # Tiny ImageNet has this folder in every class folder
-            listing.direct += len(entries.images)
-        listing.images += entries.images
-        listing.others += entries.others
-        waiting += reversed(entries.folders)
-    listing.images.sort()
-    return listing
+        images += entries.images
+        waiting += entries.folders
+    return sorted(images)
+
+
+def _is_direct(path: str, root: str) -> bool:
+    """True for an image in a class folder of ``root``, or in its folder ``images``, as in Tiny ImageNet."""
+    _, *inner, _ = path.removeprefix(root).strip(os.sep).split(os.sep)  # noqa: PTH206  (faster than pathlib)
+    return inner in ([], ["images"])
 
 
 def _folder_id(folder: str) -> tuple[int, int]:

@@ -69,8 +69,8 @@ def match_masks(images: Path, masks: Path) -> Pairs:
     """Match each image with the mask of its name and subfolder. Masks may end in ``_mask``, ``_labelIds`` or ``_L``."""
     if not masks.is_dir():
         raise UserError(f"{images} has no masks: there is no folder {masks}.")
-    by_name = {path.relative_to(masks).with_suffix(""): path for path in map(Path, list_images(str(masks)).images)}
-    paths = [Path(path) for path in list_images(str(images)).images]
+    by_name = {path.relative_to(masks).with_suffix(""): path for path in map(Path, list_images(str(masks)))}
+    paths = [Path(path) for path in list_images(str(images))]
     if not paths:
         raise UserError(f"{images} has no images.")
     image_names = {path.relative_to(images).with_suffix("") for path in paths}

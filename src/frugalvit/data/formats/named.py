@@ -22,7 +22,7 @@ from frugalvit.data.paths import datasets_root, local
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.files import read_text
+from frugalvit.utils.files import make_folder, read_text
 from frugalvit.utils.text import short_message
 
 _Parts = tuple[Sequence[str], dict[str, ImageDataset]]
@@ -62,13 +62,8 @@ def open_named(name: str, root: str | Path | None = None) -> DatasetSplits:
 def _download(name: str, known: Known, home: Path) -> None:
     """Download into a temporary folder first: a partial download never counts as a dataset."""
     staging = home / ".incomplete" / f"{name}.{os.getpid()}"  # several processes may start at once
-    try:
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(
-            f"Cannot write to {home} ({error.strerror}). Set FRUGALVIT_DATASETS to another folder."
-        ) from None
+    shutil.rmtree(staging, ignore_errors=True)
+    make_folder(staging, "Set FRUGALVIT_DATASETS to another folder.")
     console.info(f"downloading {known.title} to {home}")
     try:
         # torchvision prints to standard output, which is for results.
@@ -114,10 +109,9 @@ def _from_torchvision(name: str, known: Known, home: Path) -> _Parts:
 
 def _examples(dataset: Any, name: str, home: str) -> ImageDataset:
     """Take the files or arrays of a torchvision dataset."""
-    for files, labels in (("_image_files", "_labels"), ("_images", "_labels")):
-        if hasattr(dataset, files) and hasattr(dataset, labels):
-            paths = [str(path) for path in getattr(dataset, files)]
-            return FileExamples(paths, np.asarray(getattr(dataset, labels)), home)
+    files = getattr(dataset, "_image_files", None) or getattr(dataset, "_images", None)
+    if files and hasattr(dataset, "_labels"):
+        return FileExamples([str(path) for path in files], np.asarray(dataset._labels), home)
     samples = getattr(dataset, "_samples", None) or getattr(dataset, "samples", None)
     if samples:
         return FileExamples([str(path) for path, _ in samples], np.array([int(label) for _, label in samples]), home)

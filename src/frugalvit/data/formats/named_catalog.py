@@ -102,8 +102,8 @@ DATASETS: dict[str, Known] = {
     "ucf101": Known(
         "UCF101", 101, 9_537, 3_783, ("ucf101/train", "ucf101/test"), suite=True,
         by_hand="unpack UCF101.rar and its train and test splits in {root}, as UCF-101/CLASS/CLIP.avi and "
-                "ucfTrainTestlist/trainlist01.txt; `frugalvit probe suite` then extracts the middle frames with PyAV "
-                "(pip install \"frugalvit[video]\")"),
+                "ucfTrainTestlist/trainlist01.txt; benchmarks/ucf101_frames.py of the repository then extracts the "
+                "middle frames to ucf101/{{train,test}}/CLASS/CLIP.jpg"),
     "hateful_memes": Known(
         "Hateful Memes", 2, 8_500, 500, ("hateful_memes/train.jsonl", "hateful_memes/img"), "ROC AUC", True,
         by_hand="sign its terms at hatefulmemeschallenge.com and put train.jsonl, dev.jsonl (or dev_seen.jsonl) and "

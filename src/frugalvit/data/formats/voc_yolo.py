@@ -55,7 +55,7 @@ def _read_voc(root: Path) -> dict[str, Images]:
     files = {path.stem: path for path in sorted(root.rglob("*.xml"))}
     if not files:
         return {}
-    found = {Path(path).stem: Path(path) for path in list_images(str(root)).images if "Segmentation" not in path}
+    found = {Path(path).stem: Path(path) for path in list_images(str(root)) if "Segmentation" not in path}
     images = {stem: (found[stem], path, _voc_objects(path)) for stem, path in files.items() if stem in found}
     if missing := [path.name for stem, path in files.items() if stem not in found]:
         raise UserError(f"{root} has no image for {missing[0]}: an image and its XML file have the same name.")
@@ -90,7 +90,7 @@ def _read_yolo(root: Path) -> dict[str, Images]:
     if not any(path.suffix == ".txt" for folder in root.rglob("labels") for path in folder.rglob("*.txt")):
         return {}
     names, images = _yolo_names(root), []
-    for path in map(Path, list_images(str(root)).images):
+    for path in map(Path, list_images(str(root))):
         parts = path.relative_to(root).parts
         if "images" in parts:
             place = len(parts) - 1 - parts[::-1].index("images")

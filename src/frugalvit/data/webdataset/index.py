@@ -8,7 +8,8 @@ from pydantic import ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationE
 from pydantic.dataclasses import dataclass
 
 from frugalvit.data.paths import local
-from frugalvit.data.webdataset.remote import is_pipe, is_remote, read_small, without_query
+from frugalvit.data.webdataset.remote import is_remote, read_small, without_query
+from frugalvit.utils.files import read_user_text
 
 INDEX = "index.json"
 FORMAT = "frugalvit shards 1"
@@ -44,18 +45,17 @@ class PackedIndex:
 def read_index(where: str | Path) -> PackedIndex | None:
     """Read the index beside ``where``, a folder, shards or an address. Returns None without a valid index."""
     where = str(where)
-    if is_pipe(where):
-        return None
     if is_remote(where):
         address = without_query(where)  # a query signs one shard only, and may contain a slash
         content = read_small(where if address.endswith(f"/{INDEX}") else f"{address.rpartition('/')[0]}/{INDEX}")
     else:
         path = local(where)
-        content = read_small(str((path if path.is_dir() else path.parent) / INDEX))
+        path = (path if path.is_dir() else path.parent) / INDEX
+        content = read_user_text(path, errors="replace") if path.exists() else None
     return None if content is None else parse_index(content)
 
 
-def parse_index(content: bytes) -> PackedIndex | None:
+def parse_index(content: bytes | str) -> PackedIndex | None:
     """Parse an index, which may come from an untrusted source. Returns None if it is not valid."""
     try:
         return TypeAdapter(PackedIndex).validate_json(content)

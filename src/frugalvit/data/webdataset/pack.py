@@ -1,18 +1,13 @@
-"""``frugalvit data pack DATA OUT``: write a dataset as WebDataset shards, images byte for byte.
-
-It writes an index and, unless ``--no-decoded``, decoded images beside the shards: training on OUT starts at once.
-"""
+"""``frugalvit data pack DATA OUT``: write a dataset as WebDataset shards, images byte for byte, with an index."""
 
 import hashlib
 import io
 import json
 import re
-import shutil
 import tarfile
 import time
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -20,15 +15,12 @@ from frugalvit.config.data import PackConfig
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import PHOTO
-from frugalvit.data.image_size import best_device, input_size, median_side, min_cached_size, probe_images
 from frugalvit.data.open import open_data
 from frugalvit.data.paths import is_inside, local
 from frugalvit.data.webdataset.index import FORMAT, INDEX, parse_index
-from frugalvit.data.webdataset.shards import open_shards
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.files import REPLACED, read_bytes, utf8_safe, working_folder
-from frugalvit.utils.system import cores
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
 
@@ -47,26 +39,13 @@ def command(config: PackConfig) -> CommandResult:
     )  # fmt: skip
     if (pixels := next(iter(source.splits.values())).pixels) != PHOTO:
         raise UserError(f"{config.data} holds {pixels}. Shards hold {PHOTO} only: train on the folder or the table.")
-    return pack(
-        source, out, shard_megabytes=config.shard_megabytes, shuffle=config.shuffle, seed=config.seed,
-        decoded=config.decoded, img_size=config.img_size,
-    )  # fmt: skip
+    return pack(source, out, shard_megabytes=config.shard_megabytes, shuffle=config.shuffle, seed=config.seed)
 
 
 def pack(
-    source: DatasetSplits,
-    out: Path,
-    *,
-    shard_megabytes: float = 256.0,
-    shuffle: bool = True,
-    seed: int = 0,
-    decoded: bool = False,
-    img_size: int | Literal["auto"] = "auto",
+    source: DatasetSplits, out: Path, *, shard_megabytes: float = 256.0, shuffle: bool = True, seed: int = 0
 ) -> CommandResult:
-    """Write ``train-000000.tar`` …, ``index.json`` and, with ``decoded``, ``train-256x256.decoded``.
-
-    The same source and seed give the same bytes. Decoded images suit inputs of ``img_size``, by default the size that
-    ``frugalvit train`` chooses on this machine.
+    """Write ``train-000000.tar`` … and ``index.json``. The same source and seed give the same bytes.
 
     All files go to a temporary folder, which is renamed at the end: a killed process leaves no partial dataset.
     """
@@ -78,7 +57,6 @@ def pack(
             "without packing, or pack its images alone with --label-source ignore."
         )
     bad: list[dict[str, str]] = []
-    notes: list[str] = []
     try:
         with working_folder(out.resolve()) as staging:
             splits: dict[str, list[dict[str, Any]]] = {}
@@ -95,41 +73,14 @@ def pack(
                 "bad": bad,
             }
             _write_index(staging, index)
-            if decoded:
-                index["decoded"] = _write_decoded(staging, img_size, notes)
-                _write_index(staging, index)
             move_into(staging, out)
     except OSError as error:
         raise UserError(f"Cannot write shards to {out} ({error.strerror or error}): choose another folder.") from None
-    return _result(source, out, index, notes, time.monotonic() - start)
+    return _result(source, out, index, time.monotonic() - start)
 
 
 def _write_index(folder: Path, index: dict[str, Any]) -> None:
     (folder / INDEX).write_text(json.dumps(index, indent=1, ensure_ascii=True), encoding="utf-8")
-
-
-def _write_decoded(folder: Path, img_size: int | Literal["auto"], notes: list[str]) -> list[dict[str, Any]]:
-    """Write the decoded training images, if the disk has space. Evaluation decodes its images in full."""
-    from frugalvit.data.cache.build import decode_all, decoding_threads
-    from frugalvit.data.cache.store import write_file
-
-    examples = open_shards(str(folder)).splits.get("train")
-    if examples is None:
-        return []
-    size = input_size(median_side(examples), best_device()) if img_size == "auto" else img_size
-    target = min_cached_size((size, size))
-    cached_size, seconds = probe_images(examples, (size, size))
-    shape = (len(examples), 3, *cached_size)
-    volume = int(np.prod(shape))
-    if volume > 0.9 * shutil.disk_usage(folder).free:
-        notes.append(f"No decoded images: they take {volume / 1e9:.1f} GB, more than the disk has.")
-        return []
-    name = f"train-{target[0]}x{target[1]}.decoded"
-    threads, _ = decoding_threads(seconds, cores())
-    fill = partial(decode_all, examples, cached_size, threads=threads, limit=len(examples))
-    write_file(folder / name, examples.fingerprint(), shape, fill)
-    notes.append(f"Decoded training images for inputs of {size} px are beside the shards; other sizes are decoded.")
-    return [{"split": "train", "file": name, "target": list(target), "rectangle": list(cached_size)}]
 
 
 def check_free(out: Path) -> None:
@@ -142,7 +93,7 @@ def check_replaceable(out: Path) -> None:
     """Raise ``UserError`` if a folder holds other files than a packed dataset: they would be removed."""
     index = parse_index(read_bytes(out / INDEX))
     packed = {INDEX, *index.by_name} if index is not None else set()
-    others = sorted(path.name for path in out.iterdir() if path.name not in packed and path.suffix != ".decoded")
+    others = sorted(path.name for path in out.iterdir() if path.name not in packed)
     if others:
         raise UserError(
             f"{out} holds more than a packed dataset ({truncate_list(others)}), which would be lost: choose another "
@@ -166,7 +117,7 @@ def _write_split(
 ) -> list[dict[str, Any]]:
     shards: list[dict[str, Any]] = []
     archive: tarfile.TarFile | None = None
-    written, count = 0, 0
+    written = 0
     width = max(8, len(str(len(order))))
     for number, index in enumerate(console.progress(order, total=len(order), label=f"packing {split}")):
         try:
@@ -176,18 +127,18 @@ def _write_split(
             bad.append({"name": utf8_safe(error.name), "reason": utf8_safe(error.reason)})
             continue
         if archive is None or written >= limit:
-            _finish(archive, folder, shards, count)
-            shards.append({"file": f"{split}-{len(shards):06d}.tar"})
+            _finish(archive, folder, shards)
+            shards.append({"file": f"{split}-{len(shards):06d}.tar", "examples": 0})
             archive = tarfile.open(folder / shards[-1]["file"], "w", format=tarfile.GNU_FORMAT)  # noqa: SIM115
-            written, count = 0, 0
+            written = 0
         # Only letters, digits and dashes, so that the member cannot be a path.
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(examples.keys[index]).stem)[:60].strip("-") or "image"
         key = f"{number:0{width}d}-{stem}"
         written += _add(archive, f"{key}.{_ENDINGS.get(image_format, image_format.lower())}", content)
         if examples.labels is not None:
             written += _add(archive, f"{key}.cls", str(int(examples.labels[index])).encode())
-        count += 1
-    _finish(archive, folder, shards, count)
+        shards[-1]["examples"] += 1
+    _finish(archive, folder, shards)
     return shards
 
 
@@ -199,17 +150,17 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> int:
     return 512 + len(content)
 
 
-def _finish(archive: tarfile.TarFile | None, folder: Path, shards: list[dict[str, Any]], count: int) -> None:
+def _finish(archive: tarfile.TarFile | None, folder: Path, shards: list[dict[str, Any]]) -> None:
     if archive is None:
         return
     archive.close()
     path = folder / shards[-1]["file"]
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    shards[-1] |= {"examples": count, "bytes": path.stat().st_size, "sha256": digest}
+    shards[-1] |= {"bytes": path.stat().st_size, "sha256": digest}
 
 
-def _result(source: DatasetSplits, out: Path, index: dict[str, Any], notes: list[str], seconds: float) -> CommandResult:
+def _result(source: DatasetSplits, out: Path, index: dict[str, Any], seconds: float) -> CommandResult:
     splits, bad = index["splits"], index["bad"]
     rows: list[list[object]] = [
         [split, len(shards), sum(s["examples"] for s in shards), round(sum(s["bytes"] for s in shards) / 1e6, 1)]
@@ -220,8 +171,6 @@ def _result(source: DatasetSplits, out: Path, index: dict[str, Any], notes: list
         listed: list[list[object]] = [[entry["name"], entry["reason"]] for entry in bad[:200]]
         tables.append(Table(["left out", "reason"], listed, pluralize(len(bad), "unreadable file")))
     data = {"out": str(out), "data": source.location, "splits": splits, "bad": bad, "seconds": round(seconds, 2)}
-    data |= {"decoded": index.get("decoded", [])}
     verb = "train" if source.classes else "pretrain"
-    return CommandResult(
-        data, tables, [*source.notes, *notes, f"Train on the shards: frugalvit {verb} {console.shell_quote(out)}"]
-    )
+    advice = f"Train on the shards: frugalvit {verb} {console.shell_quote(out)}"
+    return CommandResult(data, tables, [*source.notes, advice])

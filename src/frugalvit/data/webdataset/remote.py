@@ -1,17 +1,12 @@
-"""Remote files, read forwards: http(s), fsspec (``s3://``, ``gs://`` …) and ``pipe:`` commands.
+"""Remote files, read forwards: http(s) and fsspec (``s3://``, ``gs://`` …).
 
-A broken connection is reopened at the same position, a few times. A ``pipe:`` runs a program, and a configuration may
-come from an untrusted source, so an environment variable must allow it first. The program runs without a shell: for a
-pipeline write ``pipe:sh -c '…'``.
+A broken connection is reopened at the same position, a few times.
 """
 
 import hashlib
 import http.client
 import io
-import os
 import re
-import shlex
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -21,9 +16,8 @@ from typing import IO, Any
 from frugalvit.data.paths import cache_root
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.files import open_regular, read_bytes, read_error_message, write_atomically
+from frugalvit.utils.files import open_regular, write_atomically
 
-ALLOW_PIPES = "FRUGALVIT_ALLOW_PIPES"
 _TIMEOUT = 60.0
 _TRIES, _WAIT = 3, 0.5  # attempts to reopen a broken connection; seconds before the first, then doubled
 _PATIENCE, _LEAST_BYTES = 120.0, 64_000  # seconds of waiting in which at least these bytes must arrive
@@ -33,11 +27,7 @@ READ_ERRORS = (OSError, EOFError, http.client.HTTPException)
 
 
 def is_remote(where: str) -> bool:
-    return "://" in where or is_pipe(where)
-
-
-def is_pipe(where: str) -> bool:
-    return where.startswith("pipe:")
+    return "://" in where
 
 
 def is_http(where: str) -> bool:
@@ -50,9 +40,7 @@ def without_query(where: str) -> str:
 
 
 def open_remote(where: str) -> IO[bytes]:
-    """Open a local file, an http(s) or fsspec address, or the output of a command, to read it forwards."""
-    if is_pipe(where):
-        return io.BufferedReader(CommandReader(_start(where.removeprefix("pipe:"))))
+    """Open a local file, or an http(s) or fsspec address, to read it forwards."""
     return io.BufferedReader(RetryingReader(where)) if is_remote(where) else open_regular(where)
 
 
@@ -156,40 +144,6 @@ def _is_final(error: Exception) -> bool:
     return isinstance(error, FileNotFoundError | PermissionError)
 
 
-def _start(command: str) -> subprocess.Popen[bytes]:
-    if os.environ.get(ALLOW_PIPES) != "1":
-        raise UserError(f"'pipe:{command}' would run a program. If you trust it, set {ALLOW_PIPES}=1 first.")
-    try:
-        return subprocess.Popen(shlex.split(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    except (ValueError, IndexError) as error:
-        raise UserError(f"'pipe:{command}' is not a valid command: {error}.") from None
-
-
-class CommandReader(io.RawIOBase):
-    """The output of a program. If the program fails, the end of its output raises ``OSError``."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        self.process, self._output = process, process.stdout
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        part = self._output.read(len(buffer))
-        if not part and (status := self.process.wait()):
-            raise OSError(f"its command ended with status {status}")
-        buffer[: len(part)] = part
-        return len(part)
-
-    def close(self) -> None:
-        """Close the pipe, and kill a program that still runs."""
-        self._output.close()
-        self.process.kill()
-        self.process.wait()
-        super().close()
-
-
 def fetch(url: str, sha256: str = "") -> Path:
     """Download a remote shard into the cache, once, and return its path.
 
@@ -224,19 +178,13 @@ def fetch(url: str, sha256: str = "") -> Path:
     return target
 
 
-def read_small(where: str, limit: int = 512 << 20) -> bytes | None:
-    """Read a small file, local or remote; None if it is missing, or remote and unreadable or too large."""
+def read_small(url: str, limit: int = 512 << 20) -> bytes | None:
+    """Read a small remote file; None if it is missing, unreadable or too large."""
     try:
-        if not is_remote(where):
-            return read_bytes(where, limit)
-        with open_remote(where) as file:
+        with open_remote(url) as file:
             content = file.read(limit + 1)
-    except (FileNotFoundError, NotADirectoryError):
+    except (*READ_ERRORS, UserError):
         return None
-    except (*READ_ERRORS, UserError) as error:
-        if is_remote(where):
-            return None
-        raise UserError(read_error_message(where, error)) from None
     return content if len(content) <= limit else None
 
 

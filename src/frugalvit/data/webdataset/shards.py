@@ -15,13 +15,13 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.dataset import DatasetSplits, ImageDataset, PackedImages
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import EXTENSIONS
 from frugalvit.data.formats.csv import class_list
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, open_root, unknown_classes
 from frugalvit.data.paths import cache_root, is_file, is_folder, local
 from frugalvit.data.webdataset.index import INDEX, PackedIndex, PackedShard, read_index
-from frugalvit.data.webdataset.remote import fetch, is_pipe, is_remote, without_query
+from frugalvit.data.webdataset.remote import describe_error, fetch, is_remote, without_query
 from frugalvit.data.webdataset.tar import BadShard, list_members
 from frugalvit.errors import UserError
 from frugalvit.utils.files import open_regular
@@ -68,6 +68,8 @@ class ShardExamples(ImageDataset):
     offsets: int64 (N, 3): shard, offset, size
     """
 
+    per_image = ("offsets",)
+
     def __init__(
         self,
         shards: list[str],
@@ -101,10 +103,6 @@ class ShardExamples(ImageDataset):
     def stored_size(self, index: int) -> int:
         return int(self.offsets[index, 2])
 
-    def _select(self, full: ImageDataset, chosen: np.ndarray) -> None:
-        assert isinstance(full, ShardExamples)
-        self.offsets, self.decoded = full.offsets[chosen], None
-
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         shards = [_shard_fingerprint(shard, self.index, times) for shard in self.shards]
         return ((shards[shard], offset, size) for shard, offset, size in self.offsets.tolist())
@@ -124,7 +122,7 @@ def _shard_fingerprint(shard: str, index: PackedIndex | None, times: bool) -> tu
 
 def is_shards(where: str) -> bool:
     """True for tar files: a file, a ``{000..009}`` range, a ``*`` pattern, an address, or a folder of them."""
-    if is_pipe(where) or (is_remote(where) and where.endswith(f"/{INDEX}")):
+    if is_remote(where) and where.endswith(f"/{INDEX}"):
         return True
     path = local(where)
     if is_folder(path):
@@ -208,14 +206,11 @@ def open_shards(where: str) -> DatasetSplits:
     labelled = find_labels(counts, where, notes) is not None
     train = listed.get("train", next(iter(listed.values())))
     labels, names = class_names(class_list(sample.label for _, sample in train), index) if labelled else (None, [])
-    splits: dict[str, ImageDataset] = {}
-    for split in ("train", "val", "test"):
-        if not listed.get(split):
-            continue
-        shards = by_split[split]
-        splits[split] = shard_examples(shards, listed[split], labels, f"{split} in {where}", index)
-        if index is not None and any(Path(shards[0]).parent.glob(f"{split}-*.decoded")):
-            splits[split].decoded = PackedImages(str(Path(shards[0]).parent / split), splits[split].fingerprint())
+    splits: dict[str, ImageDataset] = {
+        split: shard_examples(by_split[split], part, labels, f"{split} in {where}", index)
+        for split, part in listed.items()
+        if part
+    }
     name = Path(where).resolve().name if not is_remote(where) else where
     return DatasetSplits(name, where, "shards", tuple(names) if labelled else None, splits, notes)
 
@@ -227,10 +222,8 @@ def index_shards(names: list[str], where: str, notes: list[str]) -> Iterator[tup
     for number, name in enumerate(names):
         try:
             samples = list(read_shard(name, collisions))
-        except BadShard as error:
-            damaged.append(f"{name} ({error})")
-        except OSError as error:
-            damaged.append(f"{name} ({error.strerror or error})")
+        except (BadShard, OSError) as error:
+            damaged.append(f"{name} ({describe_error(error)})")
         else:
             yield from ((number, sample) for sample in samples)
     if damaged:

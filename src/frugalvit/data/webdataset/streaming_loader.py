@@ -16,7 +16,7 @@ from torch import Tensor
 
 from frugalvit.data.augmentation.mixup import Mixing
 from frugalvit.data.augmentation.transforms import Augment
-from frugalvit.data.bad_images import UnreadableImage
+from frugalvit.data.bad_images import UnreadableImage, check_unreadable
 from frugalvit.data.decode import decode, resize_to
 from frugalvit.data.loader import Batch, BatchSource, check_batch
 from frugalvit.data.rng import generator_for, to_device_packed, uniform
@@ -40,16 +40,13 @@ class ReadBatch(NamedTuple):
 
 
 class StreamingBatches(BatchSource):
-    """Training batches from a ``ShardStream``.
+    """Training batches from a ``ShardStream``. Steps in order are cheap; any other step restarts the readers.
 
     Args:
         cached_size: (S, S'); readers resize the images to it.
-        steps_per_epoch: length of an epoch.
         classes: raw labels in the order of the classes; None trains without labels.
         workers: reader processes; each needs its own shards. 0 reads in this process.
         max_bad: a larger share of unreadable images (of those read) or of damaged shards ends the run.
-
-    Steps in order are cheap. A jump to another step restarts the readers.
     """
 
     def __init__(
@@ -90,10 +87,6 @@ class StreamingBatches(BatchSource):
     @property
     def unreadable(self) -> list[tuple[str, str]]:
         return self._unreadable
-
-    @property
-    def readable(self) -> None:
-        return None
 
     def batch_at(self, step: int) -> Batch:
         if step != self.next_step:
@@ -149,12 +142,7 @@ class StreamingBatches(BatchSource):
             console.warning(f"left out: {name}: {reason}")
         self._unreadable += unreadable
         seen = (step + 1) * self.batch // self.world
-        if len(self._unreadable) > max(1.0, self.max_bad * seen) and self.max_bad < 1:
-            name, reason = self._unreadable[-1]
-            raise UserError(
-                f"{len(self._unreadable)} streamed images cannot be read, more than --cache.max-bad allows: {name}: "
-                f"{reason}."
-            )
+        check_unreadable(self._unreadable, max(1, int(self.max_bad * seen)), seen)
 
     def _record_damaged(self, damaged: list[tuple[str, str]]) -> None:
         for shard, reason in damaged:

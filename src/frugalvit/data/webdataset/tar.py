@@ -22,30 +22,21 @@ class BadShard(Exception):
 def list_members(path: str | Path) -> Iterator[tar.TarInfo]:
     """Yield the regular files of a tar file in order, from its headers. Damage raises ``BadShard``."""
     with open_regular(path) as file:
-        for _, member in _headers(file, "r:"):
+        for member, _ in _read(file, "r:", lambda member: False):
             yield member
 
 
 def read_members(stream: IO[bytes], is_wanted: Callable[[tar.TarInfo], bool]) -> Iterator[tuple[str, bytes]]:
     """Yield names and contents of the wanted files of a tar stream, reading it forwards only."""
-    for archive, member in _headers(stream, "r|"):
-        if is_wanted(member):
-            yield member.name, _content(archive, member)
+    for member, content in _read(stream, "r|", is_wanted):
+        if content is not None:
+            yield member.name, content
 
 
-def _content(archive: tar.TarFile, member: tar.TarInfo) -> bytes:
-    try:
-        file = archive.extractfile(member)
-        content = b"" if file is None else file.read()
-    except _DAMAGE as error:
-        raise _bad_shard(error) from None
-    if len(content) < member.size:
-        raise BadShard("truncated: it ends inside a member")
-    return content
-
-
-def _headers(stream: IO[bytes], mode: Literal["r:", "r|"]) -> Iterator[tuple[tar.TarFile, tar.TarInfo]]:
-    """Yield the headers of the regular files, each with the open archive."""
+def _read(
+    stream: IO[bytes], mode: Literal["r:", "r|"], is_wanted: Callable[[tar.TarInfo], bool]
+) -> Iterator[tuple[tar.TarInfo, bytes | None]]:
+    """Yield the headers of the regular files, each with its content if it is wanted."""
     try:
         with tar.open(fileobj=stream, mode=mode, tarinfo=_Header, encoding="utf-8") as archive:
             end = -1
@@ -55,9 +46,15 @@ def _headers(stream: IO[bytes], mode: Literal["r:", "r|"]) -> Iterator[tuple[tar
                 end = archive.offset
                 archive.members.clear()  # type: ignore[attr-defined]  # it would keep every header in memory
                 if member.isreg() and not member.issparse():
-                    yield archive, member
+                    file = archive.extractfile(member) if is_wanted(member) else None
+                    content = None if file is None else file.read()
+                    if content is not None and len(content) < member.size:
+                        raise BadShard("truncated: it ends inside a member")
+                    yield member, content
     except _DAMAGE as error:
-        raise _bad_shard(error) from None
+        text = str(error)
+        is_short = "unexpected end" in text
+        raise BadShard("truncated: it ends inside a member" if is_short else f"damaged: {text}") from None
 
 
 class _Header(tar.TarInfo):
@@ -77,8 +74,3 @@ class _Header(tar.TarInfo):
         if header.size < 0 or (is_extension and header.size > _MAX_NAME):
             raise BadShard("damaged: a header with an impossible size")
         return header
-
-
-def _bad_shard(error: Exception) -> BadShard:
-    text = str(error)
-    return BadShard("truncated: it ends inside a member" if "unexpected end" in text else f"damaged: {text}")

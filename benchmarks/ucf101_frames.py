@@ -1,10 +1,13 @@
 """UCF101 as in EsViT (B.3): the middle frame of every clip of the first split.
 
+    pip install "frugalvit[video]"
+    python benchmarks/ucf101_frames.py FOLDER        # the folder of named datasets: ~/.cache/frugalvit/datasets
+
 Reads the official ``UCF-101/CLASS/CLIP.avi`` and ``ucfTrainTestlist/{train,test}list01.txt``, and writes
 ``ucf101/{train,test}/CLASS/CLIP.jpg``, which the named dataset ucf101 reads.
 """
 
-import importlib.util
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,20 +21,9 @@ LISTS = {"train": "trainlist01.txt", "test": "testlist01.txt"}
 _ADVICE = "Unpack UCF101.rar again; finished frames stay."
 
 
-def videos_present(root: Path) -> bool:
-    """True if ``root`` has the clips and the lists of the first split."""
-    lists = (root / "ucfTrainTestlist" / name for name in LISTS.values())
-    return (root / "UCF-101").is_dir() and all(path.is_file() for path in lists)
-
-
 def make_frames(root: Path, read: Callable[[Path], Image.Image] | None = None) -> None:
     """Write the middle frames, first to a temporary folder: an interrupted call never counts as finished."""
-    if read is None:
-        if importlib.util.find_spec("av") is None:
-            raise UserError(
-                f'{root} holds the videos of UCF101. To extract their middle frames: pip install "frugalvit[video]"'
-            )
-        read = middle_frame
+    read = read or middle_frame
     finished, staging = root / "ucf101", root / ".ucf101.part"
     if finished.exists():
         raise UserError(f"{finished} lacks train or test. Remove it to extract the frames again.")
@@ -70,3 +62,10 @@ def middle_frame(path: Path) -> Image.Image:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"Cannot decode {path} ({reason}). {_ADVICE}") from None
     raise UserError(f"{path} ends before its middle frame. {_ADVICE}")
+
+
+if __name__ == "__main__":
+    try:
+        make_frames(Path(sys.argv[1]))
+    except UserError as error:
+        sys.exit(str(error))

@@ -1,17 +1,14 @@
 """UCF101's videos in their real layout: the middle frame, resuming, and error messages."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from frugalvit.config.probe import SuiteConfig
+import ucf101_frames
 from frugalvit.data import open_data
-from frugalvit.data.formats import ucf101
 from frugalvit.errors import UserError
-from frugalvit.probing import suite
 
 CLIPS = {
     "train": ["Archery/v_Archery_g08_c01.avi", "Biking/v_Biking_g08_c01.avi"],
@@ -68,17 +65,16 @@ def is_frame(image: Image.Image, number: int) -> bool:
 def test_middle_frame(av, tmp_path: Path, count: int, between: int) -> None:
     """``between``: with B-frames, whose stored order is not the display order."""
     make_video(av, tmp_path / "clip.avi", count, between=between)
-    frame = ucf101.middle_frame(tmp_path / "clip.avi")
+    frame = ucf101_frames.middle_frame(tmp_path / "clip.avi")
     assert frame.size == (320, 240)
     assert [number for number in range(count) if is_frame(frame, number)] == [count // 2]
 
 
-def test_suite_extracts_and_reads_frames(av, tmp_path: Path) -> None:
+def test_frames_are_a_named_dataset(av, tmp_path: Path) -> None:
     make_lists(tmp_path)
     for count, clip in enumerate((clip for clips in CLIPS.values() for clip in clips), start=5):
         make_video(av, tmp_path / "UCF-101" / clip, count)
-    (entry,) = suite.list_entries(SuiteConfig(model="swin_nano", root=str(tmp_path), datasets=["ucf101"]))
-    assert entry.status == "present"
+    ucf101_frames.make_frames(tmp_path)
     assert not (tmp_path / ".ucf101.part").exists()
     source = open_data("ucf101", split="given", root=str(tmp_path))
     assert source.classes == ("Archery", "Biking")
@@ -97,41 +93,27 @@ def test_damaged_video_is_named_and_frames_are_kept(av, tmp_path: Path) -> None:
     for content in (b"", b"<html>404", complete[:6000]):
         broken.write_bytes(content)
         with pytest.raises(UserError, match=r"v_Archery_g01_c01\.avi .*Unpack UCF101\.rar again") as caught:
-            ucf101.make_frames(tmp_path)
+            ucf101_frames.make_frames(tmp_path)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "ucf101").exists()
-    (entry,) = suite.list_entries(SuiteConfig(model="swin_nano", root=str(tmp_path), datasets=["ucf101"]))
-    assert entry.status == "by hand" and "v_Archery_g01_c01.avi" in entry.instruction
     broken.write_bytes(complete)
     modified = (tmp_path / ".ucf101.part" / "train" / CLIPS["train"][0]).with_suffix(".jpg").stat().st_mtime_ns
-    ucf101.make_frames(tmp_path)
+    ucf101_frames.make_frames(tmp_path)
     assert (tmp_path / "ucf101" / "train" / CLIPS["train"][0]).with_suffix(".jpg").stat().st_mtime_ns == modified
 
 
 # -- tests without PyAV
 
 
-def test_missing_pyav_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_lists(tmp_path)
-    touch_clips(tmp_path)
-    monkeypatch.delitem(sys.modules, "av", raising=False)
-    monkeypatch.setattr(ucf101.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r'pip install "frugalvit\[video\]"$'):
-        ucf101.make_frames(tmp_path)
-    (entry,) = suite.list_entries(SuiteConfig(model="swin_nano", root=str(tmp_path), datasets=["ucf101"]))
-    assert entry.status == "by hand" and 'pip install "frugalvit[video]"' in entry.instruction
-
-
 def test_frames_are_class_folders(tmp_path: Path) -> None:
     make_lists(tmp_path)
     touch_clips(tmp_path)
-    assert ucf101.videos_present(tmp_path)
-    ucf101.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))
+    ucf101_frames.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))
     made = sorted(str(path.relative_to(tmp_path / "ucf101")) for path in (tmp_path / "ucf101").rglob("*.*"))
     expected = [f"{split}/{clip}".replace(".avi", ".jpg") for split, clips in CLIPS.items() for clip in clips]
     assert made == sorted(expected)
     with pytest.raises(UserError, match="lacks train or test"):
-        ucf101.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))
+        ucf101_frames.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))
 
 
 def test_missing_clips_are_named(tmp_path: Path) -> None:
@@ -139,4 +121,12 @@ def test_missing_clips_are_named(tmp_path: Path) -> None:
     touch_clips(tmp_path)
     (tmp_path / "UCF-101" / CLIPS["train"][1]).unlink()
     with pytest.raises(UserError, match=r"v_Biking_g08_c01\.avi .*trainlist01\.txt"):
-        ucf101.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))
+        ucf101_frames.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))
+
+
+def test_empty_lists_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "ucfTrainTestlist").mkdir()
+    for name in ("trainlist01.txt", "testlist01.txt"):
+        (tmp_path / "ucfTrainTestlist" / name).write_text("\n")
+    with pytest.raises(UserError, match="lists no clips"):
+        ucf101_frames.make_frames(tmp_path, read=lambda path: Image.new("RGB", (8, 8), "red"))
