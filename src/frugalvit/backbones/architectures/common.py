@@ -297,6 +297,29 @@ def timm_cfg(first_conv: str) -> dict[str, Any]:
     }
 
 
+class Layers(nn.Module):
+    """Layers in sequence, with the parameter names ``net.*`` of both released CvTs."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+def split_heads(tokens: Tensor, heads: int, parts: int = 3) -> tuple[Tensor, ...]:
+    """(B, T, parts * C) -> ``parts`` tensors (B, heads, T, C / heads): queries, keys, values."""
+    return tokens.unflatten(2, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def attention_weights(queries: Tensor, keys: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
+    """Return softmax(q kᵀ · scale + bias), at least in fp32, so that rows sum to 1; ``scale`` is 1 / √d by default."""
+    scores = queries @ keys.transpose(-2, -1)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * (scale or queries.shape[-1] ** -0.5)
+    return (scores if bias is None else scores + bias).softmax(-1)
+
+
 def join_heads(attended: Tensor) -> Tensor:
     """(B, heads, T, d) -> (B, T, heads * d)."""
     tokens = attended.transpose(1, 2)

@@ -56,11 +56,10 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
         self.drop_path = common.stochastic_depth(drop_path)
 
-    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, C, H, W) -> three of (B, heads, H * W, C / heads)."""
         tokens = self.norm(x.flatten(2).transpose(1, 2))
-        parts = self.qkv(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return parts[0], parts[1], parts[2]
+        return common.split_heads(self.qkv(tokens), self.heads)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.position(x)
@@ -69,7 +68,7 @@ class Attention(nn.Module):
 
     def attention(self, x: Tensor) -> Tensor:
         queries, keys, _ = self.queries_keys_values(x + self.position(x))
-        return (queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5).float().softmax(-1)
+        return common.attention_weights(queries, keys)
 
 
 class Mlp(nn.Module):

@@ -6,14 +6,14 @@ takes every crop size without rebuilding masks in each call. Parameter names are
 sizes that windows divide, both compute the same.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from timm.layers.classifier import ClassifierHead
 from timm.layers.mlp import Mlp
-from timm.models import generate_default_cfgs, register_model
-from timm.models.swin_transformer import checkpoint_filter_fn as timm_filter
+from timm.models import generate_default_cfgs, register_model, swin_transformer
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,9 +21,10 @@ from frugalvit.backbones.architectures import common
 from frugalvit.backbones.architectures.windows import (
     Size,
     WindowPlan,
-    mask,
+    map_attention,
     plan_windows,
     relative_bias,
+    score_bias,
     window_partition,
     window_reverse,
 )
@@ -58,23 +59,11 @@ class PatchEmbed(nn.Module):
         return self.norm(functional.linear(patches, self.proj.weight.flatten(1), self.proj.bias))
 
 
-class PatchMerging(nn.Module):
+class PatchMerging(swin_transformer.PatchMerging):
     """Merge four neighbours into one token: (B, C, h, w) -> (B, ceil(h/2), ceil(w/2), D)."""
 
-    def __init__(self, dim: int, out_dim: int, norm_eps: float) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(4 * dim, eps=norm_eps)
-        self.reduction = nn.Linear(4 * dim, out_dim, bias=False)
-
     def forward(self, grid: Tensor) -> Tensor:
-        tokens = grid.permute(0, 2, 3, 1)
-        height, width = tokens.shape[1:3]
-        if height % 2 or width % 2:
-            tokens = functional.pad(tokens, (0, 0, 0, width % 2, 0, height % 2))
-        batch, height, width, channels = tokens.shape
-        tokens = tokens.reshape(batch, height // 2, 2, width // 2, 2, channels)
-        tokens = tokens.permute(0, 1, 3, 4, 2, 5).flatten(3)  # the published order: down first, then right
-        return self.reduction(self.norm(tokens))
+        return super().forward(grid.permute(0, 2, 3, 1))
 
 
 class WindowAttention(nn.Module):
@@ -94,8 +83,8 @@ class WindowAttention(nn.Module):
         if self._can_use_kernel(tokens, plan):
             bias = relative_bias(self.relative_position_bias_table, plan).permute(2, 0, 1)
             return self.proj(window_attention(self.qkv(tokens), bias, plan))
-        query, key, value = self._heads(window_partition(tokens, plan))
-        bias = self._bias(plan, query)
+        query, key, value = common.split_heads(self.qkv(window_partition(tokens, plan)), self.num_heads)
+        bias = score_bias(self.relative_position_bias_table, plan, query)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         return window_reverse(self.proj(common.join_heads(attended)), plan)
 
@@ -107,27 +96,9 @@ class WindowAttention(nn.Module):
         return fits(plan, tokens.shape[-1] // self.num_heads, dtype) and _has_bf16_units(tokens.device)
 
     def weights(self, windows: Tensor, plan: WindowPlan) -> Tensor:
-        """Return the softmax, (B * windows, heads, N, N), at least in fp32, so that rows sum to 1."""
-        query, key, _ = self._heads(windows)
-        scores = query @ key.transpose(-2, -1)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * query.shape[-1] ** -0.5
-        return (scores + self._bias(plan, query)).softmax(-1)
-
-    def _heads(self, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        count, tokens, _ = windows.shape
-        query, key, value = self.qkv(windows).view(count, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        return query, key, value
-
-    def _bias(self, plan: WindowPlan, query: Tensor) -> Tensor:
-        """Relative bias plus mask, (1 or B * windows, heads, N, N), in the precision of the scores."""
-        # Read in full precision, then round, so that the gradients of a table entry are added in full precision.
-        bias = relative_bias(self.relative_position_bias_table, plan).to(query.dtype).permute(2, 0, 1)[None]
-        masked = mask(plan, query)
-        if masked is None:
-            return bias
-        bias = bias + masked.to(query.dtype)[:, None]  # (windows, heads, N, N)
-        images = query.shape[0] // plan.count
-        return bias[None].expand(images, -1, -1, -1, -1).flatten(0, 1)
+        """Return the softmax, (B * windows, heads, N, N)."""
+        query, key, _ = common.split_heads(self.qkv(windows), self.num_heads)
+        return common.attention_weights(query, key, score_bias(self.relative_position_bias_table, plan, query))
 
 
 @torch.compiler.assume_constant_result
@@ -176,16 +147,7 @@ class Block(nn.Module):
 
     def attention(self, tokens: Tensor) -> Tensor:
         """Return the softmax over all tokens of the map, (B, heads, h * w, h * w), zero between windows."""
-        weights, plan = self.window_attention(tokens)
-        batch, heads, count = tokens.shape[0], weights.shape[1], plan.size[0] * plan.size[1]
-        # The index on the map of every position of every window. Padding has one extra index, dropped below.
-        indices = torch.arange(count, device=weights.device).view(1, *plan.size, 1) + 1
-        indices = (window_partition(indices, plan)[..., 0] - 1) % (count + 1)  # padding is 0, becomes -1, then count
-        full = weights.new_zeros(batch, heads, count + 1, count + 1)
-        for window, index in enumerate(indices):
-            full[:, :, index[:, None], index[None, :]] = weights.view(batch, -1, *weights.shape[1:])[:, window]
-        full = full[:, :, :count, :count]
-        return full / full.sum(-1, keepdim=True)
+        return map_attention(*self.window_attention(tokens))
 
 
 class Stage(nn.Module):
@@ -252,6 +214,7 @@ class SwinTransformer(common.StagedModel):
         rates = common.drop_path_rates(drop_path_rate, depths)
         size = pair(img_size)
         stages: list[Stage] = []
+        norm = functools.partial(nn.LayerNorm, eps=norm_eps)
         for index, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
             common.check_heads(dim, heads)
             reduction = patch_size * 2**index
@@ -262,7 +225,7 @@ class SwinTransformer(common.StagedModel):
                 )
                 for number, rate in enumerate(rates[index])
             ]
-            stages.append(Stage(PatchMerging(dims[index - 1], dim, norm_eps) if index else nn.Identity(), blocks))
+            stages.append(Stage(PatchMerging(dims[index - 1], dim, norm) if index else nn.Identity(), blocks))
         self.layers = nn.Sequential(*stages)
         self.norm = nn.LayerNorm(self.num_features, eps=norm_eps)
         self.head = ClassifierHead(
@@ -322,7 +285,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
     }
     others = {name: value for name, value in state_dict.items() if name not in fitting}
     with quiet_tables():
-        return {**timm_filter(others, model), **fitting}
+        return {**swin_transformer.checkpoint_filter_fn(others, model), **fitting}
 
 
 def _initialize(module: nn.Module) -> None:

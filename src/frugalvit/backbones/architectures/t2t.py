@@ -113,9 +113,8 @@ class Block(vision_transformer.Block):
 
     def attention(self, state: Tokens) -> Tensor:
         attention: Any = self.attn
-        parts = attention.qkv(self.norm1(state[0])).unflatten(2, (3, attention.num_heads, -1))
-        queries, keys, _ = parts.permute(2, 0, 3, 1, 4)
-        return (queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5).float().softmax(-1)
+        queries, keys, _ = common.split_heads(attention.qkv(self.norm1(state[0])), attention.num_heads)
+        return common.attention_weights(queries, keys)
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:

@@ -119,18 +119,14 @@ class FullAttention(RelativeBias):
             local = torch.cat([top, local], dim=1)
         return local[None]
 
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:
-        queries, keys, values = self.split(x)
+        queries, keys, values = common.split_heads(self.qkv(x), self.heads)
         bias = self.bias(height, width).to(queries.dtype)
         return self.proj(common.join_heads(F.scaled_dot_product_attention(queries, keys, values, bias)))
 
     def attention(self, x: Tensor, height: int, width: int) -> Tensor:
-        queries, keys, _ = self.split(x)
-        scores = (queries @ keys.transpose(2, 3)).float() * queries.shape[-1] ** -0.5
-        return (scores + self.bias(height, width)).softmax(-1)
+        queries, keys, _ = common.split_heads(self.qkv(x), self.heads)
+        return common.attention_weights(queries, keys, self.bias(height, width))
 
 
 class SparseAttention(RelativeBias):
@@ -158,8 +154,8 @@ class SparseAttention(RelativeBias):
     def attend_globally(self, queries: Tensor, keys_values: Tensor) -> Tensor:
         """Attend from the global tokens to all tokens: (B, G, C)."""
         count = self.global_tokens
-        queries = queries[:, :count].unflatten(2, (self.heads, -1)).transpose(1, 2)
-        keys, values = keys_values.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        (queries,) = common.split_heads(queries[:, :count], self.heads, parts=1)
+        keys, values = common.split_heads(keys_values, self.heads, parts=2)
         to_local = self.g2l_relative_position_bias[0][:, :, None].expand(-1, -1, keys.shape[2] - count)
         bias = torch.cat([self.g2g_relative_position_bias, to_local], dim=2)[None].to(queries.dtype)
         return common.join_heads(F.scaled_dot_product_attention(queries, keys, values, bias))
