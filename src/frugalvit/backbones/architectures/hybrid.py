@@ -63,7 +63,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.position(x)
-        attended = common.join_heads(F.scaled_dot_product_attention(*self.queries_keys_values(x)))
+        queries, keys, values = self.queries_keys_values(x)
+        attended = common.join_heads(F.scaled_dot_product_attention(queries, keys, values))
         return x + self.drop_path(self.proj(attended)).transpose(1, 2).unflatten(2, x.shape[2:])
 
     def attention(self, x: Tensor) -> Tensor:

@@ -214,7 +214,7 @@ class SwinTransformer(common.StagedModel):
         rates = common.drop_path_rates(drop_path_rate, depths)
         size = pair(img_size)
         stages: list[Stage] = []
-        norm = functools.partial(nn.LayerNorm, eps=norm_eps)
+        norm: Any = functools.partial(nn.LayerNorm, eps=norm_eps)
         for index, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
             common.check_heads(dim, heads)
             reduction = patch_size * 2**index
