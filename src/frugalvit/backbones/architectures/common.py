@@ -11,7 +11,6 @@ import torch
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.drop import DropPath
 from timm.layers.weight_init import trunc_normal_
-from timm.models import build_model_with_cfg
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -154,7 +153,7 @@ class StagedModel(nn.Module):
     # timm
 
     def forward_features(self, images: Tensor) -> Tensor:
-        return self.features_of(self.run_blocks(images))
+        return self.final_norm(self.to_grid(self.run_blocks(images)))
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         pooled = self.head_drop(self.pool(features))
@@ -166,37 +165,6 @@ class StagedModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(images))
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return the stages' grids, for timm's ``features_only=True``. ``stop_early`` is ignored.
-
-        indices: the last n stages, the stages with these numbers, or None for all
-        norm:    apply the final norm to the last stage
-        """
-        if output_fmt != "NCHW":
-            raise UserError(f"{type(self).__name__} returns its stages as NCHW only; use output_fmt='NCHW'.")
-        grids: list[Tensor] = []
-        state = self.run_blocks(x, lambda state: grids.append(self.to_grid(state)))
-        stages = [grids[end] for end in self.stage_ends]
-        if norm:
-            stages[-1] = self.final_norm(stages[-1])
-        if isinstance(indices, int):
-            stages = stages[len(stages) - indices :]
-        elif indices is not None:
-            stages = [stages[index] for index in indices]
-        return stages if intermediates_only else (self.features_of(state), stages)
-
-    def features_of(self, state: Any) -> Tensor:
-        """Return the last state in the form of ``forward_features``."""
-        return self.final_norm(self.to_grid(state))
 
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -262,22 +230,6 @@ def check_heads(dim: int, heads: int) -> None:
     """Check that the number of heads divides the width."""
     if dim % heads:
         raise UserError(f"The width {dim} is not a multiple of {heads} heads; change embed_dim or num_heads.")
-
-
-def check_pixels(images: Tensor, kernel: int, padding: int) -> None:
-    """Check that the image is not smaller than the first kernel without its padding."""
-    height, width, fewest = images.shape[2], images.shape[3], kernel - 2 * padding
-    if height < fewest or width < fewest:
-        raise UserError(f"{height}x{width} pixels are too few for this network: it needs {fewest} per side.")
-
-
-def build(
-    network: type[StagedModel], name: str, stages: int, pretrained: bool, keywords: dict[str, Any], **more: Any
-) -> Any:
-    """Build a network with timm's builder, which handles weights, heads and ``features_only``."""
-    stages = len(keywords.get("depths", range(stages)))
-    feature_cfg = {"out_indices": tuple(range(stages)), "feature_cls": "getter"}
-    return build_model_with_cfg(network, name, pretrained, feature_cfg=feature_cfg, **more, **keywords)
 
 
 def timm_cfg(first_conv: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.models import register_model
+from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
@@ -142,4 +142,4 @@ default_cfgs = {"cvt_13": common.timm_cfg(first_conv="layers.0.0")}
 @register_model
 def cvt_13(pretrained: bool = False, **keywords) -> CvT:
     """CvT-13 of the Drloc paper."""
-    return common.build(CvT, "cvt_13", 3, pretrained, keywords)
+    return build_model_with_cfg(CvT, "cvt_13", pretrained, **keywords)

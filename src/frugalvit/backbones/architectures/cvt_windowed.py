@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers.activations import QuickGELU
 from timm.layers.weight_init import trunc_normal_
-from timm.models import register_model
+from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
@@ -49,7 +49,6 @@ class Embedding(nn.Module):
         self.norm = common.MapNorm(dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        common.check_pixels(x, int(self.proj.kernel_size[0]), int(self.proj.padding[0]))
         return self.norm(self.proj(x))
 
 
@@ -178,4 +177,5 @@ default_cfgs = {"cvt_tiny_w7": common.timm_cfg(first_conv="stage0.0.proj")}
 @register_model
 def cvt_tiny_w7(pretrained: bool = False, **keywords) -> WindowedCvT:
     """CvT-T, W=7, of EsViT."""
-    return common.build(WindowedCvT, "cvt_tiny_w7", 4, pretrained, {"drop_path_rate": 0.1, **keywords})
+    keywords.setdefault("drop_path_rate", 0.1)
+    return build_model_with_cfg(WindowedCvT, "cvt_tiny_w7", pretrained, **keywords)

@@ -12,10 +12,11 @@ At equal GPU time it was the best of eleven networks on photos, drawings, small 
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models import register_model
+from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
@@ -152,17 +153,18 @@ default_cfgs = {name: common.timm_cfg(first_conv="stem.0") for name in ("hybrid_
 @register_model
 def hybrid_small(pretrained: bool = False, **keywords) -> Hybrid:
     """12 M parameters, for a GPU."""
-    return common.build(Hybrid, "hybrid_small", 4, pretrained, keywords)
+    return build_model_with_cfg(Hybrid, "hybrid_small", pretrained, **keywords)
 
 
 @register_model
 def hybrid_tiny(pretrained: bool = False, **keywords) -> Hybrid:
     """7 M parameters, for a GPU."""
-    return common.build(Hybrid, "hybrid_tiny", 4, pretrained, {"embed_dim": (64, 128, 192, 384), **keywords})
+    keywords.setdefault("embed_dim", (64, 128, 192, 384))
+    return build_model_with_cfg(Hybrid, "hybrid_tiny", pretrained, **keywords)
 
 
 @register_model
 def hybrid_nano(pretrained: bool = False, **keywords) -> Hybrid:
     """0.6 M parameters, for a CPU."""
-    small = {"embed_dim": (32, 64, 128), "depths": (1, 1, 2)}
-    return common.build(Hybrid, "hybrid_nano", 3, pretrained, {**small, **keywords})
+    small: dict[str, Any] = {"embed_dim": (32, 64, 128), "depths": (1, 1, 2)}
+    return build_model_with_cfg(Hybrid, "hybrid_nano", pretrained, **small | keywords)

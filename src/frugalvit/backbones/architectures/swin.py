@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from timm.layers.classifier import ClassifierHead
 from timm.layers.mlp import Mlp
-from timm.models import generate_default_cfgs, register_model, swin_transformer
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model, swin_transformer
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -244,8 +244,8 @@ class SwinTransformer(common.StagedModel):
     def to_grid(self, state: Tensor) -> Tensor:
         return state.permute(0, 3, 1, 2)
 
-    def features_of(self, state: Tensor) -> Tensor:
-        return self.norm(state)
+    def forward_features(self, images: Tensor) -> Tensor:
+        return self.norm(self.run_blocks(images))
 
     def forward_grid(self, images: Tensor, norm: bool = True) -> tuple[Tensor, Tensor]:
         tokens = self.run_blocks(images)
@@ -341,10 +341,8 @@ def _register(variant: str) -> None:
 
     def create(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
         shape, window_size = VARIANTS[variant]
-        keywords = {**shape, "window_size": window_size, **keywords}
-        return common.build(
-            SwinTransformer, variant, 4, pretrained, keywords, pretrained_filter_fn=checkpoint_filter_fn
-        )
+        keywords = {**shape, "window_size": window_size, "pretrained_filter_fn": checkpoint_filter_fn, **keywords}
+        return build_model_with_cfg(SwinTransformer, variant, pretrained, **keywords)
 
     create.__name__ = create.__qualname__ = variant
     register_model(create)
