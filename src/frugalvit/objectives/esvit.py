@@ -224,8 +224,7 @@ class Matching(nn.Module, ABC):
         self.center_momentum = center_momentum
         self.centering = centering
         self.chunked = chunked
-        self.center: Tensor
-        self.register_buffer("center", torch.zeros(1, prototypes))
+        self.center = nn.Buffer(torch.zeros(1, prototypes))
         self._teacher_sum: Tensor | None = None  # sum and number of teacher bottlenecks since the last update
 
     def forward(
@@ -289,13 +288,11 @@ class Matching(nn.Module, ABC):
 
     def drop_head_grads(self) -> None:
         """Set the head's gradients to None: with zero gradients, weight decay would still change it."""
-        for parameter in self.student.parameters():
-            parameter.grad = None
+        self.student.zero_grad()
 
     def drop_last_layer_grads(self) -> None:
         """Set the prototypes' gradients to None: call between backward and step while they are frozen."""
-        for parameter in self.student.last_layer.parameters():
-            parameter.grad = None
+        self.student.last_layer.zero_grad()
 
     @abstractmethod
     def assignment(self, student_features: Crops, teacher_features: Crops) -> Tensor:
