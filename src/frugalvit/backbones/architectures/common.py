@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.drop import DropPath
 from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
@@ -230,23 +229,6 @@ def check_heads(dim: int, heads: int) -> None:
     """Check that the number of heads divides the width."""
     if dim % heads:
         raise UserError(f"The width {dim} is not a multiple of {heads} heads; change embed_dim or num_heads.")
-
-
-def timm_cfg(first_conv: str) -> dict[str, Any]:
-    """Return timm's configuration of a network without timm weights: ImageNet's statistics, 224 px."""
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": (7, 7),
-        "crop_pct": 0.875,
-        "interpolation": "bicubic",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": first_conv,
-        "classifier": "head",
-        "fixed_input_size": False,
-    }
 
 
 class Layers(nn.Module):

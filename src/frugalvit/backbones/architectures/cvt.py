@@ -136,7 +136,7 @@ class CvT(common.StagedModel):
         return grid
 
 
-default_cfgs = {"cvt_13": common.timm_cfg(first_conv="layers.0.0")}
+default_cfgs = {"cvt_13": {"first_conv": "layers.0.0", "classifier": "head"}}
 
 
 @register_model

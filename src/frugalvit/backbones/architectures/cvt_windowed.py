@@ -171,7 +171,7 @@ def initialize(module: nn.Module) -> None:
         common.small_normal(module)
 
 
-default_cfgs = {"cvt_tiny_w7": common.timm_cfg(first_conv="stage0.0.proj")}
+default_cfgs = {"cvt_tiny_w7": {"first_conv": "stage0.0.proj", "classifier": "head"}}
 
 
 @register_model

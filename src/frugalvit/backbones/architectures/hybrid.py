@@ -147,7 +147,9 @@ class Hybrid(common.StagedModel):
         return self.stem(images.contiguous(memory_format=torch.channels_last))
 
 
-default_cfgs = {name: common.timm_cfg(first_conv="stem.0") for name in ("hybrid_nano", "hybrid_tiny", "hybrid_small")}
+default_cfgs = {
+    name: {"first_conv": "stem.0", "classifier": "head"} for name in ("hybrid_nano", "hybrid_tiny", "hybrid_small")
+}
 
 
 @register_model

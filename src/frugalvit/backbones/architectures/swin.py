@@ -199,16 +199,6 @@ class SwinTransformer(common.StagedModel):
         )
         self.embed_dim = embed_dim
         self.window_size = pair(window_size)
-        self.shape = {  # the keywords that define the network, as plain values
-            "patch_size": patch_size,
-            "embed_dim": embed_dim,
-            "depths": list(depths),
-            "num_heads": list(num_heads),
-            "window_size": window_size if isinstance(window_size, int) else list(window_size),
-            "mlp_ratio": mlp_ratio,
-            "padding": padding,
-            "norm_eps": norm_eps,
-        }
         self.padding = padding
         self.patch_embed = PatchEmbed(patch_size, in_chans, embed_dim, norm_eps)
         rates = common.drop_path_rates(drop_path_rate, depths)
@@ -327,7 +317,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], int]] = {  # shape, window size
     "swin_small_w14": (SMALL, 14),
     "swin_base_w14": (BASE, 14),
 }
-_CFG = common.timm_cfg("patch_embed.proj") | {"crop_pct": 0.9, "fixed_input_size": True, "classifier": "head.fc"}
+_CFG = {"first_conv": "patch_embed.proj", "classifier": "head.fc", "crop_pct": 0.9, "fixed_input_size": True}
 # timm publishes weights of the same shape (Microsoft's, ImageNet-1k), but none for W=14, nano and mini.
 _PUBLISHED = {
     f"swin_{size}_w7": {"hf_hub_id": f"timm/swin_{size}_patch4_window7_224.ms_in1k"}

@@ -191,7 +191,7 @@ class T2TViT(common.StagedModel):
         return features[:, 0]
 
 
-default_cfgs = {"t2t_vit_14": common.timm_cfg(first_conv="tokens_to_token.attention1.kqv")}
+default_cfgs = {"t2t_vit_14": {"first_conv": "tokens_to_token.attention1.kqv", "classifier": "head"}}
 
 
 @register_model

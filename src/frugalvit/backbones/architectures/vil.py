@@ -297,7 +297,7 @@ class VisionLongformer(common.StagedModel):
         return tokens[:, tokens.shape[1] - height * width :].transpose(1, 2).unflatten(2, (height, width))
 
 
-default_cfgs = {"vil_tiny_w7": common.timm_cfg(first_conv="layer1.0.proj")}
+default_cfgs = {"vil_tiny_w7": {"first_conv": "layer1.0.proj", "classifier": "head"}}
 
 
 @register_model

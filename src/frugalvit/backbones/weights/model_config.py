@@ -14,11 +14,11 @@ import pydantic
 from torch import Tensor, nn
 
 from frugalvit import __version__
-from frugalvit.backbones.architectures.swin import SwinTransformer
+from frugalvit.backbones.architectures.swin import VARIANTS, SwinTransformer
 from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
 from frugalvit.backbones.factory import build_meta, to_size
 from frugalvit.backbones.small_images import accepts
-from frugalvit.backbones.timm_features import Size, classifier_name
+from frugalvit.backbones.timm_features import classifier_name
 from frugalvit.errors import UserError
 from frugalvit.utils.files import check_stored, read_json
 
@@ -240,8 +240,11 @@ def timm_state_dict(backbone: Backbone) -> dict[str, Tensor]:
 def timm_architecture(backbone: Backbone) -> tuple[str, dict[str, Any]]:
     """Return the name and the keywords with which ``timm.create_model`` builds the network."""
     common = {"num_classes": backbone.num_classes, "in_chans": backbone.in_chans}
-    if isinstance(backbone.model, SwinTransformer):
-        return _swin_architecture(backbone, backbone.model, common)
+    if isinstance(backbone.model, SwinTransformer) and _equals_timm(backbone, backbone.model):
+        shape, window = VARIANTS[backbone.architecture]
+        shape = {**shape, "window_size": window, **backbone.keywords}
+        shape = {key: value for key, value in shape.items() if key not in (*_NOT_FOR_TIMM, "drop_path_rate")}
+        return TIMM_SWIN, {**shape, **common, "img_size": list(backbone.img_size)}
     if backbone.is_grid_model:
         ours = {key: value for key, value in backbone.keywords.items() if key not in _NOT_FOR_OURS}
         return backbone.architecture, {**ours, **common, "img_size": list(backbone.img_size)}
@@ -255,20 +258,12 @@ def timm_architecture(backbone: Backbone) -> tuple[str, dict[str, Any]]:
     return architecture, arguments
 
 
-def _swin_architecture(
-    backbone: Backbone, model: SwinTransformer, common: dict[str, Any]
-) -> tuple[str, dict[str, Any]]:
-    shape = {**common, "img_size": list(backbone.img_size), **model.shape}
-    if not _equals_timm(backbone.img_size, model):
-        return backbone.architecture, shape
-    return TIMM_SWIN, {key: value for key, value in shape.items() if key not in ("padding", "norm_eps")}
-
-
-def _equals_timm(img_size: Size, model: SwinTransformer) -> bool:
+def _equals_timm(backbone: Backbone, model: SwinTransformer) -> bool:
     """Whether timm's Swin computes the same: square windows divide every map, so that nothing is padded."""
     for stage, layer in enumerate(model.layers):
         (rows, columns), step = layer.blocks[0].attn.window_size, model.patch_size * 2**stage  # type: ignore
-        height, width = (-(-side // step) for side in img_size)
+        height, width = (-(-side // step) for side in backbone.img_size)
         if rows != columns or height % rows or width % columns:
             return False
-    return not any(side % model.patch_size for side in img_size)
+    padded = any(side % model.patch_size for side in backbone.img_size)
+    return not padded and backbone.architecture in VARIANTS
