@@ -257,7 +257,7 @@ class Matching(nn.Module, ABC):
         if self.training:
             self.accumulate_center(teacher)
             if not hold_center:
-                self._move_center(teacher_weight)
+                self.move_center()
         return loss
 
     def accumulate_center(self, teacher_bottlenecks: Tensor) -> None:
@@ -269,16 +269,14 @@ class Matching(nn.Module, ABC):
         total = torch.cat((vectors.sum(0), vectors.new_full((1,), len(vectors))))
         self._teacher_sum = total if self._teacher_sum is None else self._teacher_sum + total
 
+    @torch.no_grad()
     def move_center(self) -> None:
         """Update the center with the teacher outputs of all processes since the last update."""
-        self._move_center(self.teacher.weight())
-
-    @torch.no_grad()
-    def _move_center(self, teacher_weight: Tensor) -> None:
         if self._teacher_sum is None:
             raise RuntimeError("move_center needs a loss before it")
         with torch.autocast(self.center.device.type, enabled=False):
-            mean = F.linear(_mean_over_processes(self._teacher_sum).to(self.center), teacher_weight.to(self.center))
+            bottleneck = _mean_over_processes(self._teacher_sum).to(self.center)
+            mean = F.linear(bottleneck, self.teacher.weight().to(self.center))
         self.center.lerp_(mean.view_as(self.center), 1.0 - self.center_momentum)
         self._teacher_sum = None
 

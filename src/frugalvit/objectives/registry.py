@@ -1,11 +1,7 @@
 """Objectives by name: the interface of an extra loss of a training task, and the table of them.
 
-    @register_objective("smoothness")
-    class Smoothness(Objective):
-        def forward(self, features, context):
-            return features.grid.diff(dim=3).square().mean()
-
-Importing the module registers the class; ``get_objective("smoothness")(dim)`` builds it. docs/extending.md shows more.
+``@register_objective("smoothness")`` registers a class when its module is imported; then
+``get_objective("smoothness")(dim)`` builds it. docs/extending.md shows an example.
 """
 
 from collections.abc import Callable

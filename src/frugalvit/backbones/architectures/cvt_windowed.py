@@ -16,6 +16,7 @@ convolution and masks the padding in attention. ``padding="zeros"`` is the relea
 convolution and attends to the padding like any position.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Literal
 
@@ -40,29 +41,16 @@ from frugalvit.errors import UserError
 Padding = Literal["masked", "zeros"]
 
 
-class Embedding(nn.Module):
+def embedding(in_dim: int, dim: int, kernel: int, stride: int) -> nn.Sequential:
     """Overlapping convolution, then a norm: (B, C, H, W) -> (B, D, H / stride, W / stride)."""
-
-    def __init__(self, in_dim: int, dim: int, kernel: int, stride: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(in_dim, dim, kernel, stride, (kernel - stride + 1) // 2)
-        self.norm = common.MapNorm(dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.proj(x))
+    convolution = nn.Conv2d(in_dim, dim, kernel, stride, (kernel - stride + 1) // 2)
+    return nn.Sequential(OrderedDict(proj=convolution, norm=common.MapNorm(dim)))
 
 
-class ConvProjection(nn.Module):
+def projection(dim: int) -> nn.Sequential:
     """(B, C, H, W) -> queries, keys and values together, (B, 3 C, H, W)."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.dw = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, bias=False)
-        self.bn = nn.BatchNorm2d(dim)
-        self.pw = nn.Conv2d(dim, 3 * dim, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.pw(self.bn(self.dw(x)))
+    depthwise = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, bias=False)
+    return nn.Sequential(OrderedDict(dw=depthwise, bn=nn.BatchNorm2d(dim), pw=nn.Conv2d(dim, 3 * dim, 1)))
 
 
 class WindowAttention(nn.Module):
@@ -75,7 +63,7 @@ class WindowAttention(nn.Module):
         self.window = window
         self.window_size = (window, window)  # other windowed networks use this name
         self.padding = padding
-        self.qkv = ConvProjection(dim)
+        self.qkv = projection(dim)
         self.proj_out = nn.Conv2d(dim, dim, 1)
         # One entry per row and column offset in [-(window - 1), window - 1]; smaller windows use inner entries.
         table = torch.zeros((2 * window - 1) ** 2, heads) if relative_bias else None
@@ -140,7 +128,7 @@ class WindowedCvT(common.StagedModel):
         rates = common.drop_path_rates(drop_path_rate, depths)
         for stage, dim in enumerate(dims):
             common.check_heads(dim, num_heads[stage])
-            embed = Embedding(dims[stage - 1], dim, 3, 2) if stage else Embedding(in_chans, dim, 7, patch_size)
+            embed = embedding(dims[stage - 1], dim, 3, 2) if stage else embedding(in_chans, dim, 7, patch_size)
             blocks: list[nn.Module] = []
             for rate in rates[stage]:
                 attention = WindowAttention(dim, num_heads[stage], window_size, relative_bias, padding)

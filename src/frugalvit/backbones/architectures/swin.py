@@ -7,6 +7,7 @@ sizes that windows divide, both compute the same.
 """
 
 import functools
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -150,15 +151,6 @@ class Block(nn.Module):
         return map_attention(*self.window_attention(tokens))
 
 
-class Stage(nn.Module):
-    """A stage: patch merging (except in the first), then blocks, every second one with shifted windows."""
-
-    def __init__(self, downsample: nn.Module, blocks: list[Block]) -> None:
-        super().__init__()
-        self.downsample = downsample
-        self.blocks = nn.Sequential(*blocks)
-
-
 class SwinTransformer(common.StagedModel):
     """Images of any size to a grid of tokens at ``patch_size * 2 ** (stages - 1)`` pixels.
 
@@ -203,19 +195,20 @@ class SwinTransformer(common.StagedModel):
         self.patch_embed = PatchEmbed(patch_size, in_chans, embed_dim, norm_eps)
         rates = common.drop_path_rates(drop_path_rate, depths)
         size = pair(img_size)
-        stages: list[Stage] = []
+        stages: list[nn.Module] = []
         norm: Any = functools.partial(nn.LayerNorm, eps=norm_eps)
         for index, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
             common.check_heads(dim, heads)
             reduction = patch_size * 2**index
             window, shift = _window_and_shift((-(-size[0] // reduction), -(-size[1] // reduction)), pair(window_size))
-            blocks = [
+            blocks = [  # every second one with shifted windows
                 Block(
                     dim, heads, window, shift if number % 2 else (0, 0), mlp_ratio, rate, padding == "masked", norm_eps
                 )
                 for number, rate in enumerate(rates[index])
             ]
-            stages.append(Stage(PatchMerging(dims[index - 1], dim, norm) if index else nn.Identity(), blocks))
+            merging = PatchMerging(dims[index - 1], dim, norm) if index else nn.Identity()
+            stages.append(nn.Sequential(OrderedDict(downsample=merging, blocks=nn.Sequential(*blocks))))
         self.layers = nn.Sequential(*stages)
         self.norm = nn.LayerNorm(self.num_features, eps=norm_eps)
         self.head = ClassifierHead(
