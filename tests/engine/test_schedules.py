@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from frugalvit.engine.schedules import Constant, Cosine, Linear, Polynomial, Ramp, Steps, warmup_steps
+from frugalvit.engine.schedules import Constant, Cosine, Linear, Polynomial, Steps, warmup_steps
 
 
 def test_released_esvit_schedules(golden) -> None:
@@ -22,9 +22,9 @@ def test_released_esvit_schedules(golden) -> None:
 def test_released_drloc_ramp(golden) -> None:
     wanted = golden("a_drloc_lambda")
     for name, ramp in {
-        "lam05_w20_t300": Ramp(0.5, 20, 300),
-        "lam05_w20_t100": Ramp(0.5, 20, 100),
-        "lam01_w10_t100": Ramp(0.1, 10, 100),
+        "lam05_w20_t300": Polynomial(0.5, 300, warmup=20),
+        "lam05_w20_t100": Polynomial(0.5, 100, warmup=20),
+        "lam01_w10_t100": Polynomial(0.1, 100, warmup=10),
     }.items():
         np.testing.assert_allclose([ramp.at(epoch) for epoch in range(len(wanted[name]))], wanted[name], atol=1e-12)
 
@@ -33,7 +33,7 @@ def test_released_drloc_ramp(golden) -> None:
 def test_any_length_works(steps: int) -> None:
     warmup = warmup_steps(20, 5, steps)
     assert warmup <= 0.2 * steps + 1
-    for schedule in (Cosine(1.0, 0.0, steps, warmup), Polynomial(1.0, steps, warmup=warmup), Ramp(1.0, warmup, steps)):
+    for schedule in (Cosine(1.0, 0.0, steps, warmup), Polynomial(1.0, steps, warmup=warmup)):
         values = [schedule.at(step) for step in range(steps + 1)]
         assert all(0 <= value <= 1 for value in values)
         assert Constant(2.0).at(steps) == 2.0

@@ -58,8 +58,11 @@ def test_any_chunk_size_equals_the_loops_with_gradients(kind: Any, crops: Crops,
     matching = matching_of(kind)
     student_features, teacher_features = features_of(crops["student_grids"]), features_of(crops["teacher_grids"])
     with torch.no_grad():
-        student, sizes = matching._bottlenecks(matching.student, student_features)
-        teacher, teacher_sizes = matching._bottlenecks(matching.teacher, teacher_features)
+        student = matching._bottlenecks(matching.student, student_features)
+        teacher = matching._bottlenecks(matching.teacher, teacher_features)
+    sizes, teacher_sizes = (
+        [matching._rows(crop).shape[1] for crop in crops] for crops in (student_features, teacher_features)
+    )
     student.requires_grad_()
     weight = matching.student.weight().detach().requires_grad_()
     loss = assigned_cross_entropy(

@@ -23,7 +23,7 @@ def test_equals_the_loops_with_gradients(crops: Any) -> None:
     torch.testing.assert_close(loss, expected)
     wanted = torch.autograd.grad(expected, student, allow_unused=True)
     for got, want in zip(torch.autograd.grad(loss, student, allow_unused=True), wanted, strict=True):
-        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(got, torch.zeros_like(got) if want is None else want)  # None: no other crop
 
 
 @given(crops=crop_sets())

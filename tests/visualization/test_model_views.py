@@ -78,7 +78,7 @@ def test_second_views_have_the_papers_jitter(monkeypatch):
 
 def test_models_need_three_channels_or_one():
     backbone = PatchFeatures()
-    backbone.in_chans = 5
+    backbone.in_chans, backbone.mean, backbone.std = 5, (0.5,) * 5, (0.25,) * 5
     with pytest.raises(UserError, match="5 channels"):
         model_views.model_input(backbone, torch.rand(1, 3, 32, 32))
     backbone.in_chans, backbone.mean, backbone.std = 1, (0.5,), (0.25,)

@@ -18,17 +18,17 @@ class KnnHead(nn.Module):
     def __init__(self, images: int, dim: int, classes: int, k: int, temperature: float) -> None:
         super().__init__()
         self.k, self.temperature, self.classes = min(k, images), temperature, classes
-        self.register_buffer("gallery", torch.zeros(images, dim))
-        self.register_buffer("labels", torch.zeros(images, dtype=torch.long))
+        self.gallery = nn.Buffer(torch.zeros(images, dim))
+        self.labels = nn.Buffer(torch.zeros(images, dtype=torch.long))
 
     def set_images(self, features: Tensor, labels: Tensor) -> None:
         """Store the features (N, D) and the classes (N,) of the labelled images."""
-        self.gallery.copy_(F.normalize(features.float(), dim=1))  # type: ignore[operator]
-        self.labels.copy_(labels)  # type: ignore[operator]
+        self.gallery.copy_(F.normalize(features.float(), dim=1))
+        self.labels.copy_(labels)
 
     def forward(self, pooled: Tensor) -> Tensor:
         """(B, D) -> (B, classes)."""
-        similarity, index = (F.normalize(pooled.float(), dim=1) @ self.gallery.T).topk(self.k, dim=1)  # type: ignore[operator]
+        similarity, index = (F.normalize(pooled.float(), dim=1) @ self.gallery.T).topk(self.k, dim=1)
         weight = ((similarity - similarity[:, :1]) / self.temperature).exp()
-        member = F.one_hot(self.labels[index], self.classes).to(weight)  # type: ignore[index]
+        member = F.one_hot(self.labels[index], self.classes).to(weight)
         return (weight[:, :, None] * member).sum(1).clamp_min(_NO_VOTE).log()

@@ -162,14 +162,9 @@ def _blocks_of(stage: nn.Module) -> list[nn.Module]:
 
 def block_grids(model: nn.Module, images: Tensor, name: str) -> list[list[Tensor]]:
     """Return every block's output as a grid, by stage."""
-    stages = stage_blocks(model, name)
-    blocks = [block for stage in stages for block in stage]
-    outputs = _record_outputs(model, blocks, images)
-    if len(outputs) < len(blocks):
-        raise UserError(f"{name} does not run its blocks in sequence; choose another network, or pooled features")
     size = (images.shape[2], images.shape[3])
-    grids = iter([to_grid(outputs[i], model, size, _width(outputs[i], model)) for i in range(len(blocks))])
-    result = [[next(grids) for _ in stage] for stage in stages]
+    stages = _block_outputs(model, images, name)
+    result = [[to_grid(output, model, size, _width(output, model)) for output in stage] for stage in stages]
     widths = {entry.get("num_chs") for entry in getattr(model, "feature_info", None) or []} | {model.num_features}
     if result[-1][-1].shape[1] not in widths:  # DenseNet's blocks output only the channels they add
         raise UserError(
@@ -186,30 +181,29 @@ def uses_class_token(model: nn.Module) -> bool:
 
 def class_tokens(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
     """Return the class token (B, D) after each block of a ViT, with the final norm applied."""
-    blocks = [block for stage in stage_blocks(model, name) for block in stage]
-    outputs = _record_outputs(model, blocks, images)
+    outputs = [output for stage in _block_outputs(model, images, name) for output in stage]
     norm = final_norm(model) or nn.Identity()
-    tokens = [output[0] if isinstance(output := outputs[number], tuple) else output for number in range(len(blocks))]
+    tokens = [output[0] if isinstance(output, tuple) else output for output in outputs]
     return [norm(part[:, :1])[:, 0] for part in tokens]
 
 
-def _record_outputs(model: nn.Module, modules: Sequence[nn.Module], images: Tensor) -> dict[int, Any]:
-    """Run ``forward_features`` and return the output of each of ``modules`` by its position in the list."""
-    outputs: dict[int, Any] = {}
+def _block_outputs(model: nn.Module, images: Tensor, name: str) -> list[list[Any]]:
+    """Run ``forward_features`` and return the output of every block, by stage."""
+    stages = stage_blocks(model, name)
+    outputs: dict[nn.Module, Any] = {}
 
-    def record(number: int) -> Callable[..., None]:
-        def hook(_module: nn.Module, _arguments: object, output: object) -> None:
-            outputs[number] = output
+    def record(block: nn.Module, _arguments: object, output: object) -> None:
+        outputs[block] = output
 
-        return hook
-
-    hooks = [module.register_forward_hook(record(number)) for number, module in enumerate(modules)]
+    hooks = [block.register_forward_hook(record) for stage in stages for block in stage]
     try:
         model.forward_features(images)  # type: ignore[operator]
     finally:
         for hook in hooks:
             hook.remove()
-    return outputs
+    if len(outputs) < len(hooks):
+        raise UserError(f"{name} does not run its blocks in sequence; choose another network, or pooled features")
+    return [[outputs[block] for block in stage] for stage in stages]
 
 
 def _width(output: object, model: nn.Module) -> int | None:

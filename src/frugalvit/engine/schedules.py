@@ -83,23 +83,6 @@ class Delayed:
 
 
 @dataclass(frozen=True)
-class Ramp:
-    """A line from 0 to ``peak`` over ``warmup``, then to 0 at ``steps``: λ in the released Drloc code.
-
-    Without a warm-up it starts at ``peak``.
-    """
-
-    peak: float
-    warmup: int
-    steps: int
-
-    def at(self, step: int) -> float:
-        if step < self.warmup:
-            return self.peak * step / self.warmup
-        return self.peak * max(0.0, 1 - (step - self.warmup) / max(1, self.steps - self.warmup))
-
-
-@dataclass(frozen=True)
 class Steps:
     """Linear warm-up, then ``start`` times ``factor`` for each milestone passed: detection's schedule."""
 
@@ -117,7 +100,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Polynomial:
-    """Linear warm-up, then (1 - progress)^power to ``end``: segmentation's schedule (power 1 is a line)."""
+    """Linear warm-up, then (1 - progress)^power to ``end``: segmentation's schedule.
+
+    With power 1 it is a line: λ in the released Drloc code, which starts at its peak without a warm-up.
+    """
 
     start: float
     steps: int

@@ -54,6 +54,8 @@ def should_chunk(rows: int, prototypes: int) -> bool:
     return rows * prototypes >= _MIN_LOGITS
 
 
+# A compiled step has a graph break here; tracing would unroll the loop over chunks.
+@torch.compiler.disable()
 def assigned_cross_entropy(
     student: Tensor,
     student_weight: Tensor,
@@ -80,11 +82,13 @@ def assigned_cross_entropy(
     check_temperature("student_temp", student_temp)
     check_temperature("teacher_temp", teacher_temp)
     check_center(center, len(teacher_weight))
-    return _apply(
+    return _AssignedCrossEntropy.apply(  # type: ignore[return-value]
         student, student_weight, teacher, teacher_weight, assignment, center, student_temp, teacher_temp, rows
     )
 
 
+@torch.compiler.disable()
+@torch.no_grad()
 def sinkhorn_center(
     teacher: Tensor,
     teacher_weight: Tensor,
@@ -105,18 +109,6 @@ def sinkhorn_center(
     Products have the precision of :func:`assigned_cross_entropy`, everything else fp32.
     """
     check_temperature("teacher_temp", teacher_temp)
-    return _balance(teacher, teacher_weight, teacher_temp, iterations, all_processes, rows)
-
-
-@torch.no_grad()
-def _balance_rows(
-    teacher: Tensor,
-    teacher_weight: Tensor,
-    teacher_temp: float | Tensor,
-    iterations: int,
-    all_processes: bool,
-    rows: int | None,
-) -> Tensor:
     low = _product_dtype(teacher)
     with torch.autocast(teacher.device.type, enabled=False):
         query, keys = teacher.flatten(0, -2) / teacher_temp, teacher_weight.to(low)
@@ -133,9 +125,6 @@ def _balance_rows(
             shift = _logsumexp_over_processes(total) if all_processes else total
         assert shift is not None
         return shift * teacher_temp
-
-
-_balance: Any = torch.compiler.disable(_balance_rows)
 
 
 def _logsumexp_over_processes(values: Tensor) -> Tensor:
@@ -206,10 +195,6 @@ class _AssignedCrossEntropy(torch.autograd.Function):
         (outer,) = grad_outputs
         grads = [None if grad is None else grad * outer for grad in (student_grad, weight_grad)]
         return (*grads, *[None] * 7)
-
-
-# A compiled step has a graph break here; tracing would unroll the loop over chunks.
-_apply: Any = torch.compiler.disable(_AssignedCrossEntropy.apply)
 
 
 def _softmax_moments(

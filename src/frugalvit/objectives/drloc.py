@@ -123,7 +123,7 @@ class RelativeLocalization(nn.Module):
 
     def forward(self, grid: Tensor, generator: Generator | None = None) -> Tensor:
         """Return the loss of a grid (B, D, h, w) over newly drawn pairs."""
-        return self._loss(*self._predict(grid, generator))
+        return self.measure(grid, generator)[0]
 
     def measure(self, grid: Tensor, generator: Generator | None = None) -> tuple[Tensor, Tensor]:
         """Return the loss, and for the log the mean absolute error of the offsets in grid cells (no gradient)."""
@@ -132,7 +132,7 @@ class RelativeLocalization(nn.Module):
 
     def loss_at(self, grid: Tensor, first: Tensor, second: Tensor) -> Tensor:
         """Return the loss at the positions (B, m, 2), (row, col) on the grid after pooling."""
-        return self._loss(*self._predict_at(grid, first, second))
+        return self.measure_at(grid, first, second)[0]
 
     def measure_at(self, grid: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``loss_at`` and the mean absolute error in grid cells."""
@@ -352,12 +352,9 @@ def _check_choice(name: str, value: str, options: Sequence[str]) -> None:
 
 def _check_positions(first: Tensor, second: Tensor, batch: int, size: Size) -> None:
     """Check shapes. Check values only where reading them does not wait: on the CPU, if not compiled."""
-    if first.shape != second.shape or first.ndim != 3 or first.shape[0] != batch or first.shape[2] != 2:
-        raise UserError(
-            f"positions of shapes {tuple(first.shape)} and {tuple(second.shape)}: both must be (B={batch}, m, 2)."
-        )
-    if first.is_floating_point() or second.is_floating_point():
-        raise UserError("positions are rows and columns of the grid: use integers.")
+    shapes, expected = (first.shape, second.shape), (batch, *first.shape[1:2], 2)
+    if shapes != (expected, expected) or first.is_floating_point() or second.is_floating_point():
+        raise UserError(f"positions of shapes {[*map(tuple, shapes)]}: use integers (B={batch}, m, 2).")
     if torch.compiler.is_compiling() or first.device.type != "cpu":
         return
     limits = torch.tensor(size)

@@ -40,9 +40,7 @@ from frugalvit.objectives.chunked import assigned_cross_entropy, should_chunk, s
 # Limit of rows × prototypes for health metrics: a sample is enough and cheap.
 _HEALTH_ELEMENTS = 2**26
 
-Crops = Sequence[Features]
-Logits = Sequence[Tensor]
-"""One entry per crop."""
+Crops = Sequence[Features]  # one entry per crop
 
 
 class Prototypes(nn.Module):
@@ -143,14 +141,9 @@ def move_towards(
         torch._foreach_lerp_(averages, sources, 1.0 - momentum)  # pyright: ignore
 
 
-def teachers_of(crop: int, teachers: int) -> list[int]:
-    """Return the teacher crops that a student crop is compared with: all except itself."""
-    return [t for t in range(teachers) if t != crop]
-
-
 def count_pairs(students: int, teachers: int) -> int:
     """Return |P|, the number of pairs (s, t) with s ≠ t."""
-    pairs = sum(len(teachers_of(crop, teachers)) for crop in range(students))
+    pairs = students * teachers - min(students, teachers)
     if pairs == 0 or teachers > students:
         raise UserError(
             f"{students} student and {teachers} teacher crops make no pairs of different crops of one image; "
@@ -231,8 +224,7 @@ class Matching(nn.Module, ABC):
         self.center_momentum = center_momentum
         self.centering = centering
         self.chunked = chunked
-        self.center: Tensor
-        self.register_buffer("center", torch.zeros(1, prototypes))
+        self.center = nn.Buffer(torch.zeros(1, prototypes))
         self._teacher_sum: Tensor | None = None  # sum and number of teacher bottlenecks since the last update
 
     def forward(
@@ -246,30 +238,26 @@ class Matching(nn.Module, ABC):
         """Return the loss over crops, global ones first. ``teacher_features`` belong to the first student crops."""
         self._check(student_features, teacher_features)
         count_pairs(len(student_features), len(teacher_features))
-        student, student_sizes = self._bottlenecks(self.student, student_features)
+        student = self._bottlenecks(self.student, student_features)
         with torch.no_grad():
-            teacher, teacher_sizes = self._bottlenecks(self.teacher, teacher_features)
+            teacher = self._bottlenecks(self.teacher, teacher_features)
             teacher_weight = self.teacher.weight()
         center = self.center
         if self.centering == "sinkhorn":
             center = sinkhorn_center(teacher, teacher_weight, teacher_temp, all_processes=self.training)
-        settings = {"center": center, "student_temp": self.student_temp, "teacher_temp": teacher_temp}
+        assignment = self.assignment(student_features, teacher_features)
+        settings: Any = {"center": center, "student_temp": self.student_temp, "teacher_temp": teacher_temp}
         rows = student.shape[:2].numel() + teacher.shape[:2].numel()
         if should_chunk(rows, self.student.prototypes) if self.chunked == "auto" else self.chunked:
-            assignment = self.assignment(student_features, teacher_features)
-            loss = assigned_cross_entropy(
-                student, self.student.weight(), teacher, teacher_weight, assignment, **settings
-            )
+            weight = self.student.weight()
+            loss = assigned_cross_entropy(student, weight, teacher, teacher_weight, assignment, **settings)
         else:
-            student_logits = F.linear(student, self.student.weight()).split(student_sizes, dim=1)
-            with torch.no_grad():
-                teacher_logits = F.linear(teacher, teacher_weight).split(teacher_sizes, dim=1)
-            crops = student_features, teacher_features
-            loss = self._plain_loss(student_logits, teacher_logits, *crops, **settings)
+            logits = self.student.last_layer(student), F.linear(teacher, teacher_weight)
+            loss = _assigned_loss(*logits, assignment, **settings)
         if self.training:
             self.accumulate_center(teacher)
             if not hold_center:
-                self._move_center(teacher_weight)
+                self.move_center()
         return loss
 
     def accumulate_center(self, teacher_bottlenecks: Tensor) -> None:
@@ -281,16 +269,14 @@ class Matching(nn.Module, ABC):
         total = torch.cat((vectors.sum(0), vectors.new_full((1,), len(vectors))))
         self._teacher_sum = total if self._teacher_sum is None else self._teacher_sum + total
 
+    @torch.no_grad()
     def move_center(self) -> None:
         """Update the center with the teacher outputs of all processes since the last update."""
-        self._move_center(self.teacher.weight())
-
-    @torch.no_grad()
-    def _move_center(self, teacher_weight: Tensor) -> None:
         if self._teacher_sum is None:
             raise RuntimeError("move_center needs a loss before it")
         with torch.autocast(self.center.device.type, enabled=False):
-            mean = F.linear(_mean_over_processes(self._teacher_sum).to(self.center), teacher_weight.to(self.center))
+            bottleneck = _mean_over_processes(self._teacher_sum).to(self.center)
+            mean = F.linear(bottleneck, self.teacher.weight().to(self.center))
         self.center.lerp_(mean.view_as(self.center), 1.0 - self.center_momentum)
         self._teacher_sum = None
 
@@ -300,13 +286,11 @@ class Matching(nn.Module, ABC):
 
     def drop_head_grads(self) -> None:
         """Set the head's gradients to None: with zero gradients, weight decay would still change it."""
-        for parameter in self.student.parameters():
-            parameter.grad = None
+        self.student.zero_grad()
 
     def drop_last_layer_grads(self) -> None:
         """Set the prototypes' gradients to None: call between backward and step while they are frozen."""
-        for parameter in self.student.last_layer.parameters():
-            parameter.grad = None
+        self.student.last_layer.zero_grad()
 
     @abstractmethod
     def assignment(self, student_features: Crops, teacher_features: Crops) -> Tensor:
@@ -372,16 +356,9 @@ class Matching(nn.Module, ABC):
     def _rows(self, features: Features) -> Tensor:
         """Return the vectors of a crop that pass through the head: (B, T, D)."""
 
-    @abstractmethod
-    def _plain_loss(
-        self, student_logits: Logits, teacher_logits: Logits, student: Crops, teacher: Crops, **settings: Any
-    ) -> Tensor:
-        """Return the loss of the logits of every crop, (B, T, K); settings: center, student_temp, teacher_temp."""
-
-    def _bottlenecks(self, head: ProjectionHead, crops: Crops) -> tuple[Tensor, list[int]]:
-        """Project all crops at once: (B, ΣT, P), and T of every crop."""
-        parts = [self._rows(crop) for crop in crops]
-        return head.project(torch.cat(parts, dim=1)), [part.shape[1] for part in parts]
+    def _bottlenecks(self, head: ProjectionHead, crops: Crops) -> Tensor:
+        """Project all crops at once: (B, ΣT, P)."""
+        return head.project(torch.cat([self._rows(crop) for crop in crops], dim=1))
 
 
 def koleo_loss(features: Tensor, *, all_processes: bool = True) -> Tensor:
@@ -425,6 +402,24 @@ def _mean_over_processes(sum_and_count: Tensor) -> Tensor:
     return sum_and_count[:-1] / sum_and_count[-1]
 
 
+def _assigned_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    assignment: Tensor,
+    center: Tensor,
+    student_temp: float,
+    teacher_temp: float | Tensor,
+    mixing: Sequence[Tensor] | None = None,
+) -> Tensor:
+    """Return Σ C -p_t · log p_s for logits (B, S, K) and (B, J, K), C (B, S, J); mixing as in :func:`view_loss`."""
+    with torch.autocast(student_logits.device.type, enabled=False), torch.no_grad():
+        probs = teacher_probs(teacher_logits, center, teacher_temp)
+        target = assignment.to(probs) @ probs
+        if mixing is not None:
+            target = torch.stack([mix.to(target).mT @ target[:, crop] for crop, mix in enumerate(mixing)], dim=1)
+    return cross_entropy(student_logits, target, student_temp).sum()
+
+
 def view_loss(
     student_logits: Sequence[Tensor],
     teacher_logits: Sequence[Tensor],
@@ -440,22 +435,17 @@ def view_loss(
     mixing: (B, B) per student crop, for crops mixed from several images. Row b weighs the student images that the
             teacher's image b should match; the identity gives the plain loss
     """
-    pairs = count_pairs(len(student_logits), len(teacher_logits))
-    axes, batch, width = max(2, student_logits[0].ndim), len(student_logits[0]), student_logits[0].shape[-1]
+    assignment = _view_assignment(student_logits[0], len(student_logits), len(teacher_logits))
     for name, crops in (("student_logits", student_logits), ("teacher_logits", teacher_logits)):
-        check_crops(name, crops, axes, batch, width, axis=-1)
-    with torch.autocast(student_logits[0].device.type, enabled=False), torch.no_grad():
-        targets = [teacher_probs(logits, center, teacher_temp) for logits in teacher_logits]
-    loss = student_logits[0].new_zeros((), dtype=torch.float32)
-    for crop, logits in enumerate(student_logits):
-        others = [targets[t] for t in teachers_of(crop, len(targets))]
-        if not others:
-            continue
-        target = sum(others[1:], start=others[0])  # Σ_t p_t
-        if mixing is not None:
-            target = mixing[crop].to(target).mT @ target
-        loss = loss + cross_entropy(logits, target, student_temp).mean()
-    return loss / pairs
+        check_crops(name, crops, 2, len(student_logits[0]), student_logits[0].shape[-1], axis=-1)
+    student, teacher = (torch.stack(list(logits), dim=1) for logits in (student_logits, teacher_logits))
+    return _assigned_loss(student, teacher, assignment, center, student_temp, teacher_temp, mixing)
+
+
+def _view_assignment(rows: Tensor, students: int, teachers: int) -> Tensor:
+    """Return C (B, S, J) for rows (B, …): equal weights for all pairs of different crops."""
+    different = 1 - torch.eye(students, teachers, **_at_least_fp32(rows))
+    return (different / (len(rows) * count_pairs(students, teachers))).expand(len(rows), -1, -1)
 
 
 class ViewMatching(Matching):
@@ -466,20 +456,8 @@ class ViewMatching(Matching):
     def _rows(self, features: Features) -> Tensor:
         return features.pooled[:, None]
 
-    def _plain_loss(
-        self, student_logits: Logits, teacher_logits: Logits, student: Crops, teacher: Crops, **settings: Any
-    ) -> Tensor:
-        views, targets = ([logits[:, 0] for logits in crops] for crops in (student_logits, teacher_logits))
-        return view_loss(views, targets, **settings)
-
-    @torch.no_grad()
     def assignment(self, student_features: Crops, teacher_features: Crops) -> Tensor:
-        pooled = student_features[0].pooled
-        students, teachers = len(student_features), len(teacher_features)
-        precise = _at_least_fp32(pooled)
-        different = torch.ones(students, teachers, **precise) - torch.eye(students, teachers, **precise)
-        different /= len(pooled) * count_pairs(students, teachers)
-        return different.expand(len(pooled), -1, -1)
+        return _view_assignment(student_features[0].pooled, len(student_features), len(teacher_features))
 
 
 @torch.no_grad()
@@ -502,7 +480,6 @@ def region_loss(
 
     T = h·w, row by row. The teacher's crops are the student's first, in order. Sizes and number of crops are free.
     """
-    pairs = count_pairs(len(student_logits), len(teacher_logits))
     for name, logits, grids in (
         ("student_logits", student_logits, student_grids),
         ("teacher_logits", teacher_logits, teacher_grids),
@@ -510,19 +487,26 @@ def region_loss(
         check_crops(name, logits, 3, len(student_logits[0]), student_logits[0].shape[-1], axis=-1)
         if [crop.shape[1] for crop in logits] != [grid.shape[2:].numel() for grid in grids]:
             raise UserError(f"{name} and grids do not fit: use one grid per crop, with one cell per region.")
-    sizes = [logits.shape[1] for logits in student_logits]
-    with torch.autocast(student_logits[0].device.type, enabled=False), torch.no_grad():
-        targets = [teacher_probs(logits, center, teacher_temp) for logits in teacher_logits]
-        matches = [match.split(sizes, dim=1) for match in _match_all(student_grids, teacher_grids)]
-    loss = student_logits[0].new_zeros((), dtype=torch.float32)
-    for crop, logits in enumerate(student_logits):
-        target = None  # Σ_t p_{j*(t)}
-        for t in teachers_of(crop, len(targets)):
-            matched = torch.take_along_dim(targets[t], matches[t][crop][..., None], dim=1)
-            target = matched if target is None else target + matched
-        if target is not None:
-            loss = loss + cross_entropy(logits, target, student_temp).mean()
-    return loss / pairs
+    assignment = _region_assignment(student_grids, teacher_grids)
+    student, teacher = (torch.cat(list(logits), dim=1) for logits in (student_logits, teacher_logits))
+    return _assigned_loss(student, teacher, assignment, center, student_temp, teacher_temp)
+
+
+@torch.no_grad()
+def _region_assignment(student_grids: Sequence[Tensor], teacher_grids: Sequence[Tensor]) -> Tensor:
+    """Return C (B, ΣT, ΣT'): equal weights for the best match of every region in every other crop."""
+    batch, pairs = len(student_grids[0]), count_pairs(len(student_grids), len(teacher_grids))
+    precise = _at_least_fp32(student_grids[0])
+    blocks = []
+    for t, match in enumerate(_match_all(student_grids, teacher_grids)):
+        weights = []
+        for crop, grid in enumerate(student_grids):
+            regions = grid.shape[2:].numel()
+            weights.append(torch.full((regions,), 0.0 if crop == t else 1 / (batch * pairs * regions), **precise))
+        weight = torch.cat(weights)[None, :, None].expand(batch, -1, 1)
+        block = torch.zeros(*match.shape, teacher_grids[t].shape[2:].numel(), **precise)
+        blocks.append(block.scatter_(2, match[..., None], weight))
+    return torch.cat(blocks, dim=2)
 
 
 class RegionMatching(Matching):
@@ -533,28 +517,8 @@ class RegionMatching(Matching):
     def _rows(self, features: Features) -> Tensor:
         return features.grid.flatten(2).transpose(1, 2)
 
-    def _plain_loss(
-        self, student_logits: Logits, teacher_logits: Logits, student: Crops, teacher: Crops, **settings: Any
-    ) -> Tensor:
-        student_grids, teacher_grids = ([crop.grid for crop in crops] for crops in (student, teacher))
-        return region_loss(student_logits, teacher_logits, student_grids, teacher_grids, **settings)
-
-    @torch.no_grad()
     def assignment(self, student_features: Crops, teacher_features: Crops) -> Tensor:
-        student_grids = [crop.grid for crop in student_features]
-        teacher_grids = [crop.grid for crop in teacher_features]
-        batch, pairs = len(student_grids[0]), count_pairs(len(student_grids), len(teacher_grids))
-        precise = _at_least_fp32(student_grids[0])
-        blocks = []
-        for t, match in enumerate(_match_all(student_grids, teacher_grids)):
-            weights = []
-            for crop, grid in enumerate(student_grids):
-                regions = grid.shape[2:].numel()
-                weights.append(torch.full((regions,), 0.0 if crop == t else 1 / (batch * pairs * regions), **precise))
-            weight = torch.cat(weights)[None, :, None].expand(batch, -1, 1)
-            block = torch.zeros(*match.shape, teacher_grids[t].shape[2:].numel(), **precise)
-            blocks.append(block.scatter_(2, match[..., None], weight))
-        return torch.cat(blocks, dim=2)
+        return _region_assignment([crop.grid for crop in student_features], [crop.grid for crop in teacher_features])
 
     def _extra_health(self, assignment: Tensor, student_features: Crops, teacher_features: Crops) -> dict[str, Tensor]:
         """Return match_entropy: how evenly matches spread over the teacher's regions, 0 (one region) to 1."""

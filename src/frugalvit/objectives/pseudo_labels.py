@@ -72,8 +72,7 @@ class FlexMatch(PseudoLabels):
         if images < 1:
             raise UserError("FlexMatch remembers every unlabelled image: it needs their number. A stream has none.")
         self.classes, self.threshold = classes, threshold
-        self.confident_class: Tensor
-        self.register_buffer("confident_class", torch.full((images,), -1))
+        self.confident_class = nn.Buffer(torch.full((images,), -1))
 
     def thresholds(self) -> Tensor:
         """Return T (C,)."""
@@ -107,12 +106,9 @@ class FreeMatch(PseudoLabels):
     def __init__(self, classes: int, momentum: float = 0.999, fairness: float = 0.01) -> None:
         super().__init__()
         self.momentum, self.fairness = momentum, fairness
-        self.confidence_mean: Tensor
-        self.mean_probs: Tensor
-        self.label_histogram: Tensor
-        self.register_buffer("confidence_mean", torch.full((), 1 / classes))
-        self.register_buffer("mean_probs", torch.full((classes,), 1 / classes))
-        self.register_buffer("label_histogram", torch.full((classes,), 1 / classes))
+        self.confidence_mean = nn.Buffer(torch.full((), 1 / classes))
+        self.mean_probs = nn.Buffer(torch.full((classes,), 1 / classes))
+        self.label_histogram = nn.Buffer(torch.full((classes,), 1 / classes))
 
     def thresholds(self) -> Tensor:
         """Return T (C,)."""
@@ -155,12 +151,9 @@ class SoftMatch(PseudoLabels):
     def __init__(self, classes: int, momentum: float = 0.999) -> None:
         super().__init__()
         self.momentum = momentum
-        self.confidence_mean: Tensor
-        self.confidence_variance: Tensor
-        self.mean_probs: Tensor
-        self.register_buffer("confidence_mean", torch.full((), 1 / classes))
-        self.register_buffer("confidence_variance", torch.ones(()))
-        self.register_buffer("mean_probs", torch.full((classes,), 1 / classes))
+        self.confidence_mean = nn.Buffer(torch.full((), 1 / classes))
+        self.confidence_variance = nn.Buffer(torch.ones(()))
+        self.mean_probs = nn.Buffer(torch.full((classes,), 1 / classes))
 
     @torch.no_grad()
     def forward(self, probs: Tensor, index: Tensor) -> Tensor:

@@ -1,11 +1,7 @@
 """Objectives by name: the interface of an extra loss of a training task, and the table of them.
 
-    @register_objective("smoothness")
-    class Smoothness(Objective):
-        def forward(self, features, context):
-            return features.grid.diff(dim=3).square().mean()
-
-Importing the module registers the class; ``get_objective("smoothness")(dim)`` builds it. docs/extending.md shows more.
+``@register_objective("smoothness")`` registers a class when its module is imported; then
+``get_objective("smoothness")(dim)`` builds it. docs/extending.md shows an example.
 """
 
 from collections.abc import Callable
@@ -59,18 +55,12 @@ def register_objective(name: str) -> Callable[[ObjectiveClass], ObjectiveClass]:
 
     def register(cls: ObjectiveClass) -> ObjectiveClass:
         known = _OBJECTIVES.get(name, cls)
-        if known.__qualname__ != cls.__qualname__ or not _is_same_source(known, cls):
+        if known.__qualname__ != cls.__qualname__:  # a plugin's file may be imported under two module names
             raise UserError(f"objective {name!r} is already registered by {known.__module__}; choose another name.")
         _OBJECTIVES[name] = cls
         return cls
 
     return register
-
-
-def _is_same_source(first: type[Objective], second: type[Objective]) -> bool:
-    """Whether two classes have one module or one file: a plugin's file may be imported under two module names."""
-    files = {cls.forward.__code__.co_filename for cls in (first, second)}
-    return first.__module__ == second.__module__ or len(files) == 1
 
 
 def get_objective(name: str) -> type[Objective]:

@@ -92,7 +92,7 @@ def score_matches(
     top: int,
     ties: tuple[torch.Generator, torch.Generator],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return hits, pixel distances and cell distances of the top pairs, each (B, top).
+    """Return hits (0 or 1), pixel distances and cell distances of the top pairs, each (B, top), as float64.
 
     first, second: grids (B, D, h, w)
     off:           the error of a match in rows (h, h) and columns (w, w), by :meth:`Regions.steps_off`
@@ -104,7 +104,7 @@ def score_matches(
     down = off[0][chosen // columns, matched // columns].double()
     across = off[1][chosen % columns, matched % columns].double()
     pixels = torch.hypot(down * cell[0], across * cell[1])
-    return (down == 0) & (across == 0), pixels, torch.hypot(down, across)
+    return ((down == 0) & (across == 0)).double(), pixels, torch.hypot(down, across)
 
 
 def evaluate_correspondence(
@@ -124,7 +124,7 @@ def evaluate_correspondence(
     second_view = second_view or SecondView.of(backbone.pixel_type)
     # Separate generators: the number of draws for ties depends on the grid and must not change the views.
     generator, matches, pairs = (generator_for(seed, kind) for kind in ("second views", "matches", "pairs"))
-    hits, pixels, cells = [], [], []
+    scores: list[Tensor] = []
     regions, off = None, None
     for batch in images:
         views = second_view(batch, generator)
@@ -133,23 +133,14 @@ def evaluate_correspondence(
         if regions is None or off is None:
             regions = Regions.of(backbone, (batch.shape[2], batch.shape[3]))
             off = regions.steps_off(0), regions.steps_off(1)
-        hit, pixel, distance = score_matches(first, second, off, regions.cell, top, (matches, pairs))
-        hits.append(hit.double())
-        pixels.append(pixel)
-        cells.append(distance)
+        scores.append(torch.stack(score_matches(first, second, off, regions.cell, top, (matches, pairs))))
     if regions is None or off is None:
         raise UserError("There are no images to score correspondences on.")
-    hit, pixel, distance = torch.cat(hits), torch.cat(pixels), torch.cat(cells)
-    chance_accuracy, chance_error = chance(off, regions.cell)
+    images_and_pairs = torch.cat(scores, dim=1)  # (3, images, top)
+    accuracy, error, error_cells = images_and_pairs.mean((1, 2)).tolist()
+    _, count, found = images_and_pairs.shape
     return CorrespondenceScore(
-        accuracy=hit.mean().item(),
-        error=pixel.mean().item(),
-        error_cells=distance.mean().item(),
-        chance_accuracy=chance_accuracy,
-        chance_error=chance_error,
-        images=len(hit),
-        top=hit.shape[1],
-        grid=regions.grid,
+        accuracy, error, error_cells, *chance(off, regions.cell), images=count, top=found, grid=regions.grid
     )
 
 

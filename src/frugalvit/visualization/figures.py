@@ -89,22 +89,11 @@ def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
             ends.setdefault(end, []).append(pair.rank)
     for (side, x, y), ranks in ends.items():
         # Numbers of the left axes are drawn on the right axes too, above the lines.
-        number = right.annotate(
-            " ".join(map(str, sorted(ranks))),
-            (x, y),
-            xycoords=(left, right)[side].transData,
-            fontsize=5.5,
-            ha="center",
-            va="center",
-            zorder=5,
-            annotation_clip=False,
-            bbox={
-                "boxstyle": "circle,pad=0.15" if len(ranks) == 1 else "round,pad=0.2",
-                "facecolor": palette.YELLOW,
-                "edgecolor": "black",
-                "lw": 0.5,
-            },
-        )
+        shape = "circle,pad=0.15" if len(ranks) == 1 else "round,pad=0.2"
+        bubble = {"boxstyle": shape, "facecolor": palette.YELLOW, "edgecolor": "black", "lw": 0.5}
+        where: Any = {"xycoords": (left, right)[side].transData, "ha": "center", "va": "center", "zorder": 5}
+        label = " ".join(map(str, sorted(ranks)))
+        number = right.annotate(label, (x, y), fontsize=5.5, annotation_clip=False, bbox=bubble, **where)
         number.set_in_layout(False)
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional
 
 from frugalvit.backbones import Backbone
+from frugalvit.data.augmentation.transforms import Normalize
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.decode import to_picture
 from frugalvit.data.preprocessing import on_planes
-from frugalvit.errors import UserError
 from frugalvit.utils import console
 
 _JITTER = (0.4, 0.4, 0.2, 0.1)  # of brightness, contrast, saturation and hue
@@ -114,15 +114,8 @@ def input_batches(examples: ImageDataset, backbone: Backbone, size: int, label: 
 
 def model_input(backbone: Backbone, images: Tensor) -> Tensor:
     """Convert images, (B, 3, H, W) in [0, 1] or values of files, to the channels and normalization of the backbone."""
-    channels, is_photo = backbone.in_chans, backbone.pixel_type == "uint8"
-    if channels == 1 and is_photo:
-        images = functional.rgb_to_grayscale(images)
-    elif channels != 3 and is_photo:
-        raise UserError(f"{backbone.name} takes {channels} channels; images need a model with 3 channels, or 1.")
-    mean = torch.tensor(backbone.mean).view(1, -1, 1, 1)
-    std = torch.tensor(backbone.std).view(1, -1, 1, 1)
     device = next((parameter.device for parameter in backbone.parameters()), images.device)
-    return ((images - mean.to(images)) / std.to(images)).to(device)
+    return Normalize(backbone.mean, backbone.std)(images.to(device))
 
 
 @dataclass(frozen=True)

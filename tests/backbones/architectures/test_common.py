@@ -226,22 +226,6 @@ def test_classifier_and_channels(name):
 
 
 @every_model
-def test_forward_intermediates_selects_stages(name):
-    model = tiny(name)
-    pixels = images(1, 3, 64, 64)
-    every = model.forward_intermediates(pixels, intermediates_only=True)
-    features_only = timm.create_model(name, features_only=True, **TINY[name])
-    assert [64 // stage.shape[2] for stage in every] == features_only.feature_info.reduction()
-    for indices, expected in ((1, every[-1:]), (0, []), ([0, -1], [every[0], every[-1]])):
-        torch.testing.assert_close(model.forward_intermediates(pixels, indices, intermediates_only=True), expected)
-    features, normed = model.forward_intermediates(pixels, norm=True)
-    torch.testing.assert_close(features, model.forward_features(pixels))
-    torch.testing.assert_close(normed[-1], model.final_norm(every[-1]))
-    with pytest.raises(UserError, match="NCHW"):
-        model.forward_intermediates(pixels, output_fmt="NLC")
-
-
-@every_model
 def test_groups_for_layer_wise_learning_rates(name):
     model = tiny(name)
     groups = group_parameters(model, model.group_matcher(), reverse=True)
@@ -256,9 +240,3 @@ def test_impossible_shapes_raise_user_error(name):
     wrong = {"num_heads": 5} if name == "t2t_vit_14" else {"depths": (1, 1)}
     with pytest.raises(UserError, match="depths" if name == "hybrid_nano" else "num_heads"):
         tiny(name, **wrong)
-
-
-@pytest.mark.parametrize("name", ["t2t_vit_14", "cvt_tiny_w7"])
-def test_images_smaller_than_a_kernel_raise_user_error(name):
-    with pytest.raises(UserError, match="40x2 pixels"):
-        tiny(name)(images(1, 3, 40, 2))

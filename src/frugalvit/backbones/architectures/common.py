@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers.drop import DropPath
 from timm.layers.weight_init import trunc_normal_
-from timm.models import build_model_with_cfg
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -154,7 +152,7 @@ class StagedModel(nn.Module):
     # timm
 
     def forward_features(self, images: Tensor) -> Tensor:
-        return self.features_of(self.run_blocks(images))
+        return self.final_norm(self.to_grid(self.run_blocks(images)))
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         pooled = self.head_drop(self.pool(features))
@@ -166,37 +164,6 @@ class StagedModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         return self.forward_head(self.forward_features(images))
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """Return the stages' grids, for timm's ``features_only=True``. ``stop_early`` is ignored.
-
-        indices: the last n stages, the stages with these numbers, or None for all
-        norm:    apply the final norm to the last stage
-        """
-        if output_fmt != "NCHW":
-            raise UserError(f"{type(self).__name__} returns its stages as NCHW only; use output_fmt='NCHW'.")
-        grids: list[Tensor] = []
-        state = self.run_blocks(x, lambda state: grids.append(self.to_grid(state)))
-        stages = [grids[end] for end in self.stage_ends]
-        if norm:
-            stages[-1] = self.final_norm(stages[-1])
-        if isinstance(indices, int):
-            stages = stages[len(stages) - indices :]
-        elif indices is not None:
-            stages = [stages[index] for index in indices]
-        return stages if intermediates_only else (self.features_of(state), stages)
-
-    def features_of(self, state: Any) -> Tensor:
-        """Return the last state in the form of ``forward_features``."""
-        return self.final_norm(self.to_grid(state))
 
     def get_classifier(self) -> nn.Module:
         return self.head
@@ -264,37 +231,27 @@ def check_heads(dim: int, heads: int) -> None:
         raise UserError(f"The width {dim} is not a multiple of {heads} heads; change embed_dim or num_heads.")
 
 
-def check_pixels(images: Tensor, kernel: int, padding: int) -> None:
-    """Check that the image is not smaller than the first kernel without its padding."""
-    height, width, fewest = images.shape[2], images.shape[3], kernel - 2 * padding
-    if height < fewest or width < fewest:
-        raise UserError(f"{height}x{width} pixels are too few for this network: it needs {fewest} per side.")
+class Layers(nn.Module):
+    """Layers in sequence, with the parameter names ``net.*`` of both released CvTs."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.net = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
 
 
-def build(
-    network: type[StagedModel], name: str, stages: int, pretrained: bool, keywords: dict[str, Any], **more: Any
-) -> Any:
-    """Build a network with timm's builder, which handles weights, heads and ``features_only``."""
-    stages = len(keywords.get("depths", range(stages)))
-    feature_cfg = {"out_indices": tuple(range(stages)), "feature_cls": "getter"}
-    return build_model_with_cfg(network, name, pretrained, feature_cfg=feature_cfg, **more, **keywords)
+def split_heads(tokens: Tensor, heads: int, parts: int = 3) -> tuple[Tensor, ...]:
+    """(B, T, parts * C) -> ``parts`` tensors (B, heads, T, C / heads): queries, keys, values."""
+    return tokens.unflatten(2, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
-def timm_cfg(first_conv: str) -> dict[str, Any]:
-    """Return timm's configuration of a network without timm weights: ImageNet's statistics, 224 px."""
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": (7, 7),
-        "crop_pct": 0.875,
-        "interpolation": "bicubic",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": first_conv,
-        "classifier": "head",
-        "fixed_input_size": False,
-    }
+def attention_weights(queries: Tensor, keys: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
+    """Return softmax(q kᵀ · scale + bias), at least in fp32, so that rows sum to 1; ``scale`` is 1 / √d by default."""
+    scores = queries @ keys.transpose(-2, -1)
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * (scale or queries.shape[-1] ** -0.5)
+    return (scores if bias is None else scores + bias).softmax(-1)
 
 
 def join_heads(attended: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.models import register_model
+from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
@@ -40,19 +40,10 @@ class ChannelNorm(nn.Module):
         return (centred / (deviation + self.eps) * self.g + self.b).to(self.g.dtype)
 
 
-class ConvProjection(nn.Module):
+def projection(dim: int, out_dim: int, stride: int) -> common.Layers:
     """Depthwise convolution, batch norm, pointwise convolution: (B, C, H, W) -> (B, out, H/s, W/s)."""
-
-    def __init__(self, dim: int, out_dim: int, stride: int) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Conv2d(dim, dim, 3, stride, 1, groups=dim, bias=False),
-            nn.BatchNorm2d(dim),
-            nn.Conv2d(dim, out_dim, 1, bias=False),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
+    depthwise = nn.Conv2d(dim, dim, 3, stride, 1, groups=dim, bias=False)
+    return common.Layers(depthwise, nn.BatchNorm2d(dim), nn.Conv2d(dim, out_dim, 1, bias=False))
 
 
 class ConvAttention(nn.Module):
@@ -63,8 +54,8 @@ class ConvAttention(nn.Module):
         self.heads = heads
         self.head_dim = head_dim
         self.key_stride = key_stride
-        self.to_q = ConvProjection(dim, heads * head_dim, stride=1)
-        self.to_kv = ConvProjection(dim, 2 * heads * head_dim, stride=key_stride)
+        self.to_q = projection(dim, heads * head_dim, stride=1)
+        self.to_kv = projection(dim, 2 * heads * head_dim, stride=key_stride)
         self.to_out = nn.Sequential(nn.Conv2d(heads * head_dim, dim, 1), nn.Dropout(drop))
 
     def split(self, maps: Tensor) -> Tensor:
@@ -80,25 +71,18 @@ class ConvAttention(nn.Module):
         """Return (B, heads, T, T). The cells of a square with side ``key_stride`` share the weight of its key."""
         height, width = x.shape[2:]
         key_map = self.to_kv(x).chunk(2, dim=1)[0]
-        scores = self.split(self.to_q(x)) @ self.split(key_map).transpose(2, 3) * self.head_dim**-0.5
+        weights = common.attention_weights(self.split(self.to_q(x)), self.split(key_map))
         rows = torch.arange(height, device=x.device) // self.key_stride
         columns = torch.arange(width, device=x.device) // self.key_stride
         key_of_cell = (rows[:, None] * key_map.shape[3] + columns).flatten()
-        cells_of_key = torch.bincount(key_of_cell, minlength=scores.shape[3])
-        return (scores.float().softmax(-1) / cells_of_key)[..., key_of_cell]
+        cells_of_key = torch.bincount(key_of_cell, minlength=weights.shape[3])
+        return (weights / cells_of_key)[..., key_of_cell]
 
 
-class Mlp(nn.Module):
+def mlp(dim: int, hidden: int, drop: float) -> common.Layers:
     """Two pointwise convolutions. With dropout they have the indices 0 and 3, as in the release."""
-
-    def __init__(self, dim: int, hidden: int, drop: float) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Conv2d(dim, hidden, 1), nn.GELU(), nn.Dropout(drop), nn.Conv2d(hidden, dim, 1), nn.Dropout(drop)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
+    expand, reduce = nn.Conv2d(dim, hidden, 1), nn.Conv2d(hidden, dim, 1)
+    return common.Layers(expand, nn.GELU(), nn.Dropout(drop), reduce, nn.Dropout(drop))
 
 
 class CvT(common.StagedModel):
@@ -132,17 +116,11 @@ class CvT(common.StagedModel):
         rates = common.drop_path_rates(drop_path_rate, depths)
         for stage, (dim, stride) in enumerate(zip(dims, strides, strict=True)):
             kernel = 7 if stage == 0 else 3
-            blocks = [
-                nn.Sequential(
-                    common.Residual(
-                        ChannelNorm(dim),
-                        ConvAttention(dim, num_heads[stage], head_dim, key_stride, proj_drop_rate),
-                        rate,
-                    ),
-                    common.Residual(ChannelNorm(dim), Mlp(dim, int(dim * mlp_ratio), proj_drop_rate), rate),
-                )
-                for rate in rates[stage]
-            ]
+            blocks: list[nn.Module] = []
+            for rate in rates[stage]:
+                attention = ConvAttention(dim, num_heads[stage], head_dim, key_stride, proj_drop_rate)
+                halves = [attention, mlp(dim, int(dim * mlp_ratio), proj_drop_rate)]
+                blocks.append(nn.Sequential(*(common.Residual(ChannelNorm(dim), half, rate) for half in halves)))
             embed = nn.Conv2d(in_chans if stage == 0 else dims[stage - 1], dim, kernel, stride, kernel // 2)
             layers.append(nn.Sequential(embed, ChannelNorm(dim), common.Blocks(blocks)))
         self.layers = nn.Sequential(*layers)
@@ -158,10 +136,10 @@ class CvT(common.StagedModel):
         return grid
 
 
-default_cfgs = {"cvt_13": common.timm_cfg(first_conv="layers.0.0")}
+default_cfgs = {"cvt_13": {"first_conv": "layers.0.0", "classifier": "head"}}
 
 
 @register_model
 def cvt_13(pretrained: bool = False, **keywords) -> CvT:
     """CvT-13 of the Drloc paper."""
-    return common.build(CvT, "cvt_13", 3, pretrained, keywords)
+    return build_model_with_cfg(CvT, "cvt_13", pretrained, **keywords)

@@ -12,10 +12,11 @@ At equal GPU time it was the best of eleven networks on photos, drawings, small 
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models import register_model
+from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
@@ -56,20 +57,20 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
         self.drop_path = common.stochastic_depth(drop_path)
 
-    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def queries_keys_values(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, C, H, W) -> three of (B, heads, H * W, C / heads)."""
         tokens = self.norm(x.flatten(2).transpose(1, 2))
-        parts = self.qkv(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return parts[0], parts[1], parts[2]
+        return common.split_heads(self.qkv(tokens), self.heads)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.position(x)
-        attended = common.join_heads(F.scaled_dot_product_attention(*self.queries_keys_values(x)))
+        queries, keys, values = self.queries_keys_values(x)
+        attended = common.join_heads(F.scaled_dot_product_attention(queries, keys, values))
         return x + self.drop_path(self.proj(attended)).transpose(1, 2).unflatten(2, x.shape[2:])
 
     def attention(self, x: Tensor) -> Tensor:
         queries, keys, _ = self.queries_keys_values(x + self.position(x))
-        return (queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5).float().softmax(-1)
+        return common.attention_weights(queries, keys)
 
 
 class Mlp(nn.Module):
@@ -146,23 +147,26 @@ class Hybrid(common.StagedModel):
         return self.stem(images.contiguous(memory_format=torch.channels_last))
 
 
-default_cfgs = {name: common.timm_cfg(first_conv="stem.0") for name in ("hybrid_nano", "hybrid_tiny", "hybrid_small")}
+default_cfgs = {
+    name: {"first_conv": "stem.0", "classifier": "head"} for name in ("hybrid_nano", "hybrid_tiny", "hybrid_small")
+}
 
 
 @register_model
 def hybrid_small(pretrained: bool = False, **keywords) -> Hybrid:
     """12 M parameters, for a GPU."""
-    return common.build(Hybrid, "hybrid_small", 4, pretrained, keywords)
+    return build_model_with_cfg(Hybrid, "hybrid_small", pretrained, **keywords)
 
 
 @register_model
 def hybrid_tiny(pretrained: bool = False, **keywords) -> Hybrid:
     """7 M parameters, for a GPU."""
-    return common.build(Hybrid, "hybrid_tiny", 4, pretrained, {"embed_dim": (64, 128, 192, 384), **keywords})
+    keywords.setdefault("embed_dim", (64, 128, 192, 384))
+    return build_model_with_cfg(Hybrid, "hybrid_tiny", pretrained, **keywords)
 
 
 @register_model
 def hybrid_nano(pretrained: bool = False, **keywords) -> Hybrid:
     """0.6 M parameters, for a CPU."""
-    small = {"embed_dim": (32, 64, 128), "depths": (1, 1, 2)}
-    return common.build(Hybrid, "hybrid_nano", 3, pretrained, {**small, **keywords})
+    small: dict[str, Any] = {"embed_dim": (32, 64, 128), "depths": (1, 1, 2)}
+    return build_model_with_cfg(Hybrid, "hybrid_nano", pretrained, **small | keywords)

@@ -6,14 +6,15 @@ takes every crop size without rebuilding masks in each call. Parameter names are
 sizes that windows divide, both compute the same.
 """
 
+import functools
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from timm.layers.classifier import ClassifierHead
 from timm.layers.mlp import Mlp
-from timm.models import generate_default_cfgs, register_model
-from timm.models.swin_transformer import checkpoint_filter_fn as timm_filter
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model, swin_transformer
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -21,9 +22,10 @@ from frugalvit.backbones.architectures import common
 from frugalvit.backbones.architectures.windows import (
     Size,
     WindowPlan,
-    mask,
+    map_attention,
     plan_windows,
     relative_bias,
+    score_bias,
     window_partition,
     window_reverse,
 )
@@ -58,23 +60,11 @@ class PatchEmbed(nn.Module):
         return self.norm(functional.linear(patches, self.proj.weight.flatten(1), self.proj.bias))
 
 
-class PatchMerging(nn.Module):
+class PatchMerging(swin_transformer.PatchMerging):
     """Merge four neighbours into one token: (B, C, h, w) -> (B, ceil(h/2), ceil(w/2), D)."""
 
-    def __init__(self, dim: int, out_dim: int, norm_eps: float) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(4 * dim, eps=norm_eps)
-        self.reduction = nn.Linear(4 * dim, out_dim, bias=False)
-
     def forward(self, grid: Tensor) -> Tensor:
-        tokens = grid.permute(0, 2, 3, 1)
-        height, width = tokens.shape[1:3]
-        if height % 2 or width % 2:
-            tokens = functional.pad(tokens, (0, 0, 0, width % 2, 0, height % 2))
-        batch, height, width, channels = tokens.shape
-        tokens = tokens.reshape(batch, height // 2, 2, width // 2, 2, channels)
-        tokens = tokens.permute(0, 1, 3, 4, 2, 5).flatten(3)  # the published order: down first, then right
-        return self.reduction(self.norm(tokens))
+        return super().forward(grid.permute(0, 2, 3, 1))
 
 
 class WindowAttention(nn.Module):
@@ -94,8 +84,8 @@ class WindowAttention(nn.Module):
         if self._can_use_kernel(tokens, plan):
             bias = relative_bias(self.relative_position_bias_table, plan).permute(2, 0, 1)
             return self.proj(window_attention(self.qkv(tokens), bias, plan))
-        query, key, value = self._heads(window_partition(tokens, plan))
-        bias = self._bias(plan, query)
+        query, key, value = common.split_heads(self.qkv(window_partition(tokens, plan)), self.num_heads)
+        bias = score_bias(self.relative_position_bias_table, plan, query)
         attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         return window_reverse(self.proj(common.join_heads(attended)), plan)
 
@@ -107,27 +97,9 @@ class WindowAttention(nn.Module):
         return fits(plan, tokens.shape[-1] // self.num_heads, dtype) and _has_bf16_units(tokens.device)
 
     def weights(self, windows: Tensor, plan: WindowPlan) -> Tensor:
-        """Return the softmax, (B * windows, heads, N, N), at least in fp32, so that rows sum to 1."""
-        query, key, _ = self._heads(windows)
-        scores = query @ key.transpose(-2, -1)
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * query.shape[-1] ** -0.5
-        return (scores + self._bias(plan, query)).softmax(-1)
-
-    def _heads(self, windows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        count, tokens, _ = windows.shape
-        query, key, value = self.qkv(windows).view(count, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        return query, key, value
-
-    def _bias(self, plan: WindowPlan, query: Tensor) -> Tensor:
-        """Relative bias plus mask, (1 or B * windows, heads, N, N), in the precision of the scores."""
-        # Read in full precision, then round, so that the gradients of a table entry are added in full precision.
-        bias = relative_bias(self.relative_position_bias_table, plan).to(query.dtype).permute(2, 0, 1)[None]
-        masked = mask(plan, query)
-        if masked is None:
-            return bias
-        bias = bias + masked.to(query.dtype)[:, None]  # (windows, heads, N, N)
-        images = query.shape[0] // plan.count
-        return bias[None].expand(images, -1, -1, -1, -1).flatten(0, 1)
+        """Return the softmax, (B * windows, heads, N, N)."""
+        query, key, _ = common.split_heads(self.qkv(windows), self.num_heads)
+        return common.attention_weights(query, key, score_bias(self.relative_position_bias_table, plan, query))
 
 
 @torch.compiler.assume_constant_result
@@ -176,25 +148,7 @@ class Block(nn.Module):
 
     def attention(self, tokens: Tensor) -> Tensor:
         """Return the softmax over all tokens of the map, (B, heads, h * w, h * w), zero between windows."""
-        weights, plan = self.window_attention(tokens)
-        batch, heads, count = tokens.shape[0], weights.shape[1], plan.size[0] * plan.size[1]
-        # The index on the map of every position of every window. Padding has one extra index, dropped below.
-        indices = torch.arange(count, device=weights.device).view(1, *plan.size, 1) + 1
-        indices = (window_partition(indices, plan)[..., 0] - 1) % (count + 1)  # padding is 0, becomes -1, then count
-        full = weights.new_zeros(batch, heads, count + 1, count + 1)
-        for window, index in enumerate(indices):
-            full[:, :, index[:, None], index[None, :]] = weights.view(batch, -1, *weights.shape[1:])[:, window]
-        full = full[:, :, :count, :count]
-        return full / full.sum(-1, keepdim=True)
-
-
-class Stage(nn.Module):
-    """A stage: patch merging (except in the first), then blocks, every second one with shifted windows."""
-
-    def __init__(self, downsample: nn.Module, blocks: list[Block]) -> None:
-        super().__init__()
-        self.downsample = downsample
-        self.blocks = nn.Sequential(*blocks)
+        return map_attention(*self.window_attention(tokens))
 
 
 class SwinTransformer(common.StagedModel):
@@ -237,32 +191,24 @@ class SwinTransformer(common.StagedModel):
         )
         self.embed_dim = embed_dim
         self.window_size = pair(window_size)
-        self.shape = {  # the keywords that define the network, as plain values
-            "patch_size": patch_size,
-            "embed_dim": embed_dim,
-            "depths": list(depths),
-            "num_heads": list(num_heads),
-            "window_size": window_size if isinstance(window_size, int) else list(window_size),
-            "mlp_ratio": mlp_ratio,
-            "padding": padding,
-            "norm_eps": norm_eps,
-        }
         self.padding = padding
         self.patch_embed = PatchEmbed(patch_size, in_chans, embed_dim, norm_eps)
         rates = common.drop_path_rates(drop_path_rate, depths)
         size = pair(img_size)
-        stages: list[Stage] = []
+        stages: list[nn.Module] = []
+        norm: Any = functools.partial(nn.LayerNorm, eps=norm_eps)
         for index, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
             common.check_heads(dim, heads)
             reduction = patch_size * 2**index
             window, shift = _window_and_shift((-(-size[0] // reduction), -(-size[1] // reduction)), pair(window_size))
-            blocks = [
+            blocks = [  # every second one with shifted windows
                 Block(
                     dim, heads, window, shift if number % 2 else (0, 0), mlp_ratio, rate, padding == "masked", norm_eps
                 )
                 for number, rate in enumerate(rates[index])
             ]
-            stages.append(Stage(PatchMerging(dims[index - 1], dim, norm_eps) if index else nn.Identity(), blocks))
+            merging = PatchMerging(dims[index - 1], dim, norm) if index else nn.Identity()
+            stages.append(nn.Sequential(OrderedDict(downsample=merging, blocks=nn.Sequential(*blocks))))
         self.layers = nn.Sequential(*stages)
         self.norm = nn.LayerNorm(self.num_features, eps=norm_eps)
         self.head = ClassifierHead(
@@ -281,8 +227,8 @@ class SwinTransformer(common.StagedModel):
     def to_grid(self, state: Tensor) -> Tensor:
         return state.permute(0, 3, 1, 2)
 
-    def features_of(self, state: Tensor) -> Tensor:
-        return self.norm(state)
+    def forward_features(self, images: Tensor) -> Tensor:
+        return self.norm(self.run_blocks(images))
 
     def forward_grid(self, images: Tensor, norm: bool = True) -> tuple[Tensor, Tensor]:
         tokens = self.run_blocks(images)
@@ -322,7 +268,7 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
     }
     others = {name: value for name, value in state_dict.items() if name not in fitting}
     with quiet_tables():
-        return {**timm_filter(others, model), **fitting}
+        return {**swin_transformer.checkpoint_filter_fn(others, model), **fitting}
 
 
 def _initialize(module: nn.Module) -> None:
@@ -364,7 +310,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], int]] = {  # shape, window size
     "swin_small_w14": (SMALL, 14),
     "swin_base_w14": (BASE, 14),
 }
-_CFG = common.timm_cfg("patch_embed.proj") | {"crop_pct": 0.9, "fixed_input_size": True, "classifier": "head.fc"}
+_CFG = {"first_conv": "patch_embed.proj", "classifier": "head.fc", "crop_pct": 0.9, "fixed_input_size": True}
 # timm publishes weights of the same shape (Microsoft's, ImageNet-1k), but none for W=14, nano and mini.
 _PUBLISHED = {
     f"swin_{size}_w7": {"hf_hub_id": f"timm/swin_{size}_patch4_window7_224.ms_in1k"}
@@ -378,10 +324,8 @@ def _register(variant: str) -> None:
 
     def create(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
         shape, window_size = VARIANTS[variant]
-        keywords = {**shape, "window_size": window_size, **keywords}
-        return common.build(
-            SwinTransformer, variant, 4, pretrained, keywords, pretrained_filter_fn=checkpoint_filter_fn
-        )
+        keywords = {**shape, "window_size": window_size, "pretrained_filter_fn": checkpoint_filter_fn, **keywords}
+        return build_model_with_cfg(SwinTransformer, variant, pretrained, **keywords)
 
     create.__name__ = create.__qualname__ = variant
     register_model(create)

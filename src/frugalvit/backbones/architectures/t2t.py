@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
-from timm.models import register_model, vision_transformer
+from timm.models import build_model_with_cfg, register_model, vision_transformer
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
@@ -74,7 +74,6 @@ class SoftSplit:
         return (side + 2 * self.padding - self.kernel) // self.stride + 1
 
     def __call__(self, maps: Tensor) -> Tokens:
-        common.check_pixels(maps, self.kernel, self.padding)
         windows = F.unfold(maps, self.kernel, stride=self.stride, padding=self.padding)
         return windows.transpose(1, 2), self.steps(maps.shape[2]), self.steps(maps.shape[3])
 
@@ -113,9 +112,8 @@ class Block(vision_transformer.Block):
 
     def attention(self, state: Tokens) -> Tensor:
         attention: Any = self.attn
-        parts = attention.qkv(self.norm1(state[0])).unflatten(2, (3, attention.num_heads, -1))
-        queries, keys, _ = parts.permute(2, 0, 3, 1, 4)
-        return (queries @ keys.transpose(2, 3) * queries.shape[-1] ** -0.5).float().softmax(-1)
+        queries, keys, _ = common.split_heads(attention.qkv(self.norm1(state[0])), attention.num_heads)
+        return common.attention_weights(queries, keys)
 
 
 def sinusoids(positions: int, dim: int) -> Tensor:
@@ -186,17 +184,17 @@ class T2TViT(common.StagedModel):
         normed = self.norm(tokens)
         return self.to_grid((normed if norm else tokens, height, width)), self.head_drop(normed[:, 0])
 
-    def features_of(self, state: Tokens) -> Tensor:
-        return self.norm(state[0])
+    def forward_features(self, images: Tensor) -> Tensor:
+        return self.norm(self.run_blocks(images)[0])
 
     def pool(self, features: Tensor) -> Tensor:
         return features[:, 0]
 
 
-default_cfgs = {"t2t_vit_14": common.timm_cfg(first_conv="tokens_to_token.attention1.kqv")}
+default_cfgs = {"t2t_vit_14": {"first_conv": "tokens_to_token.attention1.kqv", "classifier": "head"}}
 
 
 @register_model
 def t2t_vit_14(pretrained: bool = False, **keywords) -> T2TViT:
     """T2T-ViT-14 with performer tokens, as the Drloc paper used it."""
-    return common.build(T2TViT, "t2t_vit_14", 1, pretrained, keywords)
+    return build_model_with_cfg(T2TViT, "t2t_vit_14", pretrained, **keywords)

@@ -24,10 +24,11 @@ import torch
 import torch.nn.functional as F
 from timm.layers.mlp import Mlp
 from timm.layers.weight_init import trunc_normal_
-from timm.models import register_model
+from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
+from frugalvit.backbones.architectures.windows import WindowPlan, plan_windows, window_partition, window_reverse
 from frugalvit.errors import UserError
 
 Tokens = tuple[Tensor, int, int]
@@ -119,25 +120,20 @@ class FullAttention(RelativeBias):
             local = torch.cat([top, local], dim=1)
         return local[None]
 
-    def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        return self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-
     def forward(self, x: Tensor, height: int, width: int) -> Tensor:
-        queries, keys, values = self.split(x)
+        queries, keys, values = common.split_heads(self.qkv(x), self.heads)
         bias = self.bias(height, width).to(queries.dtype)
         return self.proj(common.join_heads(F.scaled_dot_product_attention(queries, keys, values, bias)))
 
     def attention(self, x: Tensor, height: int, width: int) -> Tensor:
-        queries, keys, _ = self.split(x)
-        scores = (queries @ keys.transpose(2, 3)).float() * queries.shape[-1] ** -0.5
-        return (scores + self.bias(height, width)).softmax(-1)
+        queries, keys, _ = common.split_heads(self.qkv(x), self.heads)
+        return common.attention_weights(queries, keys, self.bias(height, width))
 
 
 class SparseAttention(RelativeBias):
     """A position attends to the global tokens, its window and the windows around it: (B, G + h * w, C).
 
-    The grid is padded to full windows and surrounded by a ring of empty windows, so that every window has eight
-    neighbours. Positions outside the grid are masked. A window of W x W positions has N = W^2 queries.
+    Positions outside the grid are masked. A window of W x W positions has N = W^2 queries.
     """
 
     def __init__(self, dim: int, heads: int, window: int, global_tokens: int) -> None:
@@ -158,8 +154,8 @@ class SparseAttention(RelativeBias):
     def attend_globally(self, queries: Tensor, keys_values: Tensor) -> Tensor:
         """Attend from the global tokens to all tokens: (B, G, C)."""
         count = self.global_tokens
-        queries = queries[:, :count].unflatten(2, (self.heads, -1)).transpose(1, 2)
-        keys, values = keys_values.unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        (queries,) = common.split_heads(queries[:, :count], self.heads, parts=1)
+        keys, values = common.split_heads(keys_values, self.heads, parts=2)
         to_local = self.g2l_relative_position_bias[0][:, :, None].expand(-1, -1, keys.shape[2] - count)
         bias = torch.cat([self.g2g_relative_position_bias, to_local], dim=2)[None].to(queries.dtype)
         return common.join_heads(F.scaled_dot_product_attention(queries, keys, values, bias))
@@ -167,45 +163,33 @@ class SparseAttention(RelativeBias):
     def attend_locally(self, queries: Tensor, keys_values: Tensor, height: int, width: int) -> Tensor:
         """Attend from the grid's positions to their neighbourhoods: (B, h * w, C)."""
         batch, count, side = queries.shape[0], self.global_tokens, self.window
-        tall, wide = -(-height // side), -(-width // side)
-        fill_below, fill_right = tall * side - height, wide * side - width
+        plan = plan_windows((height, width), (side, side), (0, 0), False)
+        grid = queries[:, count:].unflatten(1, plan.size)
+        (windows,) = common.split_heads(window_partition(grid, plan), self.heads, parts=1)
+        windows = windows.unflatten(0, (batch, -1)).flatten(1, 2)
 
-        grid = queries[:, count:].unflatten(1, (height, width))
-        windows = F.pad(grid, (0, 0, 0, fill_right, 0, fill_below))
-        windows = windows.reshape(batch, tall, side, wide, side, self.heads, -1).permute(0, 1, 3, 5, 2, 4, 6)
-        windows = windows.reshape(batch, tall * wide * self.heads, side * side, -1)
-
-        ring = (side, side + fill_right, side, side + fill_below)
-        around = F.pad(keys_values[:, count:].unflatten(1, (height, width)), (0, 0, *ring))
-        inside = F.pad(torch.ones(1, height, width, 1, dtype=torch.bool, device=queries.device), (0, 0, *ring))
-        around, inside = self.gather(around), self.gather(inside)
-        around = around.unflatten(4, (2, self.heads, -1)).permute(4, 0, 1, 2, 5, 3, 6)
-        around = around.reshape(2, batch, tall * wide * self.heads, around.shape[5], -1)
-        mask = inside.reshape(tall * wide, 1, 1, -1)
-
-        bias = self.neighbourhood_bias()
-        bias = torch.where(mask, bias, float("-inf"))
+        around = self.gather(keys_values[:, count:], plan).unflatten(1, (2, self.heads, -1))
+        around = around.permute(1, 0, 5, 2, 4, 3).flatten(2, 3)  # (2, B, windows * heads, 9 W^2, d)
+        inside = self.gather(queries.new_ones(1, height * width, 1), plan)[0, 0].mT.bool()
+        bias = torch.where(inside[:, None, None], self.neighbourhood_bias(), float("-inf"))
         if count:
-            each = (tall * wide, -1, side * side, -1)
-            shared = keys_values[:, :count].unflatten(2, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-            around = torch.cat([shared.repeat(1, 1, tall * wide, 1, 1), around], dim=3)
+            each = (plan.count, -1, side * side, -1)
+            shared = torch.stack(common.split_heads(keys_values[:, :count], self.heads, parts=2))
+            around = torch.cat([shared.repeat(1, 1, plan.count, 1, 1), around], dim=3)
             bias = torch.cat([self.g2l_relative_position_bias[1][None, :, None].expand(each), bias], dim=3)
         bias = bias.flatten(0, 1)[None].to(windows.dtype)
 
         # Windows and heads share one axis, so that the bias is not copied per image.
         out = F.scaled_dot_product_attention(windows, around[0], around[1], bias)
-        out = out.reshape(batch, tall, wide, self.heads, side, side, -1).permute(0, 1, 4, 2, 5, 3, 6)
-        out = out.reshape(batch, tall * side, wide * side, -1)[:, :height, :width]
-        return out.flatten(1, 2)
+        out = common.join_heads(out.unflatten(1, (plan.count, -1)).flatten(0, 1))
+        return window_reverse(out, plan).flatten(1, 2)
 
-    def gather(self, ringed: Tensor) -> Tensor:
-        """Gather the keys of every window: (B, (tall + 2) W, (wide + 2) W, C) -> (B, tall, wide, 9 W^2, C)."""
+    def gather(self, tokens: Tensor, plan: WindowPlan) -> Tensor:
+        """Gather the keys of every window, 0 outside the grid: (B, h * w, C) -> (B, C, 9 W^2, windows)."""
         side = self.window
-        tall, wide = ringed.shape[1] // side - 2, ringed.shape[2] // side - 2
-        blocks = ringed.reshape(-1, tall + 2, side, wide + 2, side, ringed.shape[3])
-        rows = torch.cat([blocks[:, step : step + tall] for step in range(3)], dim=2)
-        both = torch.cat([rows[:, :, :, step : step + wide] for step in range(3)], dim=4)
-        return both.transpose(2, 3).flatten(3, 4)
+        maps = tokens.transpose(1, 2).unflatten(2, plan.size)
+        maps = F.pad(maps, (0, plan.padding[1], 0, plan.padding[0]))
+        return F.unfold(maps, 3 * side, stride=side, padding=side).unflatten(1, (-1, 9 * side * side))
 
     def neighbourhood_bias(self) -> Tensor:
         """(heads, N, keys) in the order of :meth:`gather`."""
@@ -313,10 +297,11 @@ class VisionLongformer(common.StagedModel):
         return tokens[:, tokens.shape[1] - height * width :].transpose(1, 2).unflatten(2, (height, width))
 
 
-default_cfgs = {"vil_tiny_w7": common.timm_cfg(first_conv="layer1.0.proj")}
+default_cfgs = {"vil_tiny_w7": {"first_conv": "layer1.0.proj", "classifier": "head"}}
 
 
 @register_model
 def vil_tiny_w7(pretrained: bool = False, **keywords) -> VisionLongformer:
     """ViL-T, W=7, of EsViT."""
-    return common.build(VisionLongformer, "vil_tiny_w7", 4, pretrained, {"drop_path_rate": 0.1, **keywords})
+    keywords.setdefault("drop_path_rate", 0.1)
+    return build_model_with_cfg(VisionLongformer, "vil_tiny_w7", pretrained, **keywords)

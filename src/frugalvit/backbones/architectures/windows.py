@@ -164,6 +164,33 @@ def relative_bias(table: Tensor, plan: WindowPlan) -> Tensor:
     return table[offsets(plan, table)]
 
 
+def score_bias(table: Tensor | None, plan: WindowPlan, queries: Tensor) -> Tensor | None:
+    """Return relative bias plus mask, (1 or B * windows, heads, N, N), in the precision of the queries; or None."""
+    # Read in full precision, then round, so that the gradients of a table entry are added in full precision.
+    bias = None if table is None else relative_bias(table, plan).to(queries.dtype).permute(2, 0, 1)[None]
+    masked = mask(plan, queries)
+    if masked is None:
+        return bias
+    masked = masked.to(queries.dtype)[:, None]  # (windows, 1, N, N)
+    bias = masked if bias is None else bias + masked
+    return bias[None].expand(queries.shape[0] // plan.count, -1, -1, -1, -1).flatten(0, 1)
+
+
+def map_attention(weights: Tensor, plan: WindowPlan) -> Tensor:
+    """Return the attention of windows, (B * windows, heads, N, N), over the map: (B, heads, h * w, h * w).
+
+    It is zero between windows. Attention to padding is dropped and the rows rescaled.
+    """
+    count = plan.size[0] * plan.size[1]
+    # The index on the map of every position of every window. Padding has one extra index, dropped below.
+    indices = torch.arange(count, device=weights.device).view(1, *plan.size, 1) + 1
+    indices = (window_partition(indices, plan)[..., 0] - 1) % (count + 1)  # padding is 0, becomes -1, then count
+    full = weights.new_zeros(len(weights) // plan.count, weights.shape[1], count + 1, count + 1)
+    full[:, :, indices[:, :, None], indices[:, None]] = weights.unflatten(0, (-1, plan.count)).transpose(1, 2)
+    full = full[:, :, :count, :count]
+    return full / full.sum(-1, keepdim=True)
+
+
 class _Read(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: Tensor, plan: WindowPlan) -> Tensor:

@@ -1,29 +1,24 @@
 """Write config.json of a model folder, and read from it the network of the folder's weights.
 
 timm builds and loads the network from the same file: ``timm.create_model("local-dir:…")``. If a standard timm network
-computes the same as ours (our Swin, if windows divide every map), the config names that network, and the folder needs
-only timm. A forward pass with the actual weights compares the two. Otherwise the config names our network, and the
-user also needs ``import frugalvit``. A Swin with non-square windows always needs it: timm's loader resamples tables of
-relative positions as if the windows were square.
+computes the same as ours (our Swin, if square windows divide every map), the config names that network, and the folder
+needs only timm. Otherwise the config names our network, and the user also needs ``import frugalvit``.
 """
 
-import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-import timm
-import torch
 from torch import Tensor, nn
 
 from frugalvit import __version__
-from frugalvit.backbones.architectures.swin import SwinTransformer, WindowAttention
+from frugalvit.backbones.architectures.swin import VARIANTS, SwinTransformer
 from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone
 from frugalvit.backbones.factory import build_meta, to_size
 from frugalvit.backbones.small_images import accepts
-from frugalvit.backbones.timm_features import classifier_name, eval_no_grad
+from frugalvit.backbones.timm_features import classifier_name
 from frugalvit.errors import UserError
 from frugalvit.utils.files import check_stored, read_json
 
@@ -31,8 +26,7 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "
 """Names of the weights file in a model folder: ours, timm's and the hub's."""
 
 TIMM_SWIN = "swin_tiny_patch4_window7_224"
-TOLERANCE = 1e-4
-"""Our LayerNorm eps may be 1e-6 while timm's Swin has 1e-5: outputs differ by a relative 1e-5."""
+"""Its LayerNorm eps is 1e-5; if ours is 1e-6, outputs differ by a relative 1e-5."""
 
 # Keywords of create_backbone that the constructors of our and of timm's networks do not have.
 _NOT_FOR_OURS = (*BACKBONE_ONLY_KWARGS, "stem_stride")
@@ -246,8 +240,11 @@ def timm_state_dict(backbone: Backbone) -> dict[str, Tensor]:
 def timm_architecture(backbone: Backbone) -> tuple[str, dict[str, Any]]:
     """Return the name and the keywords with which ``timm.create_model`` builds the network."""
     common = {"num_classes": backbone.num_classes, "in_chans": backbone.in_chans}
-    if isinstance(backbone.model, SwinTransformer):
-        return _swin_architecture(backbone, backbone.model, common)
+    if isinstance(backbone.model, SwinTransformer) and _equals_timm(backbone, backbone.model):
+        shape, window = VARIANTS[backbone.architecture]
+        shape = {**shape, "window_size": window, **backbone.keywords}
+        shape = {key: value for key, value in shape.items() if key not in (*_NOT_FOR_TIMM, "drop_path_rate")}
+        return TIMM_SWIN, {**shape, **common, "img_size": list(backbone.img_size)}
     if backbone.is_grid_model:
         ours = {key: value for key, value in backbone.keywords.items() if key not in _NOT_FOR_OURS}
         return backbone.architecture, {**ours, **common, "img_size": list(backbone.img_size)}
@@ -261,33 +258,12 @@ def timm_architecture(backbone: Backbone) -> tuple[str, dict[str, Any]]:
     return architecture, arguments
 
 
-def _swin_architecture(
-    backbone: Backbone, model: SwinTransformer, common: dict[str, Any]
-) -> tuple[str, dict[str, Any]]:
-    shape = {**common, "img_size": list(backbone.img_size), **model.shape}
-    timm_shape = {key: value for key, value in shape.items() if key not in ("padding", "norm_eps")}
-    attentions = [module for module in model.modules() if isinstance(module, WindowAttention)]
-    has_square_windows = all(attention.window_size[0] == attention.window_size[1] for attention in attentions)
-    is_padded = min(backbone.img_size) < model.patch_size  # timm's Swin cannot pad an image to its patch
-    if has_square_windows and not is_padded and _is_equal(backbone, TIMM_SWIN, timm_shape):
-        return TIMM_SWIN, timm_shape
-    return backbone.architecture, shape
-
-
-def _is_equal(backbone: Backbone, architecture: str, arguments: dict[str, Any]) -> bool:
-    """Whether timm's network with our weights gives our output for a random image. Autocast is off."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        image = torch.randn(1, backbone.in_chans, *backbone.img_size, dtype=torch.float32, device="cpu")
-        other = timm.create_model(architecture, **arguments).float().eval()
-    state = {name: tensor.detach().float().cpu() for name, tensor in backbone.model.state_dict().items()}
-    shapes = {name: tensor.shape for name, tensor in other.state_dict().items()}
-    if {name: tensor.shape for name, tensor in state.items()} != shapes:
-        return False
-    other.load_state_dict(state)
-    parameter = next(backbone.model.parameters())
-    with eval_no_grad(backbone.model), contextlib.ExitStack() as exact:
-        for kind in {"cpu", parameter.device.type}:
-            exact.enter_context(torch.autocast(kind, enabled=False))
-        ours = backbone.model(image.to(parameter.device, parameter.dtype)).float().cpu()
-        return bool(torch.allclose(ours, other(image), rtol=TOLERANCE, atol=TOLERANCE))
+def _equals_timm(backbone: Backbone, model: SwinTransformer) -> bool:
+    """Whether timm's Swin computes the same: square windows divide every map, so that nothing is padded."""
+    for stage, layer in enumerate(model.layers):
+        (rows, columns), step = layer.blocks[0].attn.window_size, model.patch_size * 2**stage  # type: ignore
+        height, width = (-(-side // step) for side in backbone.img_size)
+        if rows != columns or height % rows or width % columns:
+            return False
+    padded = any(side % model.patch_size for side in backbone.img_size)
+    return not padded and backbone.architecture in VARIANTS

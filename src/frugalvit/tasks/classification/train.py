@@ -31,7 +31,7 @@ from frugalvit.engine.distributed import collective_timeout, run_on_rank_zero
 from frugalvit.engine.loop import TrainPlan, describe_rescue
 from frugalvit.engine.lora import add_lora, merge_lora
 from frugalvit.engine.param_groups import freeze_first
-from frugalvit.engine.schedules import Constant, Cosine, Linear, Ramp, Schedule, warmup_steps
+from frugalvit.engine.schedules import Constant, Cosine, Linear, Polynomial, Schedule, warmup_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.experiment.builders import EvalSet, make_localization
@@ -465,7 +465,7 @@ def make_task(
     weight: Schedule = Constant(options.weight)
     if options.schedule == "ramp":
         warmup = warmup_steps(20, plan.steps_per_epoch, plan.steps)
-        weight = Ramp(options.weight, warmup, _schedule_steps(config, plan))
+        weight = Polynomial(options.weight, _schedule_steps(config, plan), warmup=warmup)
     guide = None
     if config.guide.model is not None:
         fading = Linear(config.guide.weight, 0.0, round(config.guide.until * plan.steps))
