@@ -20,6 +20,8 @@ from frugalvit.errors import UserError
 PUBLISHED = 224
 """Networks keep their published shape from this image size on."""
 
+_SMALL_NETWORK = 50_000_000  # parameters; filling more with zeros is slower than a run on the meta device
+
 SMALLEST_GRID = 4
 SMALLEST_PLAIN_GRID = 7
 """For a plain ViT, which has no finer maps: Drloc's 7 x 7."""
@@ -63,7 +65,23 @@ def adapt(name: str, img_size: Size, explicit: dict[str, Any], build: Build) -> 
 
 def final_grid(model: nn.Module, img_size: Size) -> Size:
     """Return (h, w) of the final grid by running the network; (0, 0) if it does not accept the size."""
-    images = torch.zeros(1, _channels(model), *img_size, device=next(model.parameters()).device)
+    is_meta = next(model.parameters()).is_meta
+    if is_meta and max(img_size) < PUBLISHED and sum(p.numel() for p in model.parameters()) < _SMALL_NETWORK:
+        # Real arithmetic on one small image is much faster than a run on the meta device.
+        model.to_empty(device="cpu")
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *model.buffers()):
+                tensor.zero_()
+        grid = _run(model, img_size)
+        if min(grid):
+            return grid
+        model.to("meta")  # tensors that are not buffers still have their values
+    return _run(model, img_size)
+
+
+def _run(model: nn.Module, img_size: Size) -> Size:
+    device = next(model.parameters()).device
+    images = torch.zeros(1, _channels(model), *img_size, device=device)
     model.eval()
     try:
         with torch.no_grad():

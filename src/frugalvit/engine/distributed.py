@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import threading
 import time
 import uuid
 import warnings
@@ -85,6 +86,9 @@ def launch(fabric: Fabric, local_processes: int = 1) -> None:
         fabric.barrier()  # NCCL connects at the first collective, with the timeout of the launch
         _set_timeout(SETUP_TIMEOUT)
     console.set_rank(fabric.global_rank)
+    children = getattr(getattr(fabric.strategy, "launcher", None), "procs", [])
+    if children:
+        threading.Thread(target=_report_dead_child, args=(children,), daemon=True).start()
 
 
 def _log_rendezvous(fabric: Fabric) -> None:
@@ -96,6 +100,16 @@ def _log_rendezvous(fabric: Fabric) -> None:
     if environment.world_size() > 1 and environment.global_rank() == 0:
         address = f"{environment.main_address}:{environment.main_port}"
         console.info(f"waiting for {environment.world_size()} processes at {address}")
+
+
+def _report_dead_child(children: list[Any]) -> None:
+    """Log which process died. Lightning then ends the others silently, within seconds."""
+    while any(child.poll() is None for child in children):
+        time.sleep(0.5)
+        for number, child in enumerate(children, 1):
+            if child.poll():
+                console.warning(f"process {number} of this run ended with status {child.returncode}; ending the others")
+                return
 
 
 def run_on_rank_zero(fabric: Fabric, decide: Callable[[], T]) -> T:
