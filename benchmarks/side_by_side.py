@@ -220,8 +220,7 @@ def limited_to(cores: int | None) -> Iterator[int]:
     before = os.sched_getaffinity(0)
     if cores and cores > len(before):
         raise UserError(f"--cores {cores} is more than the {len(before)} that this process may use.")
-    chosen = set(sorted(before)[: cores or None])
-    bind(chosen)
+    bind(chosen := set(sorted(before)[: cores or None]))
     try:
         yield len(chosen)
     finally:
@@ -236,7 +235,9 @@ def bind(cores: set[int]) -> None:
 
 def describe(value: Any) -> str:
     """Return a cell of the table."""
-    return f"{value['mean']:g} ± {value['deviation']:g}" if isinstance(value, dict) else str(value)
+    if not isinstance(value, dict):
+        return str(value)
+    return f"{value['mean']:g}" + (f" ± {value['deviation']:g}" if len(value["values"]) > 1 else "")
 
 
 def print_table(rows: list[dict[str, Any]], out: Any) -> None:
@@ -253,7 +254,8 @@ def describe_machine(setting: Setting) -> dict[str, Any]:
     device = torch.cuda.get_device_name() if setting.device.type == "cuda" else f"{platform.machine()} CPU"
     facts = {"device": device, "torch": torch.__version__, "commit": commit, "images": len(setting.images)}
     facts |= {peer.name: version(peer.name) for peer in PEERS.values() if not is_missing(peer.name)}
-    return facts | vars(setting.options) | {"cores": setting.cores, "workers": setting.workers}
+    facts |= {"cores": setting.cores, "workers": setting.workers, "precision": setting.precision}
+    return vars(setting.options) | facts
 
 
 def main() -> None:

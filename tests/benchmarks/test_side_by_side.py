@@ -53,6 +53,7 @@ def test_supervised_step_beside_timm(
         assert ("times_the_peer" in row) == (row["side"] == "frugalvit")
     assert "decoding_s" in result["rows"][1] and "| timm | files |" in table
     assert {"torch", "commit", "device", "timm", "batch", "precision"} <= result.keys()
+    assert result["device"].endswith("CPU") and result["precision"] == "32"
     assert torch.get_num_threads() == threads
 
 
