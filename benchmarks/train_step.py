@@ -252,27 +252,43 @@ def _batches(config: BenchStepConfig, store: Any, classes: int) -> Batches:
 def _make_train_step(
     config: BenchStepConfig, batches: Batches, classes: int, fabric: Fabric, as_written: bool
 ) -> TrainStep:
-    """Make the step of a run's training loop."""
-    torch.manual_seed(0)
-    settings, auto = _settings(config, as_written), AutoValues()
     facts = Facts(_IMAGES, classes, config.img_size, fabric.device.type, eval_images=_IMAGES)
-    if isinstance(settings, PretrainConfig):
-        with console.quiet():  # every row would log the same
-            student = pretrain.make_network(settings)
-        resolved = resolve_pretraining(settings, add_backbone_facts(facts, student), auto)
-        plan = pretrain.make_plan(resolved, facts.images, 1)
-        plan = replace(plan, log_every=plan.steps)  # the health metrics belong to the log
-        kind = ReferencePretrainingTask if as_written else PretrainingTask
-        task: Any = pretrain.make_task(resolved, student, plan, kind)
-    else:
-        with console.quiet():
-            backbone = train.make_network(settings, classes)
-        resolved = resolve_training(settings, add_backbone_facts(facts, backbone), auto)
-        plan = train.make_plan(resolved, facts.images, 1)
-        task = train.make_task(resolved, backbone, plan)
+    kind = ReferencePretrainingTask if as_written else PretrainingTask
+    # the health metrics of pre-training belong to the log
+    train_step, _ = make_step(_settings(config, as_written), facts, fabric, kind, health=False)
+    task: Any = train_step.task
     task.batches = batches
+    return train_step
+
+
+def make_step(
+    settings: TrainConfig | PretrainConfig,
+    facts: Facts,
+    fabric: Fabric,
+    kind: type[PretrainingTask] = PretrainingTask,
+    *,
+    health: bool = True,
+) -> tuple[TrainStep, Any]:
+    """Make the step of a run's training loop, still without batches; return its resolved options too."""
+    torch.manual_seed(settings.seed)
+    auto = AutoValues()
+    with console.quiet():  # every row would log the same
+        if isinstance(settings, PretrainConfig):
+            network = pretrain.make_network(settings)
+        else:
+            network = train.make_network(settings, facts.classes)
+    facts = add_backbone_facts(facts, network)
+    if isinstance(settings, PretrainConfig):
+        resolved: Any = resolve_pretraining(settings, facts, auto)
+        plan = pretrain.make_plan(resolved, facts.images, 1)
+        plan = plan if health else replace(plan, log_every=plan.steps)
+        task: Any = pretrain.make_task(resolved, network, plan, kind)
+    else:
+        resolved = resolve_training(settings, facts, auto)
+        plan = train.make_plan(resolved, facts.images, 1)
+        task = train.make_task(resolved, network, plan)
     module, optimizer = fabric.setup(task.train(), make_optimizer(task, plan, fabric))
-    return TrainStep(task, module, optimizer, plan, fabric)
+    return TrainStep(task, module, optimizer, plan, fabric), resolved
 
 
 def _operations(train_step: TrainStep) -> int:
