@@ -135,9 +135,10 @@ def expand_home(path: str | Path) -> Path:
 
 def read_error_message(path: str | Path, error: Exception) -> str:
     """Return the message for a file that the system refuses to read."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"{path} is not UTF-8 text. Save it as UTF-8 (in a spreadsheet: 'CSV UTF-8')."
     hint = " Check the permissions." if isinstance(error, PermissionError) else ""
-    reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or error
-    return f"{path} cannot be read ({reason}).{hint}"
+    return f"{path} cannot be read ({getattr(error, 'strerror', None) or error}).{hint}"
 
 
 def make_folder(path: Path, hint: str = "Choose another folder with --out.") -> Path:
