@@ -25,7 +25,7 @@ from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
 from frugalvit.probing.knn import nearest
 from frugalvit.probing.splits import make_extractor, open_model, probe_device
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, write_atomically
+from frugalvit.utils.files import PICTURES, check_new_file, write_atomically
 from frugalvit.utils.tables import CommandResult, Table
 
 FORMATS = (".npz", ".parquet")
@@ -117,12 +117,7 @@ def _outputs(config: EmbedConfig) -> tuple[Path | None, Path | None]:
 def _check_outputs(config: EmbedConfig, out: Path | None, picture: Path | None) -> None:
     """Raise errors about the outputs before the work."""
     if out is not None:
-        endings = (".csv",) if _makes_table(config) else FORMATS
-        if out.suffix.lower() not in endings:
-            raise UserError(f"--out {out} must end with {' or '.join(endings)}.")
-        if out.exists():
-            raise UserError(f"{out} already exists: choose another name with --out.")
-        make_folder(out.parent)
+        check_new_file(out, (".csv",) if _makes_table(config) else FORMATS)
         if out.suffix.lower() == ".parquet":
             if config.features == "grid":
                 raise UserError("--features grid does not fit a table: write a .npz file.")
@@ -131,9 +126,7 @@ def _check_outputs(config: EmbedConfig, out: Path | None, picture: Path | None) 
             except ImportError:
                 raise UserError("Parquet needs pyarrow: pip install 'frugalvit[streams]', or write .npz.") from None
     if picture is not None:
-        from frugalvit.probing.figures import check_figure_path
-
-        check_figure_path(picture)
+        check_new_file(picture, PICTURES, "--picture")
         if _makes_table(config) and is_inside(picture, config.data):
             raise UserError(f"{picture} is inside {config.data}, and would become one of its images: use --picture.")
         if config.features == "grid":

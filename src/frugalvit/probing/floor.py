@@ -48,8 +48,8 @@ def compute_floor(train: ImageStore, scored: ImageStore, classes: int, seed: int
     answers = {"majority": most_frequent.expand(len(truth)), "nearest_neighbour": labels[neighbours]}
     answers["logistic"] = answers["majority"]
     if len(labels.unique()) > 1:
-        fitted = LogisticRegression(features, labels, classes).fit([STRENGTH], tolerance=TOLERANCE)
-        answers["logistic"] = fitted.scores(queries)[0].argmax(1)
+        fitted = LogisticRegression(features, labels, classes).fit(STRENGTH, tolerance=TOLERANCE)
+        answers["logistic"] = fitted.scores(queries).argmax(1)
     scores = {name: top_k_accuracy(answers[name][:, None], truth) for name in METHODS}
     method = max(scores, key=scores.__getitem__)
     return {
