@@ -57,17 +57,11 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
         function = row.load_function()  # imports torch first, so that its settings can be restored
         with _preserve_environment(), _preserve_torch():
             data = function(config).data
-            if row.distributed:
-                _wait_for_ranks(config)
+            if row.distributed and math.prod(launch_env.devices_and_nodes(config.devices, config.nodes)) > 1:
+                from frugalvit.engine.distributed import barrier
+
+                barrier()  # the program continues on every rank and may read what rank 0 writes
             return data
-
-
-def _wait_for_ranks(config: Any) -> None:
-    """Wait at the end: the program continues on every rank and may read what rank 0 writes."""
-    if math.prod(launch_env.devices_and_nodes(config.devices, config.nodes)) > 1:
-        from frugalvit.engine.distributed import barrier
-
-        barrier()
 
 
 @contextlib.contextmanager
@@ -84,41 +78,30 @@ def _preserve_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _preserve_torch() -> Iterator[None]:
-    """Restore torch's random state and settings after a command."""
+    """Run a command in torch's default modes, and restore torch's random state and settings after it.
+
+    A mode that is already the default is not entered: each mode slows every call of torch a little.
+    """
     torch: Any = sys.modules.get("torch")
     if torch is None:
         yield
         return
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    attention = torch.backends.cuda.cudnn_sdp_enabled()
     from frugalvit.engine import hardware  # imports torch
 
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    try:
-        with torch.random.fork_rng(devices), hardware.preserve_onednn(), _default_torch_modes(torch):
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cuda.enable_cudnn_sdp(attention)
-
-
-@contextlib.contextmanager
-def _default_torch_modes(torch: Any) -> Iterator[None]:
-    """Run a command in torch's default modes, whatever modes the caller is in.
-
-    A mode that is already the default is not entered: each mode slows every call of torch a little.
-    """
-    dtype = torch.get_default_dtype()
-    with contextlib.ExitStack() as modes:
-        modes.enter_context(torch.inference_mode(False))
-        modes.enter_context(torch.enable_grad())
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        stack.callback(torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled())
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        rng, onednn = torch.random.fork_rng(devices), hardware.preserve_onednn()
+        for mode in (rng, onednn, torch.inference_mode(False), torch.enable_grad()):
+            stack.enter_context(mode)
         for device in ("cpu", "cuda", "mps"):
             if torch.is_autocast_enabled(device):
-                modes.enter_context(torch.autocast(device, enabled=False))
+                stack.enter_context(torch.autocast(device, enabled=False))
         if torch.get_default_device().type != "cpu":
-            modes.enter_context(torch.device("cpu"))
-        modes.callback(torch.set_default_dtype, dtype)
+            stack.enter_context(torch.device("cpu"))
         torch.set_default_dtype(torch.float32)
         yield
 

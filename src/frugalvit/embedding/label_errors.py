@@ -108,17 +108,13 @@ def _rank(features: FeatureSet, classes: tuple[str, ...], seed: int, device: tor
     if len(labels[rows].unique()) < 2:
         raise UserError("--suspicious needs at least two classes with at least two images each.")
     scores = score_labels(cross_validate(features.features, labels, seed, device), labels[rows])
+    order = scores.score.argsort(stable=True)
+    columns = (rows, labels[rows], scores.suggested, scores.score, scores.likely_wrong)
     return [
         RankedImage(
-            features.positions[row],
-            features.names[row],
-            classes[int(labels[row])],
-            classes[int(scores.suggested[index])],
-            round(float(scores.score[index]), 6),
-            bool(scores.likely_wrong[index]),
+            features.positions[row], features.names[row], classes[label], classes[suggested], round(score, 6), wrong
         )
-        for index in scores.score.argsort(stable=True).tolist()
-        for row in [int(rows[index])]
+        for row, label, suggested, score, wrong in zip(*(column[order].tolist() for column in columns), strict=True)
     ]
 
 
