@@ -137,6 +137,7 @@ def _command(name: str, arguments: Callable[P, Result] = _any) -> Callable[P, Re
 
     about = next(command.help for command in COMMANDS if command.name == name)
     function.__doc__ = f"{about[0].upper()}{about[1:]}, as ``frugalvit {name}`` does; see :func:`run`."
+    function.__name__ = function.__qualname__ = name.replace(" ", "_")
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
 

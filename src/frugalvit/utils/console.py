@@ -152,14 +152,15 @@ def _live_rows() -> Progress:
 
         label_column = TextColumn("{task.description}", markup=False)
         details_column = TextColumn("{task.fields[details]}", markup=False)
-        _live = Progress(
+        rows = Progress(
             *(SpinnerColumn(), label_column, BarColumn(20), details_column, TimeElapsedColumn()),
             console=Console(stderr=True),
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        _live.start()
+        rows.start()
+        _live = rows
     return _live
 
 
