@@ -23,7 +23,7 @@ from frugalvit.probing.extractor import resolve_precision
 from frugalvit.runs import layout
 from frugalvit.runs.run_folder import read_summary
 from frugalvit.utils import console
-from frugalvit.utils.files import read_json
+from frugalvit.utils.files import PICTURES, check_new_file, read_json
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize
 
@@ -38,9 +38,7 @@ def bench(config: BenchConfig) -> CommandResult:
     device = torch.device(pick_device(config.device))
     precision = resolve_precision(config.precision, device)
     if config.plot:
-        from frugalvit.probing.figures import check_figure_path
-
-        check_figure_path(Path(config.plot))
+        check_new_file(Path(config.plot), PICTURES, "--plot")
     batch = (64 if device.type == "cuda" else 8) if config.batch == "auto" else config.batch
     names = list(dict.fromkeys(config.models))
     accuracies = {name: accuracy_of(name) for name in names}

@@ -92,7 +92,7 @@ def choose_covering(unit: Tensor, count: int, seed: int, classes: int) -> list[i
 
 
 def fit(unit: Tensor, labels: Tensor, rows: list[int], classes: int) -> LogisticFit:
-    return LogisticRegression(unit[rows], labels[rows], classes).fit([STRENGTH])
+    return LogisticRegression(unit[rows], labels[rows], classes).fit(STRENGTH)
 
 
 def choose_uncertain(unit: Tensor, labels: Tensor, count: int, classes: int, *, covering: bool) -> list[int]:
@@ -101,7 +101,7 @@ def choose_uncertain(unit: Tensor, labels: Tensor, count: int, classes: int, *, 
     covering: choose the second half as the first, among the half of the rows with the smallest margins
     """
     known = representatives(unit, count // 2)
-    best = fit(unit, labels, known, classes).scores(unit)[0].softmax(1).topk(2).values
+    best = fit(unit, labels, known, classes).scores(unit).softmax(1).topk(2).values
     margin = (best[:, 0] - best[:, 1]).index_fill(0, torch.tensor(known), torch.inf)
     order = margin.argsort()
     if not covering:
@@ -121,7 +121,7 @@ def compare(unit: Tensor, labels: Tensor, keys: list[str], classes: int, each: i
 
     def score(rows: list[int]) -> float:
         assert len(set(rows)) == count
-        right = fit(pool, pool_labels, rows, classes).scores(unit[held_out])[0].argmax(1) == labels[held_out]
+        right = fit(pool, pool_labels, rows, classes).scores(unit[held_out]).argmax(1) == labels[held_out]
         return 100 * float(right.double().mean())
 
     draws = [torch.randperm(len(pool), generator=generator)[:count].tolist() for _ in range(DRAWS)]

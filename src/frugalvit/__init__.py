@@ -41,43 +41,7 @@ _NAMES = {
 _MODULES = {name: module for module, names in _NAMES.items() for name in names}
 
 if TYPE_CHECKING:
-    from frugalvit.api import advise as advise
-    from frugalvit.api import bench as bench
-    from frugalvit.api import bench_step as bench_step
-    from frugalvit.api import compare as compare
-    from frugalvit.api import data_pack as data_pack
-    from frugalvit.api import demo as demo
-    from frugalvit.api import detect_compare as detect_compare
-    from frugalvit.api import detect_evaluate as detect_evaluate
-    from frugalvit.api import detect_predict as detect_predict
-    from frugalvit.api import detect_train as detect_train
-    from frugalvit.api import distil as distil
-    from frugalvit.api import doctor as doctor
-    from frugalvit.api import embed as embed
-    from frugalvit.api import evaluate as evaluate
-    from frugalvit.api import export as export
-    from frugalvit.api import list_datasets as list_datasets
-    from frugalvit.api import list_recipes as list_recipes
-    from frugalvit.api import look_attend as look_attend
-    from frugalvit.api import look_correspond as look_correspond
-    from frugalvit.api import look_explore as look_explore
-    from frugalvit.api import predict as predict
-    from frugalvit.api import pretrain as pretrain
-    from frugalvit.api import pretrain_compare as pretrain_compare
-    from frugalvit.api import probe_knn as probe_knn
-    from frugalvit.api import probe_linear as probe_linear
-    from frugalvit.api import probe_logistic as probe_logistic
-    from frugalvit.api import probe_suite as probe_suite
-    from frugalvit.api import replay as replay
-    from frugalvit.api import report as report
-    from frugalvit.api import reproduce as reproduce
-    from frugalvit.api import run as run
-    from frugalvit.api import segment_compare as segment_compare
-    from frugalvit.api import segment_evaluate as segment_evaluate
-    from frugalvit.api import segment_predict as segment_predict
-    from frugalvit.api import segment_train as segment_train
-    from frugalvit.api import serve as serve
-    from frugalvit.api import train as train
+    from frugalvit.api import *  # noqa: F403
     from frugalvit.backbones import Backbone as Backbone
     from frugalvit.backbones import create_backbone as create_backbone
     from frugalvit.backbones import list_models as list_models

@@ -5,6 +5,7 @@ fv.probe_knn(result["run"], "photos/")["top1"]
 """
 
 import contextlib
+import inspect
 import math
 import multiprocessing
 import os
@@ -12,8 +13,9 @@ import sys
 import threading
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ParamSpec
 
+from frugalvit.cli.commands import COMMANDS
 from frugalvit.cli.main import find_command
 from frugalvit.config.base import Config, flat_fields, merge, option_extras, set_dotted
 from frugalvit.errors import GUARD, UserError
@@ -55,17 +57,11 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
         function = row.load_function()  # imports torch first, so that its settings can be restored
         with _preserve_environment(), _preserve_torch():
             data = function(config).data
-            if row.distributed:
-                _wait_for_ranks(config)
+            if row.distributed and math.prod(launch_env.devices_and_nodes(config.devices, config.nodes)) > 1:
+                from frugalvit.engine.distributed import barrier
+
+                barrier()  # the program continues on every rank and may read what rank 0 writes
             return data
-
-
-def _wait_for_ranks(config: Any) -> None:
-    """Wait at the end: the program continues on every rank and may read what rank 0 writes."""
-    if math.prod(launch_env.devices_and_nodes(config.devices, config.nodes)) > 1:
-        from frugalvit.engine.distributed import barrier
-
-        barrier()
 
 
 @contextlib.contextmanager
@@ -82,190 +78,97 @@ def _preserve_environment() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _preserve_torch() -> Iterator[None]:
-    """Restore torch's random state and settings after a command."""
+    """Run a command in torch's default modes, and restore torch's random state and settings after it.
+
+    A mode that is already the default is not entered: each mode slows every call of torch a little.
+    """
     torch: Any = sys.modules.get("torch")
     if torch is None:
         yield
         return
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    attention = torch.backends.cuda.cudnn_sdp_enabled()
     from frugalvit.engine import hardware  # imports torch
 
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    try:
-        with torch.random.fork_rng(devices), hardware.preserve_onednn(), _default_torch_modes(torch):
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cuda.enable_cudnn_sdp(attention)
-
-
-@contextlib.contextmanager
-def _default_torch_modes(torch: Any) -> Iterator[None]:
-    """Run a command in torch's default modes, whatever modes the caller is in.
-
-    A mode that is already the default is not entered: each mode slows every call of torch a little.
-    """
-    dtype = torch.get_default_dtype()
-    with contextlib.ExitStack() as modes:
-        modes.enter_context(torch.inference_mode(False))
-        modes.enter_context(torch.enable_grad())
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        stack.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        stack.callback(torch.backends.cuda.enable_cudnn_sdp, torch.backends.cuda.cudnn_sdp_enabled())
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        rng, onednn = torch.random.fork_rng(devices), hardware.preserve_onednn()
+        for mode in (rng, onednn, torch.inference_mode(False), torch.enable_grad()):
+            stack.enter_context(mode)
         for device in ("cpu", "cuda", "mps"):
             if torch.is_autocast_enabled(device):
-                modes.enter_context(torch.autocast(device, enabled=False))
+                stack.enter_context(torch.autocast(device, enabled=False))
         if torch.get_default_device().type != "cpu":
-            modes.enter_context(torch.device("cpu"))
-        modes.callback(torch.set_default_dtype, dtype)
+            stack.enter_context(torch.device("cpu"))
         torch.set_default_dtype(torch.float32)
         yield
 
 
-def train(data: PathLike | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Train or fine-tune a classifier, as ``frugalvit train`` does.
-
-    ``["run"]`` is the run folder, ``["top1"]`` the accuracy; ``fv.load(result["run"])`` loads the model.
-    Options are those of ``frugalvit train --help``; see :func:`run`.
-    """
-    return run("train", data, quiet=quiet, **options)
+Result = dict[str, Any]
+P = ParamSpec("P")
 
 
-def pretrain(data: PathLike | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Learn features without labels, as ``frugalvit pretrain`` does.
-
-    ``["run"]`` is the run folder; pass it to :func:`train` as ``init``.
-    Options are those of ``frugalvit pretrain --help``; see :func:`run`.
-    """
-    return run("pretrain", data, quiet=quiet, **options)
-
-
-def distil(
+# The arguments of the functions below.
+def _any(*arguments: Any, quiet: bool = False, **options: Any) -> Result: ...
+def _data(data: PathLike, *, quiet: bool = False, **options: Any) -> Result: ...
+def _new_run(data: PathLike | None = None, *, quiet: bool = False, **options: Any) -> Result: ...
+def _model(model: PathLike, *, quiet: bool = False, **options: Any) -> Result: ...
+def _model_data(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> Result: ...
+def _model_images(
+    model: PathLike, images: PathLike | list[PathLike], *, quiet: bool = False, **options: Any
+) -> Result: ...
+def _model_image(model: PathLike, image: PathLike, *, quiet: bool = False, **options: Any) -> Result: ...
+def _model_views(model: PathLike, *images: PathLike, quiet: bool = False, **options: Any) -> Result: ...
+def _runs(*runs: PathLike, quiet: bool = False, **options: Any) -> Result: ...
+def _distil(
     teacher: PathLike | None = None, data: PathLike | None = None, *, quiet: bool = False, **options: Any
-) -> dict[str, Any]:
-    """Learn the features of a trained network without labels, as ``frugalvit distil`` does; see :func:`run`."""
-    return run("distil", teacher, data, quiet=quiet, **options)
+) -> Result: ...
 
 
-def compare(data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Compare two or more settings over several seeds, as ``frugalvit compare`` does; see :func:`run`."""
-    return run("compare", data, quiet=quiet, **options)
+def _command(name: str, arguments: Callable[P, Result] = _any) -> Callable[P, Result]:
+    """Return the function of a command, with the signature of ``arguments``; other options are those of its help."""
+    signature = inspect.signature(arguments)
 
+    def function(*words: P.args, **options: P.kwargs) -> Result:
+        bound = signature.bind(*words, **options)
+        return run(name, *bound.args, **bound.kwargs)
 
-def evaluate(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Score a classifier on labelled images, as ``frugalvit eval`` does; see :func:`run`."""
-    return run("eval", model, data, quiet=quiet, **options)
-
-
-def predict(
-    model: PathLike, images: PathLike | list[PathLike], *, quiet: bool = False, **options: Any
-) -> dict[str, Any]:
-    """Classify image files or folders, as ``frugalvit predict`` does; see :func:`run`."""
-    return run("predict", model, images, quiet=quiet, **options)
-
-
-def probe_knn(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Score frozen features by k-NN, as ``frugalvit probe knn`` does; see :func:`run`."""
-    return run("probe knn", model, data, quiet=quiet, **options)
-
-
-def probe_linear(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Score frozen features by a linear classifier, as ``frugalvit probe linear`` does; see :func:`run`."""
-    return run("probe linear", model, data, quiet=quiet, **options)
-
-
-def probe_logistic(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Score frozen features by logistic regression, as ``frugalvit probe logistic`` does; see :func:`run`."""
-    return run("probe logistic", model, data, quiet=quiet, **options)
-
-
-def probe_suite(model: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Score frozen features on many datasets, as ``frugalvit probe suite`` does; see :func:`run`."""
-    return run("probe suite", model, quiet=quiet, **options)
-
-
-def embed(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Write features of images, find neighbours and copies, as ``frugalvit embed`` does; see :func:`run`."""
-    return run("embed", model, data, quiet=quiet, **options)
-
-
-def export(model: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Export a model to timm, the hub, ONNX or torch.export, as ``frugalvit export`` does; see :func:`run`."""
-    return run("export", model, quiet=quiet, **options)
-
-
-def report(*runs: PathLike, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Write one page about one or several runs, as ``frugalvit report`` does; see :func:`run`."""
-    return run("report", *runs, quiet=quiet, **options)
-
-
-def look_correspond(model: PathLike, *images: PathLike, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Draw which regions of two views match, as ``frugalvit look correspond`` does; see :func:`run`."""
-    return run("look correspond", model, *images, quiet=quiet, **options)
-
-
-def look_attend(model: PathLike, image: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Draw what the last block attends to, as ``frugalvit look attend`` does; see :func:`run`."""
-    return run("look attend", model, image, quiet=quiet, **options)
-
-
-def advise(data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Propose commands for a dataset, as ``frugalvit advise`` does; see :func:`run`."""
-    return run("advise", data, quiet=quiet, **options)
-
-
-def detect_train(data: PathLike | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Train a detector, as ``frugalvit detect train`` does; see :func:`run`."""
-    return run("detect train", data, quiet=quiet, **options)
-
-
-def detect_evaluate(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Score a detector by COCO AP, as ``frugalvit detect eval`` does; see :func:`run`."""
-    return run("detect eval", model, data, quiet=quiet, **options)
-
-
-def detect_predict(
-    model: PathLike, images: PathLike | list[PathLike], *, quiet: bool = False, **options: Any
-) -> dict[str, Any]:
-    """Find objects in images, as ``frugalvit detect predict`` does; see :func:`run`."""
-    return run("detect predict", model, images, quiet=quiet, **options)
-
-
-def segment_train(data: PathLike | None = None, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Train a segmenter, as ``frugalvit segment train`` does; see :func:`run`."""
-    return run("segment train", data, quiet=quiet, **options)
-
-
-def segment_evaluate(model: PathLike, data: PathLike, *, quiet: bool = False, **options: Any) -> dict[str, Any]:
-    """Score a segmenter by mIoU, as ``frugalvit segment eval`` does; see :func:`run`."""
-    return run("segment eval", model, data, quiet=quiet, **options)
-
-
-def segment_predict(
-    model: PathLike, images: PathLike | list[PathLike], *, quiet: bool = False, **options: Any
-) -> dict[str, Any]:
-    """Predict a class for every pixel, as ``frugalvit segment predict`` does; see :func:`run`."""
-    return run("segment predict", model, images, quiet=quiet, **options)
-
-
-def _command(name: str) -> Callable[..., dict[str, Any]]:
-    """Return the function of a command that takes its arguments in the order of the command line."""
-
-    def function(*arguments: Any, quiet: bool = False, **options: Any) -> dict[str, Any]:
-        return run(name, *arguments, quiet=quiet, **options)
-
+    about = next(command.help for command in COMMANDS if command.name == name)
+    function.__doc__ = f"{about[0].upper()}{about[1:]}, as ``frugalvit {name}`` does; see :func:`run`."
     function.__name__ = function.__qualname__ = name.replace(" ", "_")
-    function.__doc__ = f"As ``frugalvit {name}``; see ``frugalvit {name} --help`` and :func:`run`."
+    function.__signature__ = signature  # type: ignore[attr-defined]
     return function
 
 
-data, data_pack = _command("data"), _command("data pack")
-look_explore = _command("look explore")
-pretrain_compare, detect_compare, segment_compare = map(
-    _command, ("pretrain compare", "detect compare", "segment compare")
-)
+train = _command("train", _new_run)
+pretrain = _command("pretrain", _new_run)
+distil = _command("distil", _distil)
+compare = _command("compare", _data)
+evaluate = _command("eval", _model_data)
+predict = _command("predict", _model_images)
+probe_knn = _command("probe knn", _model_data)
+probe_linear = _command("probe linear", _model_data)
+probe_logistic = _command("probe logistic", _model_data)
+probe_suite = _command("probe suite", _model)
+embed = _command("embed", _model_data)
+export = _command("export", _model)
+report = _command("report", _runs)
+look_correspond = _command("look correspond", _model_views)
+look_attend = _command("look attend", _model_image)
+advise = _command("advise", _data)
+detect_train = _command("detect train", _new_run)
+detect_evaluate = _command("detect eval", _model_data)
+detect_predict = _command("detect predict", _model_images)
+segment_train = _command("segment train", _new_run)
+segment_evaluate = _command("segment eval", _model_data)
+segment_predict = _command("segment predict", _model_images)
+data, data_pack, look_explore = map(_command, ("data", "data pack", "look explore"))
+pretrain_compare, doctor, replay, serve = map(_command, ("pretrain compare", "doctor", "replay", "serve"))
+detect_compare, segment_compare = map(_command, ("detect compare", "segment compare"))
 demo, bench, bench_step, reproduce = map(_command, ("demo", "bench", "bench step", "reproduce"))
-doctor, replay, serve = _command("doctor"), _command("replay"), _command("serve")
-list_datasets, list_recipes = _command("list datasets"), _command("list recipes")
+list_datasets, list_recipes = map(_command, ("list datasets", "list recipes"))
 
 
 def _values(model: type[Config], arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:

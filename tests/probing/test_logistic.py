@@ -15,7 +15,14 @@ from torch import Tensor
 from frugalvit.errors import UserError
 from frugalvit.probing import lbfgs
 from frugalvit.probing.lbfgs import principal_axes
-from frugalvit.probing.logistic import TOLERANCE, LogisticRegression, logistic_probe, search_strength
+from frugalvit.probing.logistic import (
+    TOLERANCE,
+    LogisticFit,
+    LogisticRegression,
+    extrapolate,
+    logistic_probe,
+    search_strength,
+)
 
 
 def blobs(images: int, width: int, classes: int, noise: float, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -38,33 +45,33 @@ def objective(features: Tensor, labels: Tensor, weight: Tensor, bias: Tensor, st
 @pytest.mark.parametrize(("images", "width"), [(150, 12), (40, 60)])
 def test_coefficients_equal_scikit_learn(strength: float, images: int, width: int) -> None:
     features, labels = blobs(images, width, 5, noise=2.0)
-    ours = LogisticRegression(features, labels).fit([strength], tolerance=1e-8)
+    ours = LogisticRegression(features, labels).fit(strength, tolerance=1e-8)
     theirs = Theirs(C=1 / strength, tol=1e-10, max_iter=20000).fit(features.numpy(), labels.numpy())
-    np.testing.assert_allclose(ours.weight[0].T, theirs.coef_, rtol=1e-3, atol=2e-5 * np.abs(theirs.coef_).max())
+    np.testing.assert_allclose(ours.weight.T, theirs.coef_, rtol=1e-3, atol=2e-5 * np.abs(theirs.coef_).max())
     shift = theirs.intercept_ - theirs.intercept_.mean()
-    np.testing.assert_allclose(ours.bias[0], shift, rtol=1e-3, atol=1e-3 * np.abs(shift).max())
-    assert (ours.scores(features)[0].argmax(1).numpy() == theirs.predict(features.numpy())).all()
+    np.testing.assert_allclose(ours.bias, shift, rtol=1e-3, atol=1e-3 * np.abs(shift).max())
+    assert (ours.scores(features).argmax(1).numpy() == theirs.predict(features.numpy())).all()
 
 
 def test_common_shift_of_the_start_is_removed() -> None:
     """Softmax ignores it, so the search would keep it; scikit-learn's intercepts have a zero mean."""
     features, labels = blobs(150, 12, 5, noise=2.0)
     problem = LogisticRegression(features, labels)
-    first = problem.fit([1.0], tolerance=1e-8)
-    again = problem.fit([1.0], start=replace(first, bias=first.bias + 3), tolerance=1e-8)
+    first = problem.fit(1.0, tolerance=1e-8)
+    again = problem.fit(1.0, earlier=[replace(first, bias=first.bias + 3)], tolerance=1e-8)
     theirs = Theirs(tol=1e-10, max_iter=20000).fit(features.numpy(), labels.numpy()).intercept_
-    np.testing.assert_allclose(again.bias[0], theirs, rtol=1e-3, atol=1e-3 * np.abs(theirs).max())
+    np.testing.assert_allclose(again.bias, theirs, rtol=1e-3, atol=1e-3 * np.abs(theirs).max())
 
 
 @pytest.mark.parametrize("strength", [1e-2, 1.0, 100.0])
 def test_two_classes_equal_scikit_learn(strength: float) -> None:
     features, labels = blobs(80, 6, 2, noise=2.0)
     labels = labels + 1  # class 0 does not occur
-    ours = LogisticRegression(features, labels, classes=3).fit([strength], tolerance=1e-8)
+    ours = LogisticRegression(features, labels, classes=3).fit(strength, tolerance=1e-8)
     theirs = Theirs(C=1 / strength, tol=1e-10, max_iter=20000).fit(features.numpy(), labels.numpy())
-    np.testing.assert_allclose(ours.weight[0].T, theirs.coef_, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(ours.bias[0], theirs.intercept_, rtol=1e-3, atol=1e-4)
-    scores = ours.scores(features)[0]
+    np.testing.assert_allclose(ours.weight.T, theirs.coef_, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(ours.bias, theirs.intercept_, rtol=1e-3, atol=1e-4)
+    scores = ours.scores(features)
     assert (scores.argmax(1).numpy() == theirs.predict(features.numpy())).all()
     assert torch.isinf(scores[:, 0]).all()
 
@@ -72,38 +79,38 @@ def test_two_classes_equal_scikit_learn(strength: float) -> None:
 def test_several_labels_equal_one_classifier_per_class() -> None:
     features, labels = blobs(90, 6, 3, noise=2.0)
     targets = torch.stack([labels == 0, labels != 1], dim=1).long()
-    ours = LogisticRegression(features, targets).fit([0.5], tolerance=1e-8)
+    ours = LogisticRegression(features, targets).fit(0.5, tolerance=1e-8)
     theirs = OneVsRestClassifier(Theirs(C=2.0, tol=1e-10, max_iter=20000)).fit(features.numpy(), targets.numpy())
     for column, single in enumerate(theirs.estimators_):
-        np.testing.assert_allclose(ours.weight[0, :, column], single.coef_[0], rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(ours.weight[:, column], single.coef_[0], rtol=1e-3, atol=1e-5)
     targets[:30, 0] = -1
-    ours = LogisticRegression(features, targets).fit([0.5], tolerance=1e-8)
+    ours = LogisticRegression(features, targets).fit(0.5, tolerance=1e-8)
     single = Theirs(C=2.0, tol=1e-10, max_iter=20000).fit(features[30:].numpy(), targets[30:, 0].numpy())
-    np.testing.assert_allclose(ours.weight[0, :, 0], single.coef_[0], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(ours.weight[:, 0], single.coef_[0], rtol=1e-3, atol=1e-5)
 
 
 @settings(max_examples=8)
 @given(st.integers(0, 1000), st.integers(8, 40), st.integers(1, 30), st.integers(2, 6))
-def test_joint_strengths_equal_separate_ones(seed: int, images: int, width: int, classes: int) -> None:
+def test_the_start_does_not_change_the_minimum(seed: int, images: int, width: int, classes: int) -> None:
     features, labels = blobs(images, width, classes, noise=1.0, seed=seed)
     problem = LogisticRegression(features, labels)
-    strengths = [1e-2, 1.0, 1e2]
-    together = problem.fit(strengths, tolerance=1e-6)
-    assert all(together.converged)
-    for i, strength in enumerate(strengths):
-        alone = problem.fit([strength], start=problem.fit([1.0]), tolerance=1e-6)
-        torch.testing.assert_close(together.weight[i], alone.weight[0], rtol=1e-3, atol=1e-4)
+    earlier: list[LogisticFit] = []
+    for strength in (1e2, 1.0, 1e-2):
+        earlier.append(problem.fit(strength, earlier, tolerance=1e-6))
+        alone = problem.fit(strength, [problem.fit(1.0)], tolerance=1e-6)
+        assert earlier[-1].converged
+        torch.testing.assert_close(earlier[-1].weight, alone.weight, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("strength", [1e-6, 1e-3, 1.0, 1e6])
 def test_single_precision_reaches_the_minimum(strength: float) -> None:
     features, labels = (torch.from_numpy(array) for array in load_digits(return_X_y=True))
     features, labels = features[:400], labels[:400].long()
-    exact = LogisticRegression(features, labels).fit([strength], tolerance=1e-4)
-    single = LogisticRegression(features.float(), labels).fit([strength])
-    lowest = objective(features, labels, exact.weight[0], exact.bias[0], strength)
-    result = objective(features, labels, single.weight[0].double(), single.bias[0].double(), strength)
-    assert exact.converged[0] and single.converged[0]
+    exact = LogisticRegression(features, labels).fit(strength, tolerance=1e-4)
+    single = LogisticRegression(features.float(), labels).fit(strength)
+    lowest = objective(features, labels, exact.weight, exact.bias, strength)
+    result = objective(features, labels, single.weight.double(), single.bias.double(), strength)
+    assert exact.converged and single.converged
     assert result <= lowest * (1 + 2e-3)
 
 
@@ -122,15 +129,15 @@ def test_weak_strengths_of_separable_images_converge(strength: float, size: floa
     """They used to end in NaN, or far from the minimum, after up to a thousand iterations."""
     features, labels = few(100, 384, 100)
     features = size * features
-    result = LogisticRegression(features, labels).fit([strength])
-    assert result.converged == [True] and result.iterations[0] < 60
+    result = LogisticRegression(features, labels).fit(strength)
+    assert result.converged and result.iterations < 60
     spanned = torch.linalg.qr(features.double().T)[
         1
     ].T  # the same images in fewer dimensions, which scikit-learn fits faster
     theirs = Theirs(C=1 / strength, tol=0.01 * strength, max_iter=20000, solver="newton-cg").fit(spanned, labels)
     weight, bias = torch.from_numpy(theirs.coef_.T), torch.from_numpy(theirs.intercept_)
     lowest = objective(spanned, labels, weight, bias, strength)
-    ours = objective(features.double(), labels, result.weight[0].double(), result.bias[0].double(), strength)
+    ours = objective(features.double(), labels, result.weight.double(), result.bias.double(), strength)
     assert ours <= lowest * (1 + 1e-3)
 
 
@@ -153,12 +160,12 @@ def test_few_labels_need_few_iterations() -> None:
     exact = {}
     for strength in (1e-6, 1e-4, 1e-2, 1.0):
         fit = alone._fit_one(strength, [], 5000, 1e-5)
-        exact[strength] = right(fit.scores(val)[0], answers)
-        assert fit.converged == [True] and abs(result.tried[strength] / 100 * len(val) - exact[strength]) <= 2
+        exact[strength] = right(fit.scores(val), answers)
+        assert fit.converged and abs(result.tried[strength] / 100 * len(val) - exact[strength]) <= 2
     assert result.validation / 100 * len(val) >= max(exact.values()) - 1
     both = LogisticRegression(torch.cat([train, val]).double(), torch.cat([labels, answers]))
     final = both._fit_one(result.strength, [], 5000, 1e-5)
-    assert abs(right(result.scores, truth) - right(final.scores(test)[0], truth)) <= 3
+    assert abs(right(result.scores, truth) - right(final.scores(test), truth)) <= 3
 
 
 @pytest.mark.parametrize("trials", [1, 2, 3])
@@ -171,14 +178,14 @@ def test_short_line_searches_go_downhill(trials: int, monkeypatch: pytest.Monkey
     values = [objective(features, labels, start, start[0], 1e-4)]
     for limit in range(1, 12):
         fit = problem._fit_one(1e-4, [], limit, TOLERANCE)
-        values.append(objective(features, labels, fit.weight[0], fit.bias[0], 1e-4))
-        assert values[-1] <= values[-2] * (1 + 1e-9) and not fit.converged[0]
+        values.append(objective(features, labels, fit.weight, fit.bias, 1e-4))
+        assert values[-1] <= values[-2] * (1 + 1e-9) and not fit.converged
 
 
 def test_extrapolation_over_log_strength() -> None:
     features, labels = blobs(60, 5, 3, noise=1.0)
-    fit = LogisticRegression(features, labels).fit([1.0, 1e-2])
-    (stronger, weaker), line = fit.weight, lambda strength: fit.extrapolate(strength)[0]
+    fits = [LogisticRegression(features, labels).fit(strength) for strength in (1.0, 1e-2)]
+    (stronger, weaker), line = (fit.weight for fit in fits), lambda strength: extrapolate(fits, strength)[0]
     torch.testing.assert_close(line(1e-1), (stronger + weaker) / 2)
     torch.testing.assert_close(line(1e-4), 2 * weaker - stronger)
     torch.testing.assert_close(line(1e-9), 2 * weaker - stronger)  # at most the distance between the two
@@ -187,14 +194,14 @@ def test_extrapolation_over_log_strength() -> None:
 
 def test_iterations_have_a_limit() -> None:
     features, labels = blobs(60, 20, 4, noise=3.0)
-    fit = LogisticRegression(features, labels).fit([1e-3, 1e6], max_iterations=3)
-    assert fit.iterations[0] == 3 and fit.converged == [False, True]
+    weak, strong = (LogisticRegression(features, labels).fit(strength, (), 3) for strength in (1e-3, 1e6))
+    assert weak.iterations == 3 and not weak.converged and strong.converged
 
 
 def test_constant_features_give_the_class_frequencies() -> None:
     labels = torch.tensor([0, 0, 0, 1, 2])
-    fit = LogisticRegression(torch.ones(5, 3), labels).fit([1.0], tolerance=1e-6)
-    chances = fit.scores(torch.ones(1, 3))[0].softmax(1)
+    fit = LogisticRegression(torch.ones(5, 3), labels).fit(1.0, tolerance=1e-6)
+    chances = fit.scores(torch.ones(1, 3)).softmax(1)
     torch.testing.assert_close(chances, torch.tensor([[0.6, 0.2, 0.2]]), atol=1e-3, rtol=0)
 
 
@@ -259,9 +266,10 @@ def test_principal_axes_keep_the_logits(shape: tuple[int, int]) -> None:
 @pytest.mark.gpu
 def test_gpu_agrees_with_cpu() -> None:
     features, labels = blobs(400, 20, 6, noise=2.0)
-    cpu = LogisticRegression(features, labels).fit([1e-2, 1.0, 1e2], tolerance=1e-6)
-    gpu = LogisticRegression(features, labels, device="cuda").fit([1e-2, 1.0, 1e2], tolerance=1e-6)
-    torch.testing.assert_close(gpu.weight.cpu(), cpu.weight, rtol=1e-3, atol=1e-4)
+    for strength in (1e-2, 1.0, 1e2):
+        cpu = LogisticRegression(features, labels).fit(strength, tolerance=1e-6)
+        gpu = LogisticRegression(features, labels, device="cuda").fit(strength, tolerance=1e-6)
+        torch.testing.assert_close(gpu.weight.cpu(), cpu.weight, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("strength", [1e4, 1e2, 1.0])
@@ -272,6 +280,6 @@ def test_strong_strengths_fit_their_bias(strength: float) -> None:
     right = []
     for dtype, tolerance in ((torch.float32, TOLERANCE), (torch.float64, 1e-8)):
         problem = LogisticRegression(images.to(dtype), labels, 100, torch.device("cpu"))
-        scores = problem.fit([strength], max_iterations=20_000, tolerance=tolerance).scores(others.to(dtype))[0]
+        scores = problem.fit(strength, max_iterations=20_000, tolerance=tolerance).scores(others.to(dtype))
         right.append((scores.argmax(1) == truth).float().mean().item())
     assert right[0] == pytest.approx(right[1], abs=0.01)

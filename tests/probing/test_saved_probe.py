@@ -117,9 +117,9 @@ def test_last_blocks_cannot_be_saved(data: Path) -> None:
 @pytest.mark.parametrize("classes", [2, 5])
 def test_linear_form_has_the_scores_of_the_fit(classes: int) -> None:
     features, labels = torch.randn(60, 7), torch.randint(classes, (60,))
-    fit = LogisticRegression(features, labels, classes + 1).fit([0.1])  # the last class has no images
+    fit = LogisticRegression(features, labels, classes + 1).fit(0.1)  # the last class has no images
     weight, bias = fit.to_linear()
-    expected = fit.scores(features)[0].softmax(1)
+    expected = fit.scores(features).softmax(1)
     assert torch.allclose((features @ weight.T + bias).softmax(1), expected, atol=1e-5)
 
 

@@ -11,7 +11,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.splits import subsample_labels
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureSet
-from frugalvit.probing.splits import make_probe_splits
+from frugalvit.probing.splits import assign_fifths, make_probe_splits
 
 
 def numbered_features(images: int, first: int = 0, classes: int = 3) -> FeatureSet:
@@ -91,3 +91,14 @@ def test_settings_are_chosen_on_the_drawn_labels() -> None:
     assert len(some.train) + len(some.val) == 12
     with pytest.raises(UserError, match="--labels"):
         make_probe_splits(parts, 3, 0.2, seed=0, labels=0.001)
+
+
+@pytest.mark.parametrize("counts", [[1, 1], [2, 3], [7, 1, 40, 5], [100]])
+def test_fifths_spread_every_class(counts: list[int]) -> None:
+    labels = torch.from_numpy(np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts)))
+    fifths = assign_fifths(labels, seed=3)
+    for group in (labels >= 0, *(labels == label for label in range(len(counts)))):
+        sizes = fifths[group].bincount(minlength=5)
+        assert len(sizes) == 5 and sizes.max() - sizes.min() <= 1
+    assert (fifths == assign_fifths(labels, seed=3)).all()
+    assert len(labels) < 20 or (fifths != assign_fifths(labels, seed=4)).any()

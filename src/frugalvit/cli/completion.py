@@ -67,14 +67,12 @@ def _describe(command: Command) -> argparse.ArgumentParser:
             parser._remove_action(action)
         elif not action.option_strings and field is not None and get_origin(field.annotation) is Literal:
             action.choices = [str(choice) for choice in get_args(field.annotation)]
-        elif offered := choices.get(action.dest) or _read_choices(str(action.metavar or "")):
+        elif offered := choices.get(action.dest) or [  # auto|N in --help -> auto
+            word
+            for word in str(action.metavar or "").removesuffix(" …").split("|")
+            if word and not _PLACEHOLDER.fullmatch(word)
+        ]:
             action.choices = offered
         elif "TEXT" in str(action.metavar) or not action.option_strings or action.dest == "config":
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     return parser
-
-
-def _read_choices(metavar: str) -> list[str]:
-    """Return the choices in a metavar of --help: ``auto|N`` -> ``auto``."""
-    words = metavar.removesuffix(" …").split("|")
-    return [word for word in words if word and not _PLACEHOLDER.fullmatch(word)]

@@ -1,5 +1,6 @@
 """``frugalvit doctor``: check packages, devices, extras and caches."""
 
+import contextlib
 import os
 import platform
 import stat
@@ -113,19 +114,13 @@ def _caches() -> list[dict[str, Any]]:
         folders.append(datasets_root())
     caches = []
     for folder in console.progress(folders, label="measuring the cache"):
-        sizes = [_file_size(Path(where) / name) for where, _, names in os.walk(folder) for name in names]
-        found = [size for size in sizes if size is not None]
-        caches.append({"folder": str(folder), "files": len(found), "bytes": sum(found)})
+        sizes = []
+        for path in (Path(where) / name for where, _, names in os.walk(folder) for name in names):
+            with contextlib.suppress(OSError):  # another process has removed it
+                if stat.S_ISREG((status := path.lstat()).st_mode):
+                    sizes.append(status.st_size)
+        caches.append({"folder": str(folder), "files": len(sizes), "bytes": sum(sizes)})
     return caches
-
-
-def _file_size(path: Path) -> int | None:
-    """Return the bytes of a regular file; None if it is a link, or if another process has removed it."""
-    try:
-        status = path.lstat()
-    except OSError:
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _tables(data: dict[str, Any]) -> list[Table]:

@@ -4,7 +4,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
@@ -104,7 +103,17 @@ def compare_runs(
         )
     settings = settings or config.named_settings()
     check_out_outside_data(config)
-    plan = partial(_plan_runs, config=config, kind=kind, settings=settings)
+
+    def plan(folder: Path) -> Plans:
+        """Return the configurations of all runs of a comparison in this folder: one per seed and setting."""
+        return {
+            name: [
+                kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}")))
+                for seed in range(config.seed, config.seed + config.seeds)
+            ]
+            for name, values in settings.items()
+        }
+
     default = Path("runs") / "_".join([*command.split(), Path(config.data).resolve().name])
     # All options are parsed before the first run: a mistake in the last setting shows at once.
     folder, plans = (Path(config.out), plan(Path(config.out))) if config.out else _find_folder(default, plan)
@@ -144,15 +153,6 @@ def _describe_settings(settings: dict[str, dict[str, Any]]) -> str:
     """Return the options of each setting: "with: localization.weight=paper; without: localization.weight=0"."""
     texts = ("".join(f" {key}={as_text(value)}" for key, value in flatten(s).items()) for s in settings.values())
     return "; ".join(f"{name}:{text or ' the defaults'}" for name, text in zip(settings, texts, strict=True))
-
-
-def _plan_runs(folder: Path, config: Compared, kind: type[RunConfig], settings: dict[str, dict[str, Any]]) -> Plans:
-    """Return the configurations of all runs of a comparison in this folder: one per seed and setting."""
-    seeds = range(config.seed, config.seed + config.seeds)
-    return {
-        name: [kind.parse(config.run_values(values, seed, str(folder / name / f"seed_{seed}"))) for seed in seeds]
-        for name, values in settings.items()
-    }
 
 
 def _find_folder(default: Path, plan: Callable[[Path], Plans]) -> tuple[Path, Plans]:

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from frugalvit.data.duplicates import connect_groups
@@ -73,7 +75,7 @@ class ClusterIndex:
         """
         limit = threshold - ROUNDING
         reach = math.sqrt(max(0.0, 2 - 2 * limit)) + _SLACK
-        first = np.arange(len(self.order))
+        edges: list[Tensor] = []
         for cluster in console.progress(range(len(self.centroids)), label="comparing"):
             gaps = (self.centroids - self.centroids[cluster]).norm(dim=1)
             for rows, vectors in self.blocks(cluster, allowed):
@@ -86,10 +88,13 @@ class ClusterIndex:
                     for other_rows, others in self.blocks(other, allowed):
                         near = others @ (self.centroids[other] - self.centroids[cluster]) <= budget
                         pairs = (vectors[mine] @ others[near].T >= limit).nonzero().cpu()
-                        _connect(first, rows[mine.cpu()], other_rows[near.cpu()], pairs)
-        while not np.array_equal(first, first[first]):
-            first = first[first]
-        return first
+                        both = torch.cat([rows[mine.cpu()], other_rows[near.cpu()]])
+                        edges.append(_reduce(both, pairs[:, 0], pairs[:, 1] + int(mine.sum())))
+        left, right = torch.cat([torch.zeros(2, 0, dtype=torch.int64), *edges], 1).numpy()
+        count = len(self.order)
+        matrix = coo_array((np.ones(len(left), bool), (left, right)), shape=(count, count))
+        _, first, group = np.unique(connected_components(matrix)[1], return_index=True, return_inverse=True)
+        return first[group]
 
     def representatives(
         self, count: int, allowed: np.ndarray, known: Tensor | None = None, *, seed: int = 0
@@ -114,22 +119,12 @@ class ClusterIndex:
         return rows[representatives(vectors, count, known, device=self.device, seed=seed)].tolist()
 
 
-def _connect(first: np.ndarray, left: Tensor, right: Tensor, pairs: Tensor) -> None:
-    """Merge the groups of pairs of positions in ``left`` and ``right``, which hold row numbers."""
-    # Equal images make a pair of every two: reduce them to one pair a row.
-    rows, local = torch.unique(torch.cat([left, right]), return_inverse=True)
-    leaders = connect_groups(torch.arange(len(rows)), local[pairs[:, 0]], local[pairs[:, 1] + len(left)])
+def _reduce(rows: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Return at most one pair a row, (2, P), that connects the same of these rows; left, right: positions in them."""
+    rows, local = torch.unique(rows, return_inverse=True)  # equal images make a pair of every two
+    leaders = connect_groups(torch.arange(len(rows)), local[left], local[right])
     moved = (leaders != torch.arange(len(rows))).nonzero().squeeze(1)
-    for row, leader in zip(rows[moved].tolist(), rows[leaders[moved]].tolist(), strict=True):
-        low, high = sorted((_find(first, row), _find(first, leader)))
-        first[high] = low
-
-
-def _find(first: np.ndarray, row: int) -> int:
-    while first[row] != row:
-        first[row] = first[first[row]]
-        row = int(first[row])
-    return row
+    return torch.stack([rows[moved], rows[leaders[moved]]])
 
 
 def _build(parts: FeatureParts, folder: Path, clusters: int, seed: int, device: torch.device | str) -> None:

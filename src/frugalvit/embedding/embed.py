@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from frugalvit.config.probe import EmbedConfig
@@ -25,7 +24,7 @@ from frugalvit.probing.extractor import FeatureExtractor, FeatureSet
 from frugalvit.probing.knn import nearest
 from frugalvit.probing.splits import make_extractor, open_model, probe_device
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, write_atomically
+from frugalvit.utils.files import PICTURES, check_new_file, write_atomically
 from frugalvit.utils.tables import CommandResult, Table
 
 FORMATS = (".npz", ".parquet")
@@ -38,10 +37,10 @@ def embed(config: EmbedConfig) -> CommandResult:
 
         return embed_with_ray(config, lambda: _open_images(config))  # --select ignores held-out splits later
     began = time.monotonic()
-    out, picture = _outputs(config)
-    _check_outputs(config, out, picture)
+    makes_table = config.select is not None or config.duplicates is not None
+    out, picture = _outputs(config, makes_table)
     source, chosen = _open_images(config)
-    if out is not None and picture is not None and _makes_table(config):
+    if out is not None and picture is not None and makes_table:
         command = duplicates if config.select is None else select
         return command(config, source, join(*chosen.values()), out, picture)
     model = open_model(config.model, config)
@@ -52,16 +51,14 @@ def embed(config: EmbedConfig) -> CommandResult:
     splits = [split for split, examples in chosen.items() for _ in range(len(examples))]
     data = facts(config, source, features) | {"shape": list(features.features.shape[1:])}
     tables: list[Table] = []
-    neighbours = [] if query is None else _find_neighbours(extractor, features, query, config, probe_device(model))
+    if query is not None and picture is not None:
+        tables.append(_neighbours(config, extractor, features, query, join(*chosen.values()), source.classes, picture))
+        columns = ("rank", "image", "class", "cosine")
+        data["neighbours"] = [dict(zip(columns, row, strict=True)) for row in tables[0].rows]
+        data["picture"] = str(picture)
     if out is not None:
         write_features(out, features, [splits[position] for position in features.positions], source.classes)
         data["out"] = str(out)
-    if query is not None and picture is not None:
-        tables.append(_draw_neighbours(picture, query, features, join(*chosen.values()), neighbours, source))
-        data["neighbours"] = [
-            dict(zip(("rank", "image", "class", "cosine"), row, strict=True)) for row in tables[0].rows
-        ]
-        data["picture"] = str(picture)
     data["seconds"] = round(time.monotonic() - began, 2)
     if out is not None:
         shape = "x".join(str(side) for side in features.features.shape[1:])
@@ -101,28 +98,16 @@ def write_features(path: Path, features: FeatureSet, splits: list[str], classes:
     write_atomically(path, lambda handle: pyarrow.parquet.write_table(table, handle))
 
 
-def _makes_table(config: EmbedConfig) -> bool:
-    return config.select is not None or config.duplicates is not None
-
-
-def _outputs(config: EmbedConfig) -> tuple[Path | None, Path | None]:
-    """Return the path of the features or the table, and that of the figure."""
-    if _makes_table(config):
-        out = Path(config.out or ("duplicates.csv" if config.select is None else "to_label.csv"))
-        return out, Path(config.picture or out.with_suffix(".png"))
-    out = Path(config.out or "features.npz") if config.out or not config.neighbours else None
-    return out, Path(config.picture or "neighbours.png") if config.neighbours else None
-
-
-def _check_outputs(config: EmbedConfig, out: Path | None, picture: Path | None) -> None:
-    """Raise errors about the outputs before the work."""
+def _outputs(config: EmbedConfig, makes_table: bool) -> tuple[Path | None, Path | None]:
+    """Return the path of the features or the table, and that of the figure; errors come before the work."""
+    if makes_table:
+        out: Path | None = Path(config.out or ("duplicates.csv" if config.select is None else "to_label.csv"))
+        picture: Path | None = Path(config.picture or out.with_suffix(".png"))
+    else:
+        out = Path(config.out or "features.npz") if config.out or not config.neighbours else None
+        picture = Path(config.picture or "neighbours.png") if config.neighbours else None
     if out is not None:
-        endings = (".csv",) if _makes_table(config) else FORMATS
-        if out.suffix.lower() not in endings:
-            raise UserError(f"--out {out} must end with {' or '.join(endings)}.")
-        if out.exists():
-            raise UserError(f"{out} already exists: choose another name with --out.")
-        make_folder(out.parent)
+        check_new_file(out, (".csv",) if makes_table else FORMATS)
         if out.suffix.lower() == ".parquet":
             if config.features == "grid":
                 raise UserError("--features grid does not fit a table: write a .npz file.")
@@ -131,13 +116,12 @@ def _check_outputs(config: EmbedConfig, out: Path | None, picture: Path | None) 
             except ImportError:
                 raise UserError("Parquet needs pyarrow: pip install 'frugalvit[streams]', or write .npz.") from None
     if picture is not None:
-        from frugalvit.probing.figures import check_figure_path
-
-        check_figure_path(picture)
-        if _makes_table(config) and is_inside(picture, config.data):
+        check_new_file(picture, PICTURES, "--picture")
+        if makes_table and is_inside(picture, config.data):
             raise UserError(f"{picture} is inside {config.data}, and would become one of its images: use --picture.")
         if config.features == "grid":
             raise UserError("--features grid cannot be compared: use pooled or last_blocks.")
+    return out, picture
 
 
 def _choose_splits(source: DatasetSplits, split: str) -> dict[str, ImageDataset]:
@@ -153,38 +137,35 @@ def _choose_splits(source: DatasetSplits, split: str) -> dict[str, ImageDataset]
     return {split: parts[split]}
 
 
-def _find_neighbours(
-    extractor: FeatureExtractor, features: FeatureSet, query: np.ndarray, config: EmbedConfig, device: torch.device
-) -> list[tuple[int, float]]:
-    """Return rows and cosines of the images nearest to the query, without the query's own file."""
+def _neighbours(
+    config: EmbedConfig,
+    extractor: FeatureExtractor,
+    features: FeatureSet,
+    query: np.ndarray,
+    examples: ImageDataset,
+    classes: tuple[str, ...] | None,
+    picture: Path,
+) -> Table:
+    """Draw and list the images nearest to the query, without the query's own file."""
+    from frugalvit.probing.figures import neighbours_figure
+    from frugalvit.utils.plotting import save
+
     assert config.neighbours is not None
     vector: Tensor = extractor.images(extractor.model.transform.image(query, extractor.device)).cpu()
     query_file = Path(config.neighbours).resolve()
     others = [row for row, name in enumerate(features.names) if Path(name).resolve() != query_file]
     if not others:
         raise UserError(f"--neighbours {config.neighbours} is the only image.")
-    _, similarity, index = next(nearest(features.features[others], vector, config.count, device=device))
-    return [(others[row], cosine) for row, cosine in zip(index[0].tolist(), similarity[0].tolist(), strict=True)]
-
-
-def _draw_neighbours(
-    picture: Path,
-    query: np.ndarray,
-    features: FeatureSet,
-    examples: ImageDataset,
-    neighbours: list[tuple[int, float]],
-    source: DatasetSplits,
-) -> Table:
-    from frugalvit.probing.figures import neighbours_figure
-    from frugalvit.utils.plotting import save
-
-    images = [to_picture(examples.read(features.positions[row])) for row, _ in neighbours]
-    classes = dict(enumerate(source.classes or ()))
-    labels = ["" if features.labels is None else classes.get(int(features.labels[row]), "") for row, _ in neighbours]
-    captions = [f"{label}\n{cosine:.3f}".strip() for label, (_, cosine) in zip(labels, neighbours, strict=True)]
+    _, (cosines,), (index,) = next(
+        nearest(features.features[others], vector, config.count, device=probe_device(extractor.model))
+    )
+    names, rows = dict(enumerate(classes or ())), [others[row] for row in index.tolist()]
+    labels = ["" if features.labels is None else names.get(int(features.labels[row]), "") for row in rows]
+    captions = [f"{label}\n{cosine:.3f}".strip() for label, cosine in zip(labels, cosines.tolist(), strict=True)]
+    images = [to_picture(examples.read(features.positions[row])) for row in rows]
     save(neighbours_figure(to_picture(query), images, captions), picture)
-    rows: list[list[object]] = [
+    lines: list[list[object]] = [
         [rank, features.names[row], label or None, cosine]
-        for rank, (label, (row, cosine)) in enumerate(zip(labels, neighbours, strict=True), 1)
+        for rank, (row, label, cosine) in enumerate(zip(rows, labels, cosines.tolist(), strict=True), 1)
     ]
-    return Table(["rank", "image", "class", "cosine"], rows, f"nearest neighbours, figure {picture}")
+    return Table(["rank", "image", "class", "cosine"], lines, f"nearest neighbours, figure {picture}")

@@ -5,10 +5,10 @@ A logistic classifier on frozen features judges each image after training on oth
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,13 +22,19 @@ from frugalvit.embedding.image_table import are_files, path_from_table
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.probing.logistic import LogisticRegression
-from frugalvit.probing.splits import make_extractor, open_model, probe_device
+from frugalvit.probing.splits import (
+    ProbeSplit,
+    assign_fifths,
+    leave_fifths_out,
+    make_extractor,
+    open_model,
+    probe_device,
+)
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder, write_text
+from frugalvit.utils.files import check_new_file, write_text
 from frugalvit.utils.tables import CommandResult, Table, as_csv
 from frugalvit.utils.text import pluralize
 
-FOLDS = 5
 _STRIDE, _MIN_GAIN = 10**0.5, 1e-3  # the ratio of successive penalties, and the gain in nats that a weaker one needs
 _MAX_DRAWN, _LISTED = 200, 10  # images on the page and in the terminal
 
@@ -57,7 +63,8 @@ def find_label_errors(config: DataConfig) -> CommandResult:
     began, out = time.monotonic(), Path(config.out or "suspicious.csv")
     assert config.suspicious is not None
     page = out.with_suffix(".html")
-    _check_outputs(out, page)
+    check_new_file(out, (".csv",))
+    check_new_file(page, (".html",))
     source = open_data(config.data, split="given", labels=config.label_source, classes=config.classes, root=config.root)
     examples = _join_labelled(source)
     # Random weights cannot judge labels, so the name of a network means its published ones.
@@ -100,62 +107,43 @@ def _rank(features: FeatureSet, classes: tuple[str, ...], seed: int, device: tor
     rows = _has_others(labels).nonzero().squeeze(1)
     if len(labels[rows].unique()) < 2:
         raise UserError("--suspicious needs at least two classes with at least two images each.")
-    probabilities = cross_validate(features.features, labels, seed, device)
-    scores = score_labels(probabilities[rows], labels[rows])
+    scores = score_labels(cross_validate(features.features, labels, seed, device), labels[rows])
+    order = scores.score.argsort(stable=True)
+    columns = (rows, labels[rows], scores.suggested, scores.score, scores.likely_wrong)
     return [
         RankedImage(
-            features.positions[row],
-            features.names[row],
-            classes[int(labels[row])],
-            classes[int(scores.suggested[index])],
-            round(float(scores.score[index]), 6),
-            bool(scores.likely_wrong[index]),
+            features.positions[row], features.names[row], classes[label], classes[suggested], round(score, 6), wrong
         )
-        for index in scores.score.argsort(stable=True).tolist()
-        for row in [int(rows[index])]
+        for row, label, suggested, score, wrong in zip(*(column[order].tolist() for column in columns), strict=True)
     ]
 
 
 def cross_validate(features: Tensor, labels: Tensor, seed: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """Predict each row by a classifier trained on the other folds: (N, D), (N,) -> probabilities (N, classes).
+    """Predict each row whose class has others by a classifier trained on other fifths of the rows.
 
-    The penalty is the one under which the labels of the first fold are most likely.
+    (N, D), (N,) -> probabilities (N', classes). The penalty is that under which the labels of a fifth are most likely.
     """
-    folds = torch.from_numpy(assign_folds(labels.numpy(), seed))
-    classes = int(labels.max()) + 1
-    features, probabilities = features.to(device), torch.zeros(len(labels), classes)
+    is_first, classes = assign_fifths(labels, seed) == 0, int(labels.max()) + 1
+    problem = LogisticRegression(features[~is_first], labels[~is_first], classes, device)
+    strength = _choose_strength(problem, features[scored := is_first & _has_others(labels)], labels[scored])
 
-    def make_problem(fold: int) -> LogisticRegression:
-        return LogisticRegression(features[folds != fold], labels[folds != fold], classes, device)
+    def fit(part: ProbeSplit) -> Callable[[Tensor], Tensor]:
+        found = LogisticRegression(part.features, part.targets, classes, device).fit(strength)
+        return lambda features: found.scores(features)
 
-    strength = _choose_strength(make_problem(0), features[scored := (folds == 0) & _has_others(labels)], labels[scored])
-    for fold in console.progress(range(FOLDS), label="cross-validating"):
-        held_out = folds == fold
-        if held_out.any():
-            fit = make_problem(fold).fit([strength])
-            probabilities[held_out] = fit.scores(features[held_out])[0].softmax(1).float().cpu()
-    return probabilities
+    return leave_fifths_out(ProbeSplit(features, labels), classes, fit, seed)[0].softmax(1)
 
 
 def _choose_strength(problem: LogisticRegression, features: Tensor, labels: Tensor) -> float:
     """Return the penalty that makes held-out labels most likely: from strong to weak while the gain is clear."""
-    strength, best, fit = float(problem.axes.spectrum.max()) / 4, -torch.inf, None
+    strength, best, earlier = float(problem.axes.spectrum.max()) / 4, -torch.inf, ()
     while True:
-        fit = problem.fit([strength], fit)
-        rows = fit.scores(features)[0].log_softmax(1)
+        earlier = (problem.fit(strength, earlier),)
+        rows = earlier[0].scores(features).log_softmax(1)
         likelihood = float(rows.gather(1, labels[:, None].to(rows.device)).mean())
         if likelihood < best + _MIN_GAIN:
             return strength * _STRIDE
         best, strength = likelihood, strength / _STRIDE
-
-
-def assign_folds(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Assign each image to one of the folds at random, so that each class is spread evenly: (N,) -> (N,)."""
-    order = np.random.default_rng(seed).permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]  # class by class; the count continues, so folds are even
-    folds = np.empty(len(labels), dtype=np.int64)
-    folds[order] = np.arange(len(labels)) % FOLDS
-    return folds
 
 
 def score_labels(probabilities: Tensor, labels: Tensor) -> LabelScores:
@@ -186,15 +174,6 @@ def _join_labelled(source: DatasetSplits) -> ImageDataset:
             f"put the images into one folder per class, or give a CSV with a column {WANTED_COLUMN}."
         )
     return join(*parts)
-
-
-def _check_outputs(out: Path, page: Path) -> None:
-    if out.suffix.lower() != ".csv":
-        raise UserError(f"--out {out} must end with .csv.")
-    for path in (out, page):
-        if path.exists():
-            raise UserError(f"{path} already exists: choose another name with --out.")
-    make_folder(out.parent)
 
 
 def _has_others(labels: Tensor) -> Tensor:

@@ -59,22 +59,15 @@ class Partition:
 def divide(where: str, split: str, open_images: OpenImages) -> Partition:
     """Divide the shards, the Parquet files or other images at ``where``; ``open_images`` opens other images."""
     path = Path(where)
+    tables = sorted(path.parent.glob(path.name) if path.suffix.lower() == ".parquet" else path.glob("*.parquet"))
+    index: PackedIndex | None = None
     if is_shards(where):
         by_split, index = list_shards(where)
-        classes = None if index is None else index.classes
-        parts = [
-            Part(name, [shard, _content(shard, index)], partial(_read_shard, shard, classes))
-            for name, shards in by_split.items()
-            for shard in shards
-        ]
-        partition = Partition(where, parts)
-    elif tables := sorted(path.parent.glob(path.name) if path.suffix.lower() == ".parquet" else path.glob("*.parquet")):
+        files = [(name, shard) for name, shards in by_split.items() for shard in shards]
+        read: Callable[[str], Images] = partial(_read_shard, classes=None if index is None else index.classes)
+    elif tables:
         splits = [SPLIT_NAMES.get(table.stem.partition("-")[0].lower()) or "train" for table in tables]
-        parts = [
-            Part(name, [str(table), _content(str(table), None)], partial(_read_table, table))
-            for name, table in zip(splits, tables, strict=True)
-        ]
-        partition = Partition(path.stem, parts)
+        files, read = list(zip(splits, map(str, tables), strict=True)), _read_table
     else:
         source, by_name = open_images()
         leaves = [(name, leaf) for name, examples in by_name.items() for leaf in _leaves(examples)]
@@ -85,11 +78,11 @@ def divide(where: str, split: str, open_images: OpenImages) -> Partition:
         ]
         parts = [Part(name, [i.fingerprint()], partial(_read_images, i, source.classes)) for name, i in pieces]
         return Partition(source.name, parts, all(are_files(leaf) for _, leaf in leaves), list(source.notes))
-    partition.parts = [part for part in parts if split in ("all", part.split)]
-    if not partition.parts:
-        splits = dict.fromkeys(part.split for part in parts)
-        raise UserError(f"{where} has no {split} split, only {', '.join(splits) or 'none'}.")
-    return partition
+    chosen = [(name, file) for name, file in files if split in ("all", name)]
+    if not chosen:
+        raise UserError(f"{where} has no {split} split, only {', '.join(dict(files)) or 'none'}.")
+    parts = [Part(name, [file, _content(file, index)], partial(read, file)) for name, file in chosen]
+    return Partition(where if is_shards(where) else path.stem, parts)
 
 
 def _leaves(examples: ImageDataset) -> list[ImageDataset]:
@@ -122,7 +115,7 @@ def _read_shard(shard: str, classes: Sequence[str] | None) -> Images:
         yield _encoded([sample.content for sample in samples], names), labels
 
 
-def _read_table(path: Path) -> Images:
+def _read_table(path: str) -> Images:
     """Read the column of encoded images, or of structs that hold them, and the labels beside it."""
     import pyarrow
     import pyarrow.parquet

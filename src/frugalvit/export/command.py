@@ -4,7 +4,7 @@ The export is loaded again by its own library and compared with the model on ima
 """
 
 import contextlib
-import importlib
+import pkgutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +42,7 @@ CHECKED = 5  # images
 def export(config: ExportConfig) -> CommandResult:
     """Write the model in a format, after checking that it computes the same."""
     began = time.monotonic()
-    export_format = _make_format(config.to)
+    export_format: ExportFormat = pkgutil.resolve_name(EXPORTS[config.to])()
     export_format.check_options(config)
     if config.push:
         push_folder(config.push)  # only checks
@@ -51,19 +51,21 @@ def export(config: ExportConfig) -> CommandResult:
     out = Path(config.out or f"{model.name}-{config.to}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists: choose another folder with --out.")
-    settings, size = _read_settings(config.model), saved_size(config.model)
+    run, size = described_by(Path(config.model)) or Path(config.model), saved_size(config.model)
+    settings = read_yaml(run / layout.CONFIG) if (run / layout.CONFIG).is_file() else {}
+    facts = read_json(run / layout.DATA, dict) or {}  # a saved probe has no config.yaml
     resized = config.img_size is not None and size not in (None, model.backbone.img_size)
     meta = without_scores(model.meta) if resized else model.meta
-    run_data = settings.get("data") or _read_data(config.model)
+    run_data = settings.get("data") or facts.get("data")
     images, source = check_images(model, config.images, run_data)
     with torch.inference_mode():
         if not bool(model(images).isfinite().all()):
             raise UserError(nonfinite_message(config.model))
     console.info(f"writing {model.backbone.name} for {config.to}, then checking it on {source}")
     with _staged(out) as folder:
-        network, run = export_format.write(ExportJob(config, model, folder, meta, settings, resized))
+        network, exported = export_format.write(ExportJob(config, model, folder, meta, settings, resized))
         write_text(folder / "preprocessing.py", Path(preprocessing.__file__).read_text(encoding="utf-8"))
-        difference = largest_difference(network, run, images)
+        difference = largest_difference(network, exported, images)
         if not difference <= TOLERANCE:
             raise UserError(
                 f"The {config.to} export differs from torch by {difference:.2g} (allowed: {TOLERANCE:g}) on "
@@ -99,11 +101,6 @@ def export(config: ExportConfig) -> CommandResult:
     if not Path(config.model).exists():
         notes.append(f"{config.model} is the name of an architecture: these weights are random")
     return CommandResult(data, [Table(["file", "MB"], rows, str(out))], notes)
-
-
-def _make_format(name: str) -> ExportFormat:
-    module, _, attribute = EXPORTS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)()
 
 
 def check_images(model: ReadyModel, images: str | None, run_data: str | None) -> tuple[Tensor, str]:
@@ -156,18 +153,6 @@ def largest_difference(network: nn.Module, run: Run, images: Tensor) -> float:
             difference = (ours - theirs).abs().max().item()
             largest = difference if difference != difference else max(largest, difference)  # NaN stays
     return largest
-
-
-def _read_settings(model: str) -> dict[str, Any]:
-    """Read config.yaml of a run; empty if the model is not a run."""
-    config = (described_by(Path(model)) or Path(model)) / layout.CONFIG
-    return read_yaml(config) if config.is_file() else {}
-
-
-def _read_data(model: str) -> str | None:
-    """Return the data of a saved probe, which has no config.yaml."""
-    facts = read_json((described_by(Path(model)) or Path(model)) / layout.DATA, dict) or {}
-    return data if isinstance(data := facts.get("data"), str) else None
 
 
 @contextlib.contextmanager

@@ -24,6 +24,9 @@ def write_card(job: ExportJob, summary: dict[str, Any]) -> None:
     known = {**model.meta, **summary}
     if job.resized:
         known = without_scores(known)
+    licence = f"The weights: {markdown_text(job.config.license)}."
+    if job.config.license == "unknown":
+        licence = "Not stated. The person who trained the weights chooses their licence."
     front = yaml.safe_dump(_front_matter(model, job.config.license, known), sort_keys=False, allow_unicode=True)
     sections = [
         f"---\n{front}---",
@@ -33,7 +36,7 @@ def write_card(job: ExportJob, summary: dict[str, Any]) -> None:
         "## Recipe\n\n" + _recipe(settings, known),
         "## Scores\n\n" + _scores(known, model),
         "## Use\n\n" + _use(model),
-        "## Licence\n\n" + _licence(job.config.license),
+        "## Licence\n\n" + licence,
     ]
     write_text(job.folder / "README.md", "\n\n".join(sections) + "\n")
 
@@ -145,9 +148,3 @@ def _use(model: ReadyModel) -> str:
         'features = model.features(model.transform("photo.jpg"))\n'
         "```"
     )
-
-
-def _licence(licence: str) -> str:
-    if licence == "unknown":
-        return "Not stated. The person who trained the weights chooses their licence."
-    return f"The weights: {markdown_text(licence)}."

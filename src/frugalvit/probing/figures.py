@@ -1,27 +1,14 @@
 """Figures of the probes: nearest neighbours, and the suite (EsViT, Fig. 5)."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from frugalvit.errors import UserError
 from frugalvit.utils import palette
-from frugalvit.utils.files import make_folder
 from frugalvit.utils.plotting import drawing
 
 AHEAD, BEHIND = palette.BLUE, palette.RED
-FORMATS = (".png", ".svg", ".pdf")
-
-
-def check_figure_path(path: Path) -> None:
-    """Raise an error if a figure cannot be written to a path, or would overwrite a file."""
-    if path.suffix.lower() not in FORMATS:
-        raise UserError(f"{path} must end with {', '.join(FORMATS)}.")
-    if path.exists():
-        raise UserError(f"{path} already exists: choose another name.")
-    make_folder(path.parent)
 
 
 def neighbours_figure(query: np.ndarray, neighbours: Sequence[np.ndarray], captions: Sequence[str]) -> Figure:

@@ -40,7 +40,10 @@ def compute_floor(train: ImageStore, scored: ImageStore, classes: int, seed: int
 
     If there are more training images than the limits, ``seed`` draws a part of them.
     """
-    features, labels = _read(train, _draw_rows(len(train), classes, seed))
+    rows, most = torch.arange(len(train)), min(MAX_IMAGES, MAX_CELLS // max(1, classes))
+    if len(rows) > most:
+        rows = torch.randperm(len(rows), generator=generator_for(seed, "floor"))[:most].sort().values
+    features, labels = _read(train, rows)
     queries, truth = _read(scored, torch.arange(len(scored)))
     assert train.labels is not None
     most_frequent = train.labels.bincount().argmax().cpu()
@@ -48,8 +51,8 @@ def compute_floor(train: ImageStore, scored: ImageStore, classes: int, seed: int
     answers = {"majority": most_frequent.expand(len(truth)), "nearest_neighbour": labels[neighbours]}
     answers["logistic"] = answers["majority"]
     if len(labels.unique()) > 1:
-        fitted = LogisticRegression(features, labels, classes).fit([STRENGTH], tolerance=TOLERANCE)
-        answers["logistic"] = fitted.scores(queries)[0].argmax(1)
+        fitted = LogisticRegression(features, labels, classes).fit(STRENGTH, tolerance=TOLERANCE)
+        answers["logistic"] = fitted.scores(queries).argmax(1)
     scores = {name: top_k_accuracy(answers[name][:, None], truth) for name in METHODS}
     method = max(scores, key=scores.__getitem__)
     return {
@@ -111,14 +114,6 @@ def check_floor(top1: float, floor: dict[str, Any], pretrained: bool = False) ->
         sign = f"top-1 {top1:.1f} % is below the floor: {by} on thumbnails and colours has {floor['best']:.1f} %"
     published = "" if pretrained else "published weights (--pretrained, or 'frugalvit probe' on their features), "
     return [f"{sign}. Try {published}more --epochs, or another --backbone"]
-
-
-def _draw_rows(images: int, classes: int, seed: int) -> Tensor:
-    """Return the training images to learn from: all of them, or as many as the limits allow."""
-    most = min(MAX_IMAGES, MAX_CELLS // max(1, classes))
-    if images <= most:
-        return torch.arange(images)
-    return torch.randperm(images, generator=generator_for(seed, "floor"))[:most].sort().values
 
 
 def _read(store: ImageStore, rows: Tensor) -> tuple[Tensor, Tensor]:

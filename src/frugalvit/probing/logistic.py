@@ -6,7 +6,7 @@ output, as in scikit-learn. Several labels per image (VOC2007): one logistic out
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -55,30 +55,31 @@ def logistic(config: LogisticConfig) -> CommandResult:
             inputs.features, inputs.classes, config.val_fraction, config.seed, labels=config.labels
         )
         several = splits.train.targets.ndim == 2
-        scored = fit_and_score(splits, "map" if several else "accuracy", inputs.device, config.max_iterations)
-        result, meta = scored.result, {}
-        data: dict[str, Any] = {**scored.by_class, "val_top1": result.validation}
+        data, result = fit_and_score(splits, "map" if several else "accuracy", inputs.device, config.max_iterations)
+        total, interval, best = (data.pop(name) for name in ("score", "score_interval", "validation"))
+        meta: dict[str, Any] = {}
         if several:
             targets = splits.test.targets
-            data = {"map": scored.score, "map_interval": scored.interval, "val_map": result.validation}
-            data |= {"map11": score("map11", result.scores, targets), "chance": {"map": chance_precision(targets)}}
+            data |= {
+                "map": total,
+                "map_interval": interval,
+                "val_map": best,
+                "chance": {"map": chance_precision(targets)},
+            }
+            data["map11"] = score("map11", result.scores, targets)
             thresholds = best_thresholds(result.val_scores.sigmoid().cpu(), splits.val.targets)
             meta = {"target": "labels", "thresholds": [round(value, 6) for value in thresholds.tolist()]}
-        data |= {
-            "lambda": result.strength,
-            "iterations": result.iterations,
-            "tried": {f"{strength:.6g}": value for strength, value in result.tried.items()},
-            "train_images": len(splits.train) + len(splits.val),
-            "test_images": len(splits.test),
-        }
+        else:
+            data["val_top1"] = best
+        data["tried"] = {f"{strength:.6g}": value for strength, value in result.tried.items()}
         learned = concat(splits.train, splits.val)
 
         def fit(part: ProbeSplit) -> Callable[[Tensor], Tensor]:
             # The loss is a sum: with λ / N as in the full fit, the scale of the logits stays.
             strength = result.strength * len(part) / len(learned)
             problem = LogisticRegression(part.features, part.targets, splits.classes, inputs.device)
-            found = problem.fit([strength], None, config.max_iterations)
-            return lambda features: found.scores(features)[0].clamp_min(-1e9)
+            found = problem.fit(strength, max_iterations=config.max_iterations)
+            return lambda features: found.scores(features).clamp_min(-1e9)
 
         held_out = None if several else partial(leave_fifths_out, learned, splits.classes, fit)
         classifier, settings = LinearClassifier(*result.classifier, held_out), ("lambda", "iterations")
@@ -89,56 +90,54 @@ def logistic(config: LogisticConfig) -> CommandResult:
 
 @dataclass
 class LogisticFit:
-    """Classifiers for R strengths: weight (R, D, K), bias (R, K); K = 1 for two classes."""
+    """A classifier for one λ: weight (D, K), bias (K,); K = 1 for two classes."""
 
     weight: Tensor
     bias: Tensor
-    strengths: list[float]
+    strength: float
     present: Tensor  # the classes with a training image, (P,)
     classes: int
     several_labels: bool
-    iterations: list[int]
-    converged: list[bool]
+    iterations: int
+    converged: bool
 
     def scores(self, features: Tensor) -> Tensor:
-        """Class scores (R, N, classes); -inf for a class without a training image."""
-        logits = features.to(self.weight) @ self.weight + self.bias[:, None]
+        """Class scores (N, classes); -inf for a class without a training image."""
+        logits = features.to(self.weight) @ self.weight + self.bias
         if self.several_labels:
             return logits
         if len(self.present) == 2:
-            logits = torch.cat([torch.zeros_like(logits), logits], dim=2)
-        full = logits.new_full((*logits.shape[:2], self.classes), -torch.inf)
-        full[:, :, self.present] = logits
+            logits = F.pad(logits, (1, 0))
+        full = logits.new_full((len(logits), self.classes), -torch.inf)
+        full[:, self.present] = logits
         return full
 
     def to_linear(self) -> tuple[Tensor, Tensor]:
-        """Weight (classes, D) and bias (classes,) with the scores of the first strength.
+        """Weight (classes, D) and bias (classes,) with the same scores.
 
         A class without a training image gets a bias that is finite, for exports, and never the highest.
         """
-        weight, bias = self.weight[0].T, self.bias[0]
+        weight, bias = self.weight.T, self.bias
         if len(self.present) == 2 and not self.several_labels:
             weight, bias = F.pad(weight, (0, 0, 1, 0)), F.pad(bias, (1, 0))
         all_weights, all_biases = weight.new_zeros(self.classes, weight.shape[1]), bias.new_full((self.classes,), -1e9)
         all_weights[self.present], all_biases[self.present] = weight, bias
         return all_weights, all_biases
 
-    def extrapolate(self, strength: float) -> tuple[Tensor, Tensor]:
-        """Weight (D, K) and bias (K,) for another λ, on the line through the two nearest fits over log λ.
 
-        The weights of separable classes grow with log 1/λ in one direction (Soudry et al. 2018), so the line leads to
-        the next λ. It is followed at most as far as the two fits are apart.
-        """
-        away = [abs(math.log(other / strength)) for other in self.strengths]
-        near, *others = sorted(range(len(away)), key=away.__getitem__)
-        weight, bias = self.weight[near], self.bias[near]
-        different = [i for i in others if self.strengths[i] != self.strengths[near]]
-        if not different or away[near] == 0:
-            return weight, bias
-        second = different[0]
-        gap = math.log(self.strengths[second] / self.strengths[near])
-        share = max(-1.0, min(1.0, math.log(strength / self.strengths[near]) / gap))
-        return weight + share * (self.weight[second] - weight), bias + share * (self.bias[second] - bias)
+def extrapolate(fits: Sequence[LogisticFit], strength: float) -> tuple[Tensor, Tensor]:
+    """Weight (D, K) and bias (K,) for another λ, on the line through the two nearest fits over log λ.
+
+    The weights of separable classes grow with log 1/λ in one direction (Soudry et al. 2018), so the line leads to
+    the next λ. It is followed at most as far as the two fits are apart.
+    """
+    near, *others = sorted(fits, key=lambda fit: abs(math.log(fit.strength / strength)))
+    second = next((fit for fit in others if fit.strength != near.strength), None)
+    if second is None or near.strength == strength:
+        return near.weight, near.bias
+    share = math.log(strength / near.strength) / math.log(second.strength / near.strength)
+    share = max(-1.0, min(1.0, share))
+    return near.weight + share * (second.weight - near.weight), near.bias + share * (second.bias - near.bias)
 
 
 class LogisticRegression:
@@ -167,41 +166,48 @@ class LogisticRegression:
     @torch.no_grad()
     def fit(
         self,
-        strengths: list[float],
-        start: LogisticFit | None = None,
+        strength: float,
+        earlier: Sequence[LogisticFit] = (),
         max_iterations: int = MAX_ITERATIONS,
         tolerance: float = TOLERANCE,
     ) -> LogisticFit:
-        """Fit every strength, from strong to weak; each starts from the extrapolation of the ones before.
+        """Fit one λ, from the extrapolation of ``earlier`` fits and of some between the next stronger one and λ.
 
         Few images are often separable. The first step from zero to a weak λ then overshoots to a region without
-        curvature, and the way back is long. The line through two stronger λ ends near the minimum.
+        curvature, and the way back is long. The line through two stronger λ ends near the minimum. Without a stronger
+        fit the path starts at the largest curvature of the loss, 1/4 of the spectrum: for a stronger λ the minimum is
+        near zero.
         """
-        fits: dict[float, LogisticFit] = {}
-        earlier = [] if start is None else [start]
-        for strength in sorted(set(strengths), reverse=True):
-            for between in self._path_to(earlier, strength):
-                earlier.append(self._fit_one(between, earlier, max_iterations, max(tolerance, TOLERANCE)))
-            fits[strength] = self._fit_one(strength, earlier, max_iterations, tolerance)
-            earlier.append(fits[strength])
-        return _concat([fits[strength] for strength in strengths])
-
-    def _path_to(self, earlier: Sequence[LogisticFit], strength: float) -> Iterator[float]:
-        """Yield the strengths to fit first if the next stronger fit is far away, or if there is none.
-
-        Without a stronger fit the path starts at the largest curvature of the loss, 1/4 of the spectrum: for a
-        stronger λ the minimum is near zero.
-        """
-        stronger = [other for fit in earlier for other in fit.strengths if other >= strength]
-        last = min(stronger, default=float(self.axes.spectrum.max()) / 4 if len(self.axes.spectrum) else 0.0)
+        earlier = list(earlier)
+        start = float(self.axes.spectrum.max()) / 4 if len(self.axes.spectrum) else 0.0
+        last = min((fit.strength for fit in earlier if fit.strength >= strength), default=start)
         while last > 1.01 * STRIDE * strength:
             last /= STRIDE
-            yield last
+            earlier.append(self._fit_one(last, earlier, max_iterations, max(tolerance, TOLERANCE)))
+        return self._fit_one(strength, earlier, max_iterations, tolerance)
+
+    def search(
+        self,
+        val: Tensor,
+        targets: Tensor,
+        metric: Metric,
+        max_iterations: int = MAX_ITERATIONS,
+        tolerance: float = TOLERANCE,
+    ) -> tuple[float, dict[float, float], dict[float, LogisticFit]]:
+        """Return the λ with the best score on validation images, and the score and the fit of every λ tried."""
+        fits: dict[float, LogisticFit] = {}
+
+        def evaluate(strengths: list[float]) -> list[float]:
+            for strength in sorted(strengths, reverse=True):
+                fits[strength] = self.fit(strength, [*fits.values()], max_iterations, tolerance)
+            return [score(metric, fits[strength].scores(val), targets) for strength in strengths]
+
+        return (*search_strength(evaluate), fits)
 
     def _fit_one(
         self, strength: float, earlier: Sequence[LogisticFit], max_iterations: int, tolerance: float
     ) -> LogisticFit:
-        weight, bias = self.axes.into(*_concat(earlier).extrapolate(strength)) if earlier else (None, None)
+        weight, bias = self.axes.into(*extrapolate(earlier, strength)) if earlier else (None, None)
         outputs = self.targets.shape[1]
         minimum = minimize(
             self.axes,
@@ -217,7 +223,7 @@ class LogisticRegression:
         if outputs > 1 and not self.several_labels:
             bias = bias - bias.mean()  # softmax ignores a common shift: choose a zero mean
         shared = (self.present, self.classes, self.several_labels)
-        return LogisticFit(weight[None], bias[None], [strength], *shared, [minimum.iterations], [minimum.converged])
+        return LogisticFit(weight, bias, strength, *shared, minimum.iterations, minimum.converged)
 
 
 def search_strength(evaluate: Callable[[list[float]], list[float]]) -> tuple[float, dict[float, float]]:
@@ -286,25 +292,14 @@ def logistic_probe(
         train_targets, val_targets = as_labels(train_targets, train, classes), as_labels(val_targets, val, classes)
         classes = classes or 1 + max(int(train_targets.max()), int(val_targets.max()))
     device = train.device if device is None else torch.device(device)
-    problem = LogisticRegression(train, train_targets, classes, device)
-    val = val.to(device)
-    fits: list[LogisticFit] = []
-
-    def evaluate(strengths: list[float]) -> list[float]:
-        fits.append(problem.fit(strengths, _concat(fits) if fits else None, max_iterations, tolerance))
-        return [score(metric, scores, val_targets.to(device)) for scores in fits[-1].scores(val)]
-
-    strength, tried = search_strength(evaluate)
+    problem, val = LogisticRegression(train, train_targets, classes, device), val.to(device)
+    strength, tried, fits = problem.search(val, val_targets.to(device), metric, max_iterations, tolerance)
     targets = torch.cat([train_targets, val_targets.to(train_targets.device)])
     both = LogisticRegression(torch.cat([train.to(device), val]), targets, classes, device)
     # From zero, not from the fit without the validation images: with a weak λ its mistakes are corrected slowly.
-    final = both.fit([strength], None, max_iterations, tolerance)
-    scores = final.scores(test.to(device))[0]
-    classifier, searched = final.to_linear(), _concat(fits)
-    val_scores = searched.scores(val)[searched.strengths.index(strength)]
-    return LogisticResult(
-        scores, val_scores, classifier, strength, tried[strength], tried, final.iterations[0], final.converged[0]
-    )
+    final = both.fit(strength, (), max_iterations, tolerance)
+    facts = (strength, tried[strength], tried, final.iterations, final.converged)
+    return LogisticResult(final.scores(test.to(device)), fits[strength].scores(val), final.to_linear(), *facts)
 
 
 def fit_on_features(
@@ -329,30 +324,18 @@ def fit_on_features(
     strength = 1.0
     if held.any() and len(labels[~held].unique()) > 1:
         problem = LogisticRegression(features[~held], labels[~held], classes)
-        fits: list[LogisticFit] = []
-
-        def evaluate(strengths: list[float]) -> list[float]:
-            fits.append(problem.fit(strengths, _concat(fits) if fits else None))
-            return [score(metric, scores, labels[held]) for scores in fits[-1].scores(features[held])]
-
-        strength, _ = search_strength(evaluate)
-    weight, bias = LogisticRegression(features, labels, classes).fit([strength]).to_linear()
+        strength, *_ = problem.search(features[held], labels[held], metric)
+    weight, bias = LogisticRegression(features, labels, classes).fit(strength).to_linear()
     return weight, bias.clamp_min(float(bias[bias > -1e8].min()) - 10), strength
 
 
-@dataclass
-class LogisticScore:
-    """Logistic regression on a dataset: the score by its metric, and by classes if an image has one label."""
+def fit_and_score(
+    data: ProbeData, metric: Metric, device: torch.device, max_iterations: int
+) -> tuple[dict[str, Any], LogisticResult]:
+    """Search λ on validation images, fit on train + val, score the test images; 11-point mAP for several labels.
 
-    metric: Metric
-    score: float
-    interval: tuple[float, float]
-    by_class: dict[str, Any]
-    result: LogisticResult
-
-
-def fit_and_score(data: ProbeData, metric: Metric, device: torch.device, max_iterations: int) -> LogisticScore:
-    """Search λ on validation images, fit on train + val, score the test images; 11-point mAP for several labels."""
+    Returns the score by the metric, with facts about the fit and, for one label an image, scores of classes.
+    """
     multi_label = data.train.targets.ndim == 2
     metric = "map11" if multi_label and metric != "map" else metric
     result = logistic_probe(
@@ -368,26 +351,21 @@ def fit_and_score(data: ProbeData, metric: Metric, device: torch.device, max_ite
     )
     if not result.converged:
         console.warning(f"L-BFGS reached its limit of {max_iterations} iterations; raise --max-iterations")
-    by_class: dict[str, Any] = {}
+    facts: dict[str, Any] = {
+        "score": score(metric, result.scores, data.test.targets),
+        "score_interval": metric_interval(metric, result.scores, data.test.targets),
+        "metric": metric,
+        "validation": result.validation,
+        "lambda": result.strength,
+        "iterations": result.iterations,
+        "converged": result.converged,
+        "train_images": len(data.train) + len(data.val),
+        "test_images": len(data.test),
+    }
     if not multi_label:
         ranked = rank_classes(result.scores)
-        facts = score_facts(ranked, data.test.targets, data.classes)
-        by_class = classification_scores(ranked, data.test.targets) | facts
-    interval = metric_interval(metric, result.scores, data.test.targets)
-    return LogisticScore(metric, score(metric, result.scores, data.test.targets), interval, by_class, result)
-
-
-def _concat(fits: Sequence[LogisticFit]) -> LogisticFit:
-    return LogisticFit(
-        torch.cat([fit.weight for fit in fits]),
-        torch.cat([fit.bias for fit in fits]),
-        [strength for fit in fits for strength in fit.strengths],
-        fits[0].present,
-        fits[0].classes,
-        fits[0].several_labels,
-        [count for fit in fits for count in fit.iterations],
-        [flag for fit in fits for flag in fit.converged],
-    )
+        facts |= classification_scores(ranked, data.test.targets) | score_facts(ranked, data.test.targets, data.classes)
+    return facts, result
 
 
 def _strength(step: int) -> float:

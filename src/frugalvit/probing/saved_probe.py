@@ -97,12 +97,12 @@ def save_probe_run(
     target: facts of the model for images with several labels; empty for one class per image
     """
     network = classifier.attach_to(model.backbone)
-    folder, classes = new_run_folder(config.save), list(source.classes or ())
+    folder, classes, keys = new_run_folder(config.save), list(source.classes or ()), set(unseen)
     meta = {"classes": classes, "data": source.name, "recipe": f"probe {scores['probe']}"}
     meta |= {name: scores[name] for name in ("top1", "map") if name in scores} | target
     calibration: Calibration | str = "not calibrated: it needs one class per image"
     if classifier.held_out is not None:
-        gallery, images = _training_features(features, scores["scored_on"], set(unseen), classes)
+        gallery, images = _training_features(features, scores["scored_on"], keys, classes)
         calibration = calibrate(*classifier.held_out(), "training images, each left out of a fit", gallery)
         write_text(folder / layout.TRAINING_IMAGES, to_json(images, indent=1))
     console.info(str(calibration))
@@ -111,7 +111,12 @@ def save_probe_run(
     summary = {"run": config.save, "task": "probe", **scores, **target, "classes": classes}
     scored = features.get(scores["scored_on"])
     if classifier.held_out is not None and (scored is not None or unseen):
-        logits, labels = _score_images(network, scored or features["train"], set(unseen))
+        part = scored or features["train"]
+        assert part.labels is not None
+        rows = torch.tensor([row for row, key in enumerate(part.keys) if not unseen or key in keys])
+        with torch.inference_mode():
+            logits = torch.cat([network.classify(batch).float() for batch in part.features[rows].split(1024)])
+        labels = part.labels[rows]
         pairs = labels * len(classes) + logits.argmax(1)
         summary["confusion"] = pairs.bincount(minlength=len(classes) ** 2).view(len(classes), -1).tolist()
         summary["calibration"] = describe_calibration(logits, labels, calibration)
@@ -148,15 +153,3 @@ def learned_images(folder: Path, data: str | None, split: str, keys: Collection[
     if held_out := set(facts.get("held_out") or ()):
         return sum(key not in held_out for key in keys)
     return len(keys) if split != summary.get("scored_on") else 0
-
-
-@torch.inference_mode()
-def _score_images(network: Backbone, features: FeatureSet, unseen: Collection[str]) -> tuple[Tensor, Tensor]:
-    """Return the logits (N, C) of the saved classifier and the labels (N,).
-
-    unseen: use only the images with these keys, if there are any
-    """
-    assert features.labels is not None
-    rows = torch.tensor([row for row, key in enumerate(features.keys) if not unseen or key in unseen])
-    logits = torch.cat([network.classify(part).float() for part in features.features[rows].split(1024)])
-    return logits, features.labels[rows]

@@ -17,6 +17,7 @@ from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet, Kind
+from frugalvit.utils import console
 
 HELD_OUT = "train, held out"
 """The scored split of a dataset with nothing but train."""
@@ -190,22 +191,28 @@ def concat(*parts: ProbeSplit) -> ProbeSplit:
     return ProbeSplit(torch.cat([part.features for part in parts]), torch.cat([part.targets for part in parts]))
 
 
+def assign_fifths(labels: Tensor, seed: int = 0) -> Tensor:
+    """Assign each image to a fifth at random, so that each class is spread evenly: (N,) -> (N,) from 0 to 4."""
+    order = torch.randperm(len(labels), generator=generator_for(seed, "fifths"))
+    order = order[labels[order].argsort(stable=True)]  # class by class; the count continues, so fifths are even
+    return torch.empty_like(order).scatter_(0, order, torch.arange(len(labels)) % 5)
+
+
 def leave_fifths_out(
-    data: ProbeSplit, classes: int, fit: Callable[[ProbeSplit], Callable[[Tensor], Tensor]]
+    data: ProbeSplit, classes: int, fit: Callable[[ProbeSplit], Callable[[Tensor], Tensor]], seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Return the logits (N, C) of every image by a fit on the other four fifths, and the labels (N,).
 
-    Each class is spread over the fifths. An image whose class has no other image in the four fifths is left out.
+    An image whose class has no other image in the four fifths is left out.
     """
-    order = torch.randperm(len(data), generator=generator_for(0, "fifths"))
-    order = order[data.targets[order].argsort(stable=True)].numpy()
-    logits, known = torch.empty(len(data), classes), np.zeros(len(data), dtype=bool)
-    for held in (np.isin(np.arange(len(data)), order[first::5]) for first in range(5)):
-        rest, part = data.subset(~held), data.subset(held)
+    fifths, logits = assign_fifths(data.targets, seed), torch.empty(len(data), classes)
+    known = torch.zeros(len(data), dtype=torch.bool)
+    for held in console.progress([fifths == number for number in range(5)], label="cross-validating"):
+        rest, part = data.subset(~held.numpy()), data.subset(held.numpy())
         if len(rest.targets.unique()) > 1:
-            logits[torch.from_numpy(held)] = fit(rest)(part.features).float().cpu()
-            known |= held & np.isin(data.targets, rest.targets)
-    return logits[torch.from_numpy(known)], data.targets[torch.from_numpy(known)]
+            logits[held] = fit(rest)(part.features).float().cpu()
+            known[held] = torch.isin(part.targets, rest.targets)
+    return logits[known], data.targets[known]
 
 
 def _hold_out(features: FeatureSet, available: np.ndarray, fraction: float, seed: int) -> np.ndarray:

@@ -10,11 +10,12 @@ from typing import Any
 
 from frugalvit.report import svg_charts
 from frugalvit.report.run_record import RunRecord, to_data_uri
-from frugalvit.report.sections import table
+from frugalvit.report.sections import legend_of, table
 from frugalvit.runs import layout
 from frugalvit.utils.files import read_json
 
 _OPEN = 15  # classes; the others are folded
+_SQUARE = '<svg viewBox="0 0 1 1" width="12" height="12" aria-hidden="true"><path d="M0 0h1v1H0z" fill="{}"/></svg> '
 _MAX_PIXELS = 960  # of the longer side of a picture
 
 
@@ -32,12 +33,7 @@ def precision_recall(record: RunRecord) -> str:
         ]
         if series:
             charts += svg_charts.chart(svg_charts.Panel(kind, "precision", "recall", series, by_split=False))
-            names = "".join(
-                f'<li><svg viewBox="0 0 34 8" aria-hidden="true">{svg_charts.swatch(line.style, 34)}</svg>'
-                f"{escape(line.label)}</li>"
-                for line in series
-            )
-            legend = f'<ul class="legend">{names}</ul>'
+            legend = legend_of((line.style, line.label) for line in series)
     return f'{legend}<div class="charts">{charts}</div>' if charts else ""
 
 
@@ -46,19 +42,14 @@ def per_class(record: RunRecord) -> str:
     scores, colours = results.get("per_class") or {}, results.get("colours") or {}
     if not scores.get("rows"):
         return ""
-    marks = [_swatch(colours[str(row[0])]) if str(row[0]) in colours else "" for row in scores["rows"]]
+    names = [str(row[0]) for row in scores["rows"]]
+    marks = [_SQUARE.format(escape(colours[name])) if name in colours else "" for name in names]
     rows = [[f"{100 * cell:.1f} %" if isinstance(cell, float) else cell for cell in row] for row in scores["rows"]]
     first, rest = (
         table(scores["columns"], rows[part], marks=marks[part]) for part in (slice(_OPEN), slice(_OPEN, None))
     )
     more = f"<details><summary>{len(rows) - _OPEN} more classes</summary>{rest}</details>"
     return first + (more if len(rows) > _OPEN else "")
-
-
-def _swatch(colour: str) -> str:
-    """Draw a square of the colour that a class has in the pictures."""
-    square = f'<rect width="12" height="12" fill="{escape(colour)}"/>'
-    return f'<svg viewBox="0 0 12 12" width="12" height="12" aria-hidden="true">{square}</svg> '
 
 
 def best(record: RunRecord) -> str:

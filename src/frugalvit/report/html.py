@@ -121,7 +121,7 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
         ("best", "Best pictures", _each(records, dense_sections.best)),
         ("confusion", "Confusion", _each(records, sections.confusion), "Rows: true classes. Columns: predicted."),
         ("explorer", "Explorer", _explorer(_merge_lens(records)), _EXPLORER_LEAD),
-        ("details", "Details", "".join(sections.fold(*part) for part in details)),
+        ("details", "Details", "".join(sections.section(*part, folded=True) for part in details)),
     ]
     head = sections.unfinished(records) + sections.comparisons(compared)
     head += _each(records, verdict.verdict) if not compared else ""

@@ -105,7 +105,10 @@ def read_run(folder: Path, lens: dict[str, Any] | None = None) -> RunRecord:
     record.finished = summary is not None
     # A run that is not finished has its auto values in this file only.
     record.summary = {"auto": read_json(folder / layout.DECISIONS, list) or [], **(summary or {})}
-    _drop_trivial_top5(record)
+    classes = record.summary.get("classes") or record.summary.get("confusion") or ()
+    if 0 < len(classes) <= 5:  # top-5 of five classes or fewer is always 100
+        record.summary.pop("top5", None)
+        record.curves = {key: curve for key, curve in record.curves.items() if key[1] != "top5"}
     record.data = read_json(folder / layout.DATA, dict) or {}
     if (folder.resolve().parent.parent / layout.COMPARISON).is_file():
         record.setting_folder = folder.resolve().parent
@@ -113,14 +116,6 @@ def read_run(folder: Path, lens: dict[str, Any] | None = None) -> RunRecord:
     record.augmentations = to_data_uri(layout.AUGMENTATIONS, folder)
     record.lens = lens or read_json(folder / layout.LENS, dict)
     return record
-
-
-def _drop_trivial_top5(record: RunRecord) -> None:
-    """Remove top5 of five classes or fewer, which is always 100."""
-    classes = record.summary.get("classes") or record.summary.get("confusion") or ()
-    if 0 < len(classes) <= 5:
-        record.summary.pop("top5", None)
-        record.curves = {key: curve for key, curve in record.curves.items() if key[1] != "top5"}
 
 
 def _read_curves(path: Path) -> dict[tuple[str, str], Curve]:

@@ -31,19 +31,13 @@ _FIRST = ("task", "backbone", "data", "top1", "top5", "mean_per_class", "knn", "
 _MAIN = {*_FIRST[3:-1], "training_images top1", "scored_images", "seconds", "parameters", "health", "effective_rank"}
 
 
-def section(identity: str, title: str, body: str, lead: str = "") -> str:
+def section(identity: str, title: str, body: str, lead: str = "", *, folded: bool = False) -> str:
+    """Make a section, or a ``folded`` part of the details that opens on a click; empty without a body."""
     if not body:
         return ""
     lead = f'<p class="lead">{lead}</p>' if lead else ""
-    return f'<section id="{identity}"><h2>{title}</h2>{lead}{body}</section>'
-
-
-def fold(identity: str, title: str, body: str, lead: str = "") -> str:
-    """Make a part of the details that opens on a click."""
-    if not body:
-        return ""
-    lead = f'<p class="lead">{lead}</p>' if lead else ""
-    return f'<details id="{identity}"><summary>{title}</summary>{lead}{body}</details>'
+    outer, head = ("details", "summary") if folded else ("section", "h2")
+    return f'<{outer} id="{identity}"><{head}>{title}</{head}>{lead}{body}</{outer}>'
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", marks: Iterable[str] = ()) -> str:
@@ -69,11 +63,16 @@ def legend(records: list[RunRecord]) -> str:
     kinds = list(dict.fromkeys(record.kind() for record in records))
     if len(kinds) < 2:
         return ""
-    items = []
-    for style, kind in enumerate(kinds):
-        text = truncate_list([record.name for record in records if record.kind() == kind], 1)
-        swatch = f'<svg viewBox="0 0 34 8" aria-hidden="true">{svg_charts.swatch(style, 34)}</svg>'
-        items.append(f"<li>{swatch}{escape(text)}</li>")
+    names = {kind: [record.name for record in records if record.kind() == kind] for kind in kinds}
+    return legend_of((style, truncate_list(names[kind], 1)) for style, kind in enumerate(kinds))
+
+
+def legend_of(lines: Iterable[tuple[int, str]]) -> str:
+    """Make a legend of styles and names."""
+    items = (
+        f'<li><svg viewBox="0 0 34 8" aria-hidden="true">{svg_charts.swatch(style, 34)}</svg>{escape(name)}</li>'
+        for style, name in lines
+    )
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 

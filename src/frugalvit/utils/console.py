@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import operator
 import shlex
 import sys
 import time
@@ -142,7 +143,8 @@ def shell_quote(path: object) -> str:
 _live: Progress | None = None  # the live rows at the bottom of a terminal
 
 
-def _add_row(label: str, total: int | None) -> TaskID:
+def _live_rows() -> Progress:
+    """Return the live rows; they are started with the first."""
     global _live
     if _live is None:
         from rich.console import Console
@@ -150,32 +152,21 @@ def _add_row(label: str, total: int | None) -> TaskID:
 
         label_column = TextColumn("{task.description}", markup=False)
         details_column = TextColumn("{task.fields[details]}", markup=False)
-        progress = Progress(
+        rows = Progress(
             *(SpinnerColumn(), label_column, BarColumn(20), details_column, TimeElapsedColumn()),
             console=Console(stderr=True),
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        progress.start()
-        _live = progress
-    return _live.add_task(label, total=total, details="")
-
-
-def _remove_row(row: TaskID) -> None:
-    global _live
-    if _live is not None:
-        _live.remove_task(row)
-        if not _live.tasks:
-            progress, _live = _live, None
-            progress.stop()
+        rows.start()
+        _live = rows
+    return _live
 
 
 def progress(iterable: Iterable[T], total: int | None = None, label: str = "") -> Iterator[T]:
     """Yield the items and show a progress bar if they take longer than two seconds."""
-    if total is None and hasattr(iterable, "__len__"):
-        total = len(iterable)  # type: ignore[arg-type]
-    bar = ProgressBar(total, label)
+    bar = ProgressBar((operator.length_hint(iterable) or None) if total is None else total, label)
     try:
         for done, item in enumerate(iterable, 1):
             yield item
@@ -207,10 +198,10 @@ class ProgressBar:
             _write_line(f"{self.label} {percent}{self.details(done, now, text)}")
             return
         with contextlib.suppress(OSError, ValueError):  # the terminal was closed
+            rows = _live_rows()
             if self.row is None:
-                self.row = _add_row(self.label, self.total)
-            if _live is not None:
-                _live.update(self.row, completed=done, details=sanitize(self.details(done, now, text)))
+                self.row = rows.add_task(self.label, total=self.total, details="")
+            rows.update(self.row, completed=done, details=sanitize(self.details(done, now, text)))
 
     def details(self, done: int, now: float, text: str) -> str:
         rate = (done - self.start) / max(now - self.started, 1e-9)
@@ -221,10 +212,15 @@ class ProgressBar:
         return f"{done}/{self.total}{shown} · {left} left {text}".strip()
 
     def close(self) -> None:
-        if self.row is not None:
-            with contextlib.suppress(OSError, ValueError):
-                _remove_row(self.row)
-            self.row = None
+        global _live
+        if self.row is None or _live is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            _live.remove_task(self.row)
+            if not _live.tasks:
+                rows, _live = _live, None
+                rows.stop()
+        self.row = None
 
 
 def clock(seconds: float) -> str:

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
@@ -15,6 +15,7 @@ import pydantic
 from frugalvit.errors import UserError
 
 Read = TypeVar("Read", dict[str, Any], list[Any])
+PICTURES = (".png", ".svg", ".pdf")
 _PART = ".*.part"
 REPLACED = "old"
 """The name of a replaced folder until the new one is in its path."""
@@ -151,6 +152,15 @@ def make_folder(path: Path, hint: str = "Choose another folder with --out.") -> 
     except OSError as error:
         raise UserError(f"Cannot write to {path} ({error.strerror}). {hint}") from None
     return path
+
+
+def check_new_file(path: Path, endings: Sequence[str], option: str = "--out") -> None:
+    """Raise an error, before the work, if a file cannot be written to a path, or would replace one."""
+    if path.suffix.lower() not in endings:
+        raise UserError(f"{option} {path} must end with {' or '.join(endings)}.")
+    if path.exists():
+        raise UserError(f"{path} already exists: choose another name with {option}.")
+    make_folder(path.parent)
 
 
 class CannotLock(UserError):
