@@ -2,7 +2,7 @@
 
 _RUN = ("backbone", "img_size", "epochs", "batch", "lr", "seed", "out", "init", "resume", "device", "devices", "track")
 _TRAIN = (
-    *(*_RUN, "pretrained", "labels", "unlabelled", "balance", "split", "val_fraction"),
+    *(*_RUN, "pretrained", "target", "labels", "unlabelled", "balance", "split", "val_fraction"),
     *("localization.weight", "guide.model"),
 )
 _DENSE = (*_RUN, "steps", "pretrained", "evaluate_every")
