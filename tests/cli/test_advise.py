@@ -100,7 +100,7 @@ def test_unlabelled_images_without_a_trial(tmp_path: Path) -> None:
 
 def test_unbalanced_classes(tmp_path: Path) -> None:
     folder = write_images(tmp_path, 2, 4)
-    for number in range(40):
+    for number in range(100):
         shutil.copy(folder / "class_0" / "0.png", folder / "class_0" / f"copy_{number}.png")
     advice = advise(AdviseConfig(data=str(folder), trial=0, device="cpu"))
     assert any("--balance" in note for note in advice.notes)

@@ -2,13 +2,13 @@
 
 _RUN = ("backbone", "img_size", "epochs", "batch", "lr", "seed", "out", "init", "resume", "device", "devices", "track")
 _TRAIN = (
-    *(*_RUN, "pretrained", "target", "labels", "unlabelled", "balance", "split", "val_fraction"),
+    *(*_RUN, "pretrained", "labels", "unlabelled", "balance", "split", "val_fraction"),
     *("localization.weight", "guide.model"),
 )
 _DENSE = (*_RUN, "steps", "pretrained", "evaluate_every")
 
 SHOWN_OPTIONS: dict[str, tuple[str, ...]] = {
-    "train": (*_TRAIN, "recipe"),
+    "train": (*_TRAIN, "recipe", "target"),
     "pretrain": (
         *(*_RUN, "method", "recipe", "images", "label_source", "continue_from", "split"),
         *("matching.region_weight", "matching.prototypes"),
