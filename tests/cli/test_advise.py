@@ -100,10 +100,12 @@ def test_unlabelled_images_without_a_trial(tmp_path: Path) -> None:
 
 def test_unbalanced_classes(tmp_path: Path) -> None:
     folder = write_images(tmp_path, 2, 4)
-    for number in range(40):
+    for number in range(100):
         shutil.copy(folder / "class_0" / "0.png", folder / "class_0" / f"copy_{number}.png")
-    notes = advise(AdviseConfig(data=str(folder), trial=0, device="cpu")).notes
-    assert any("--balance" in note for note in notes)
+    advice = advise(AdviseConfig(data=str(folder), trial=0, device="cpu"))
+    assert any("--balance" in note for note in advice.notes)
+    chosen = {value["name"]: value["value"] for value in advice.data["proposals"][0]["decisions"]}
+    assert chosen["logit_adjustment"] == 1, "as train does"
 
 
 def test_the_timed_step_is_the_step_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:

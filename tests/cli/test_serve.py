@@ -19,6 +19,7 @@ from PIL import Image
 import frugalvit as fv
 from frugalvit.cli import serve as serving
 from frugalvit.config.train import ServeConfig
+from frugalvit.errors import UserError
 from helpers.tiny_runs import write_images
 
 uvicorn = pytest.importorskip("uvicorn", reason="pip install frugalvit[serve]")
@@ -156,6 +157,39 @@ def test_the_page_in_a_browser(browser: Any, address: tuple[str, int], run: Path
     browser.value(drop.format(base64.b64encode(b"no image").decode(), "text"))
     browser.wait_for("document.getElementById('state').textContent.startsWith('Refused: ')")
     assert browser.value("document.getElementById('answer').childElementCount") == 0
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        ({"value": 33.154}, "The answer is 33.15."),
+        ({"labels": ["cat", "pet"]}, "Labels above their thresholds: cat, pet."),
+        ({"labels": []}, "thresholds: none."),
+        ({}, "not calibrated"),
+        ({"set": [], "coverage": 0.9}, "No class is sure enough."),
+        ({"set": ["cat"], "coverage": 0.9}, "In 90 % of cases the right class is among: cat."),
+    ],
+)
+def test_every_kind_of_answer_is_drawn(facts: dict[str, Any], sentence: str) -> None:
+    map_ = {"shows": "similarity", "image": "data:,"}
+    found = {"set": None, "unlike_training": None, "coverage": None, "nearest": [], "map": map_} | facts
+    assert sentence in serving.draw_answer(found)
+
+
+def test_a_small_photo_has_a_large_map() -> None:
+    drawn = serving._draw_map(np.zeros((32, 64, 3), np.uint8), torch.rand(2, 4))
+    assert Image.open(io.BytesIO(base64.b64decode(drawn.partition(",")[2]))).size == (320, 160)
+
+
+def test_models_of_other_images_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "cells" / name).mkdir(parents=True)
+        for number in range(4):
+            np.save(tmp_path / "cells" / name / f"{number}.npy", np.full((16, 16, 5), number, np.float32))
+    options = {"backbone": "swin_nano", "img_size": 16, "steps": 1, "batch": 2, "device": "cpu", "report": False}
+    fv.train(str(tmp_path / "cells"), out=str(tmp_path / "run"), **options)
+    with pytest.raises(UserError, match="frugalvit predict"):
+        serving.make_app(ServeConfig(model=str(tmp_path / "run"), device="cpu"))
 
 
 def test_the_page_escapes_names_and_allows_only_its_scripts(run: Path) -> None:

@@ -133,7 +133,7 @@ def test_damaged_calibrations_are_errors(damage: str, backbone: Backbone, tmp_pa
         load_model(str(tmp_path))
 
 
-@pytest.mark.parametrize(("images", "text"), [(19, "19 held-out images are too few"), (30, "non-finite")])
+@pytest.mark.parametrize(("images", "text"), [(19, "at least 20 held-out images, not 19"), (30, "non-finite")])
 def test_reasons_not_to_calibrate(images: int, text: str) -> None:
     logits, labels = draw(images)
     assert text in str(calibrate(logits / (images - 30), labels, "val"))

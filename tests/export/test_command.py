@@ -119,6 +119,10 @@ def test_local_data_of_the_run_is_used(tmp_path: Path, photos: Path, capsys: pyt
     ready = fv.load(made(tmp_path, "resnet")[0])
     images, description = exporting.check_images(ready, None, str(photos))
     assert len(images) == 5 and description == f"5 images of {photos}"
+    files = sorted(photos.rglob("*.*"))
+    (tmp_path / "t.csv").write_text("\n".join(["path,age", *(f"{file},{row}" for row, file in enumerate(files))]))
+    table = f"{tmp_path / 't.csv'}:label=age"
+    assert exporting.check_images(ready, None, table)[1] == f"5 images of {table}"
     (tmp_path / "empty").mkdir()
     assert exporting.check_images(ready, None, str(tmp_path / "empty"))[1] == "5 images of noise"
     assert "checking the export on noise" in capsys.readouterr().err

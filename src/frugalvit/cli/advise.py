@@ -89,6 +89,10 @@ def advise(config: AdviseConfig) -> CommandResult:
         raise UserError(f"{source.location} has no training images.")
     inspected = inspect(source, decode="headers", duplicates=False).data
     facts = Facts(len(examples), len(source.classes or ()), builders.median_side(examples), device)
+    facts = replace(facts, target=source.target)
+    if examples.labels is not None:
+        counts = np.bincount(examples.labels, minlength=facts.classes)
+        facts = replace(facts, imbalance=float(counts.max() / max(1, counts.min())))
     annotations = find_annotation_kind(source.location, source.classes)
     if annotations is not None:
         facts = replace(facts, images=annotations.splits.get("train", facts.images), classes=0)
@@ -304,8 +308,8 @@ def _warnings(inspected: dict[str, Any], facts: Facts) -> list[str]:
     per_class = inspected["splits"].get("train", {}).get("per_class")
     if per_class and per_class["max"] >= 5 * max(1, per_class["min"]):
         notes.append(
-            f"Classes have between {per_class['min']} and {per_class['max']} training images: consider --balance, and "
-            "read the mean per class beside the accuracy."
+            f"Classes have between {per_class['min']} and {per_class['max']} training images. Read the mean per class "
+            "beside the accuracy. --logit-adjustment 1 or --balance helps rare classes."
         )
     if facts.images < FEW_IMAGES:
         notes.append(

@@ -8,7 +8,7 @@ _TRAIN = (
 _DENSE = (*_RUN, "steps", "pretrained", "evaluate_every")
 
 SHOWN_OPTIONS: dict[str, tuple[str, ...]] = {
-    "train": (*_TRAIN, "recipe"),
+    "train": (*_TRAIN, "recipe", "target"),
     "pretrain": (
         *(*_RUN, "method", "recipe", "images", "label_source", "continue_from", "split"),
         *("matching.region_weight", "matching.prototypes"),

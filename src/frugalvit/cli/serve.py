@@ -20,7 +20,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from frugalvit.backbones.weights.model_config import find_model_folder
 from frugalvit.config.train import ServeConfig
-from frugalvit.data.decode import decode, read_header
+from frugalvit.data.decode import PHOTO, decode, read_header
 from frugalvit.errors import UserError
 from frugalvit.export.inference_model import ReadyModel
 from frugalvit.features import Features
@@ -42,7 +42,8 @@ SECONDS = 30  # to send a photo
 _NEAREST = 6
 _SIDE = 320  # pixels of a picture on the page
 
-_LEAD = "Drop a photo here, or choose one. It stays on this machine: the model answers, and nothing is stored."
+_NEAREST_LEAD = '<p class="lead">The number is the similarity: 1 means that the network sees no difference.</p>'
+_LEAD = "Drop a photo here, or choose one. The model answers. The server does not store the photo."
 
 
 def serve(config: ServeConfig) -> CommandResult:
@@ -64,10 +65,12 @@ class Answerer:
     def __init__(self, config: ServeConfig) -> None:
         self.classifier, _ = load_classifier(config.model, config.device)
         self.model, self.coverage = ReadyModel(self.classifier).eval(), config.coverage
+        if self.model.pixels != PHOTO:
+            raise UserError(f"serve answers photos, but {config.model} reads other images. Use 'frugalvit predict'.")
         self.gallery, self.training = None, []
         if self.model.calibration is None:
             self.coverage = None
-            console.warning(f"{config.model} is not calibrated: do not read its numbers as probabilities")
+            console.warning(f"{config.model} is not calibrated: do not read its percentages as probabilities")
             return
         check_coverage(self.classifier, self.coverage)
         run = (find_model_folder(config.model) or Path(config.model)).parent
@@ -115,12 +118,14 @@ def _token_map(model: ReadyModel, images: Tensor, features: Features) -> tuple[T
         if (extra := len(attention) - size.numel()) > 0:
             return attention[0, extra:].view(size), "attention of the class token in the last block"
     similarity = cosines(features.grid, global_feature(features)[:, :, None, None])
-    return similarity.view(size), "similarity of each region with the photo's feature"
+    return similarity.view(size), "similarity of each region to the photo as a whole"
 
 
 def _draw_map(pixels: np.ndarray, weights: Tensor) -> str:
     """Draw numbers (h, w) as heat over pixels (H, W, 3)."""
-    photo = _shrink(pixels)
+    photo = _shrink(pixels)  # small models see small photos
+    larger = max(1.0, _SIDE / max(photo.shape[1:]))
+    photo = F.interpolate(photo[None], scale_factor=larger, mode="bilinear")[0]
     share = (weights - weights.min()) / (weights.max() - weights.min()).clamp_min(1e-12)
     colours = torch.tensor(list(palette.heat_bytes())).view(-1, 3) / 255
     heat = colours[(255 * share).round().long()].permute(2, 0, 1)[None]
@@ -196,18 +201,28 @@ def make_page(model: ReadyModel) -> str:
 
 def draw_answer(found: dict[str, Any]) -> str:
     """Draw an answer as HTML."""
-    bars = bar_table((guess["class"], guess["probability"], "") for guess in found["predictions"])
-    text = "The model is not calibrated: do not read these numbers as probabilities."
-    if found["set"] is not None:
-        names = ", ".join(found["set"]) or "none, because no class is sure enough. Ask a person"
-        text = f"In {found['coverage']:.0%} of cases the right class is among: {names}."
+    bars = bar_table((guess["class"], guess["probability"], "") for guess in found.get("predictions", ()))
     unlike = '<ul class="alarms" id="unlike"><li>This photo is unlike the training images: do not trust it.</li></ul>'
     unlike = unlike if found["unlike_training"] else ""
     seen = ({**image, "predicted": image["label"]} for image in found["nearest"] if image["image"] is not None)
     pictures = gallery(seen, "")
+    nearest = f'<section id="nearest"><h2>Nearest training images</h2>{_NEAREST_LEAD}{pictures}</section>'
     return (
-        f'<section id="verdict"><h2>Answer</h2>{bars}<p id="set">{escape(text)}</p>{unlike}</section>'
-        f'<section id="map"><h2>What it looks at</h2><p class="lead">Yellow: high {found["map"]["shows"]}.</p>'
-        f'<img src="{found["map"]["image"]}" alt="the photo with heat"></section>'
-        + (f'<section id="nearest"><h2>Nearest training images</h2>{pictures}</section>' if pictures else "")
+        f'<section id="verdict"><h2>Answer</h2>{bars}<p id="set">{escape(_conclude(found))}</p>{unlike}</section>'
+        f'<section id="map"><h2>What it looks at</h2><p class="lead">The {found["map"]["shows"]}; yellow is high.</p>'
+        f'<img src="{found["map"]["image"]}" alt="the photo with heat"></section>' + (nearest if pictures else "")
     )
+
+
+def _conclude(found: dict[str, Any]) -> str:
+    """Return the sentence below the bars: the number, the labels, or the set of classes."""
+    warning = "The model is not calibrated: do not read these percentages as probabilities."
+    if "value" in found:
+        return f"The answer is {found['value']:.4g}."
+    if "labels" in found:
+        return f"Labels above their thresholds: {', '.join(found['labels']) or 'none'}. {warning}"
+    if found["set"] is None:
+        return warning
+    if not found["set"]:
+        return "No class is sure enough. Ask a person."
+    return f"In {100 * found['coverage']:g} % of cases the right class is among: {', '.join(found['set'])}."

@@ -61,8 +61,8 @@ class Calibration(pydantic.BaseModel):
         return self.distance is not None and distance > self.distance
 
     def __str__(self) -> str:
-        where = f"{self.held_out}, {self.images:,} images: ECE {self.ece[0]:.1f} before, {self.ece[1]:.1f} after"
-        return f"temperature {self.temperature:.2f} ({where})"
+        error = f"calibration error (ECE) {self.ece[0]:.1f} points before, {self.ece[1]:.1f} after"
+        return f"calibrated on {self.images:,} images ({self.held_out}): temperature {self.temperature:.2f}; {error}"
 
 
 def calibrate(
@@ -73,7 +73,7 @@ def calibrate(
     gallery: features of training images (M, D); without ``pooled`` each is compared with the others
     """
     if len(labels) < FEWEST:
-        return f"not calibrated: {len(labels)} held-out images are too few, at least {FEWEST} are needed"
+        return f"not calibrated: it needs at least {FEWEST} held-out images, not {len(labels)}"
     if not bool(logits.isfinite().all()):
         return "not calibrated: the outputs are non-finite"
     temperature = fit_temperature(logits, labels)

@@ -19,6 +19,7 @@ from frugalvit.config.yaml import read_yaml
 from frugalvit.data import open_data, preprocessing
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.decode import PHOTO, PixelFormat, read_pixels
+from frugalvit.data.formats.csv import is_table
 from frugalvit.data.formats.registry import find_format
 from frugalvit.data.paths import local
 from frugalvit.engine.hardware import configure_cpu
@@ -111,7 +112,7 @@ def check_images(model: ReadyModel, images: str | None, run_data: str | None) ->
     """
     backbone = model.backbone
     data = images or run_data
-    if data and (images or local(data).exists()):
+    if data and (images or local(data).exists() or is_table(data)):
         try:
             pixels = model.transform(read_images(data, model.pixels))
         except UserError as error:

@@ -18,8 +18,8 @@ from frugalvit.visualization.model_views import spread_evenly
 
 MOST_SCORED = 1_000  # images; the 95 % interval of 90 % is then 4 points wide
 NOTE = (
-    "int8: {top1_int8:.1f} % right instead of {top1:.1f} % on {scored_images:,} images of {scored_on}; "
-    "{same_answers:.1f} % of the answers are the same"
+    "model_int8.onnx is right on {top1_int8:.1f} %, model.onnx on {top1:.1f} % of {scored_images:,} images of "
+    "{scored_on}; both give the same class for {same_answers:.1f} %"
 )
 
 
@@ -34,12 +34,12 @@ def write_int8(path: Path, model: ReadyModel, config: ExportConfig, data: str | 
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     if not model.backbone.num_classes or config.output == "features":
-        raise UserError(f"--int8 measures the accuracy of a classifier, but {config.model} exports features.")
+        raise UserError(f"--int8 needs a classifier, but {config.model} exports features. Remove --int8.")
     if (data := config.images or data) is None:
-        raise UserError("--int8 measures its loss on labelled images: pass a dataset with --images.")
+        raise UserError("--int8 measures the accuracy on labelled images: pass a dataset with --images.")
     target = load_target(model.model, class_names(model))
     if target.kind != "class":
-        raise UserError(f"--int8 measures the accuracy of a classifier, but {config.model} answers with {target.kind}.")
+        raise UserError(f"--int8 needs one class per image, {config.model} has --target {target.kind}. Remove --int8.")
     source, _, split, examples, numbers = open_scored(EvalConfig(model=config.model, data=data), target)
     if split == "all" and config.images is None:
         raise UserError(f"{data} has no held-out images for --int8: pass other labelled images with --images.")

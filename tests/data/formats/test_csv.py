@@ -127,11 +127,20 @@ def test_several_labels_and_numbers(tmp_path: Path) -> None:
         assert len(source.loose["train"]) == 1
         assert train.subset([1]).targets.tolist() == [[0, 1]]  # type: ignore[union-attr]
         assert train.fingerprint() != train.subset([0, 1, 2]).fingerprint(labels=False)
-    assert open_data(write_csv(tmp_path, cells), split="given").classes == ("cat | dog", "dog", "|")
+    source = open_data(write_csv(tmp_path, cells), split="given")
+    assert source.classes == ("cat | dog", "dog", "|") and "--target labels" in source.notes[0]
     numbers = write_csv(tmp_path, "path,age\n000.png,1.5\n001.png,-2e1\n002.png,0\n003.png,\n", "n.csv")
     source = open_data(f"{numbers}:label=age", split="given", target="number", loose=True)
     assert source.target == "number" and source.classes == ("age",) and len(source.loose["train"]) == 1
     assert source.splits["train"].targets.tolist() == [[1.5], [-20], [0]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("numbers", "noted"), [(12, True), (3, False)])
+def test_a_table_of_numbers_suggests_its_target(tmp_path: Path, numbers: int, noted: bool) -> None:
+    fill(tmp_path, {".": 12})
+    rows = [f"{image:03d}.png,{image % numbers}.5" for image in range(12)]
+    notes = open_data(write_csv(tmp_path, "\n".join(["path,label", *rows]))).notes
+    assert any("--target number" in note for note in notes) is noted
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,11 @@ def test_a_run_is_calibrated_on_val(run: Path, tmp_path: Path) -> None:
     assert (model.calibration.held_out, model.calibration.images, len(model.calibration.gallery)) == ("val", 30, 32)
     names = json.loads((run / "training_images.json").read_text())
     assert len(names) == 32 and all(Path(entry["file"]).parent.name == entry["label"] for entry in names)
-    assert summary["calibration"]["how"].startswith("temperature") and summary["calibration"]["before"]["bins"]
+    assert (
+        summary["calibration"]["how"].startswith("calibrated on 30 images") and summary["calibration"]["before"]["bins"]
+    )
     text = write_report([run], tmp_path / "page.html").read_text()
-    assert "Temperature" in text and "before" in text
+    assert "temperature" in text and "before" in text
     checkpoint = fv.load(run / "checkpoints" / "last.pt")
     assert checkpoint.calibration is None, "it belongs to the weights of the model folder"
 

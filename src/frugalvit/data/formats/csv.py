@@ -212,6 +212,8 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions, c
     classes = [column] if is_number else classes or class_list(name for row in rows for name in row.names)
     if labelled and not classes:
         raise UserError(f"{where}: all lists of labels are empty. Give some image a label.")
+    if labelled and options.target == "auto" and not several:
+        notes += _suggest_target(where, classes, sum(row.label is not None for row in rows))
     index = {label: i for i, label in enumerate(classes)}
     splits: dict[str, ImageDataset] = {}
     loose: dict[str, ImageDataset] = {}  # rows without a label
@@ -243,6 +245,15 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions, c
     return DatasetSplits(name, where, "table", tuple(classes) if labelled else None, splits, notes, loose)
 
 
+def _suggest_target(where: str, classes: list[str], images: int) -> list[str]:
+    """Return a note if the classes seem to be lists of labels, or numbers."""
+    if any("|" in name for name in classes):
+        return [f"{where}: a label with '|' counts as one class. --target labels reads several labels."]
+    if len(classes) > max(10, images / 2) and all(_as_number(name) is not None for name in classes):
+        return [f"{where}: each number counts as a class. --target number learns numbers."]
+    return []
+
+
 def _split_label(label: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
     """Split "cat|dog" into its labels; a single | means that the image has none of them."""
     if not isinstance(label, str):
@@ -251,13 +262,18 @@ def _split_label(label: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 
 def _read_number(row: Row, where: str) -> float:
-    try:
-        number = float(str(row.label))
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
+    if (number := _as_number(str(row.label))) is None:
         raise UserError(f"{where}, line {row.line}: --target number needs a number, got {row.label!r:.60}.")
     return number
+
+
+def _as_number(text: str) -> float | None:
+    """Return a finite number; None for other text."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def class_list(labels: Iterable[str | None]) -> list[str]:

@@ -91,13 +91,13 @@ def evaluate(config: EvalConfig) -> CommandResult:
             f"floor: {describe_floor(floor, scores['top1'])}",
             *(f"alarm: {alarm}" for alarm in summary["alarms"]),
         ]
-    how = "no temperature" if calibration is None else f"{before['error']:.1f} before {calibration}"
-    notes.append(f"confidence is {after['error']:.1f} points from accuracy (ECE); {how}")
+    how = "not calibrated" if calibration is None else f"{before['error']:.1f} without the temperature; {calibration}"
+    notes.append(f"confidence is {after['error']:.1f} points from accuracy (ECE), {how}")
     if config.coverage is not None and calibration is not None:
         summary["sets"] = _score_sets(probabilities, truth, config.coverage, calibration)
         notes.append(
-            "sets for {asked:g} %: the right class is inside for {inside:.1f} % of images; {classes:.2f} classes on "
-            "average, {empty:.1f} % are empty".format(**summary["sets"])
+            "sets for {asked:g} %: {inside:.1f} % hold the right class; a set has {classes:.2f} classes on average; "
+            "{empty:.1f} % of the sets are empty".format(**summary["sets"])
         )
     if calibration is not None and (distances := calibration.distances(inputs[0])):
         summary["unlike_training"] = 100 * sum(map(calibration.is_unlike, distances)) / len(distances)

@@ -45,8 +45,8 @@ def predict(config: PredictConfig) -> CommandResult:
         columns.append(f"{config.coverage:.0%} set")
         cells = [[*cell, ", ".join(row["set"]) or "none"] for cell, row in zip(cells, rows, strict=True)]
         if calibration.top1 > 100 * config.coverage:
-            sure = f"{calibration.top1:.1f} % of held-out images"
-            notes.append(f"the first answer alone is right on {sure}: some sets are empty")
+            often = f"the first class alone is right on {calibration.top1:.1f} % of held-out images"
+            notes.append(f"{often}, more than --coverage: sets may be empty. Choose a higher --coverage")
     if any(row["unlike_training"] for row in rows):
         columns.append("unlike training")
         cells = [[*cell, row["unlike_training"]] for cell, row in zip(cells, rows, strict=True)]
@@ -81,11 +81,11 @@ def check_coverage(model: Model, coverage: float | None, mirror: bool = False) -
     if coverage is None:
         return model.calibration
     if not 0 < coverage <= 0.99:
-        raise UserError(f"coverage = {coverage:g} is not above 0 and at most 0.99.")
+        raise UserError(f"--coverage {coverage:g} must be above 0 and at most 0.99. Write 0.9 for 90 %.")
     if model.calibration is None:
         raise UserError(
-            f"{model.name} is not calibrated, so --coverage {coverage:g} is impossible. Train with one class per image "
-            "and a val split or save a probe, and use the run or an exported folder at its own image size."
+            f"{model.name} is not calibrated, so --coverage {coverage:g} is impossible. Calibration needs one class "
+            "per image, 20 images in val (--val-fraction) or a saved probe, and the image size of the training."
         )
     if mirror:
         raise UserError("--coverage and --mirror cannot be combined: the sets were measured without mirror images.")
