@@ -25,7 +25,6 @@ from torch import Tensor
 
 from frugalvit.probing.knn import knn_accuracy
 from frugalvit.probing.logistic import LogisticRegression, search_strength
-from frugalvit.probing.metrics import rank_classes, top_k_accuracy
 
 
 def make_features(images: int, width: int, classes: int, noise: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -57,19 +56,11 @@ def logistic(train: Tensor, labels: Tensor, val: Tensor, answers: Tensor, device
 
     def ours() -> tuple[float, dict[float, float]]:
         problem = LogisticRegression(train.to(device), labels.to(device))
-        fits: list[Any] = []
-
-        def evaluate(strengths: list[float]) -> list[float]:
-            fits.append(problem.fit(strengths, fits[-1] if fits else None))
-            scores = fits[-1].scores(val.to(device))
-            return [top_k_accuracy(rank_classes(one, 1), answers.to(device)) for one in scores]
-
-        result = search_strength(evaluate)
-        for fit in fits:
-            for i, strength in enumerate(fit.strengths):
-                weight, bias = fit.weight[i].cpu(), fit.bias[i].cpu()
-                objectives.setdefault(strength, []).append(objective(train, labels, weight, bias, strength))
-        return result
+        strength, tried, fits = problem.search(val.to(device), answers.to(device), "accuracy")
+        for other, fit in fits.items():
+            weight, bias = fit.weight.cpu(), fit.bias.cpu()
+            objectives.setdefault(other, []).append(objective(train, labels, weight, bias, other))
+        return strength, tried
 
     def theirs(strengths: list[float]) -> list[float]:
         scores = []
@@ -148,7 +139,7 @@ def main() -> None:
         options.knn_images or options.images, options.width, options.classes, options.noise, 3
     )
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    LogisticRegression(train[:200].to(device), labels[:200].to(device)).fit([1.0])  # warm up
+    LogisticRegression(train[:200].to(device), labels[:200].to(device)).fit(1.0)  # warm up
     result = {
         "device": name,
         "threads": torch.get_num_threads(),
