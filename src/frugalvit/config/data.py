@@ -36,14 +36,10 @@ class AugmentConfig(Config):
         "bilinear", "filter of rotations, shears and translations; bicubic is timm's, and much slower on a CPU"
     )
     flip: Share = option(0.5, "probability of a horizontal flip")
-    operations: Whole | Auto = option(
-        "auto", "RandAugment operations per image; 0 turns it off; auto: 2, or 0 for short runs and tiny networks"
-    )
+    operations: Whole | Auto = option("auto", "RandAugment operations; 0: off; auto: 2, or 0 for short or tiny runs")
     operation_prob: Share = option(0.5, "probability that a drawn RandAugment operation is applied")
     magnitude: float = option(9.0, "RandAugment magnitude", ge=0, le=10)
-    magnitude_std: float = option(
-        0.5, "standard deviation of the magnitude; inf: uniform from 0 to the magnitude", ge=0, allow_inf_nan=True
-    )
+    magnitude_std: float = option(0.5, "deviation of the magnitude; inf: uniform from 0 up", ge=0, allow_inf_nan=True)
     jitter: Jitter = option((0.0, 0.0, 0.0, 0.0), "colour jitter: brightness, contrast, saturation, hue")
     jitter_prob: Share = option(0.8, "probability of colour jitter, if it is on")
     grayscale: Share = option(0.0, "probability of a grey image")
@@ -75,9 +71,7 @@ class CropsConfig(Config):
 
     global_crops: int = option(2, "number of global crops", ge=1)
     local_crops: int = option(8, "number of local crops; 0: global crops only", ge=0)
-    local_size: Count | tuple[Count, Count] | Auto = option(
-        "auto", "pixels of a local crop, or height,width; auto: the paper's ratio 96 : 224"
-    )
+    local_size: Count | tuple[Count, Count] | Auto = option("auto", "pixels of a local crop; auto: 96/224 of global")
     global_scale: Range | Auto = option("auto", "area of a global crop; auto: the paper's 0.4,1, up to 32 px 0.5,1")
     local_scale: Range | Auto = option("auto", "area of a local crop; auto: the paper's 0.05,0.4, up to 32 px 0.2,0.5")
     ratio: Span = option((3 / 4, 4 / 3), "aspect ratios of the crops, relative to that of their size in pixels")
@@ -89,9 +83,7 @@ class CropsConfig(Config):
     blur_first: Share = option(1.0, "probability of blur on the first global crop")
     blur_global: Share = option(0.1, "probability of blur on the other global crops")
     blur_local: Share = option(0.5, "probability of blur on a local crop")
-    blur_sigma: Span | Auto = option(
-        "auto", "sigma of the blur in pixels; auto: the paper's 0.1,2, up to 32 px 0.1,0.3"
-    )
+    blur_sigma: Span | Auto = option("auto", "sigma of the blur in px; auto: the paper's 0.1,2, up to 32 px 0.1,0.3")
     solarize: Share = option(0.2, "probability of solarizing the global crops after the first")
 
     @model_validator(mode="after")
@@ -143,9 +135,7 @@ class DataConfig(DataViewConfig):
     )
     duplicates: bool = option(True, "find files with the same content")
     seed: Seed = option(0, "seed of a val split made from train, and of the folds of --suspicious")
-    suspicious: str | None = option(
-        None, f"rank images by how unlikely their labels are for this model ({MODEL}), as a page and a table"
-    )
+    suspicious: str | None = option(None, f"rank images by how unlikely their labels are for this model ({MODEL})")
     out: str | None = option(None, "table of --suspicious (default: suspicious.csv)", short="-o", needs="suspicious")
     backbone: str | None = option(None, "architecture of a checkpoint without a configuration", needs="suspicious")
     img_size: Side | None = option(None, "input size in pixels (default: the model's)", needs="suspicious")
@@ -168,7 +158,5 @@ class PackConfig(DataViewConfig):
     seed: Seed = option(0, "seed of the shuffling, and of a val split made from train ('frugalvit train' uses 0)")
     shard_megabytes: float = option(256.0, "size of a shard", gt=0)
     shuffle: bool = option(True, "shuffle the classes, as streaming needs")
-    decoded: bool = option(
-        True, "also write the decoded training images, so that training on the shards starts at once"
-    )
+    decoded: bool = option(True, "also write the decoded training images: training on the shards then starts at once")
     img_size: int | Auto = option("auto", "input size of the decoded images; auto: as in train")

@@ -1,13 +1,22 @@
 """Options of label-free pre-training."""
 
-from typing import Annotated, Any, Literal, Self
-
-from pydantic import Field
+from typing import Any, Literal, Self
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.config.train import DrlocConfig, RunConfig
-from frugalvit.config.types import OBJECTIVES, Auto, Count, Labelling, Objectives, Positive, Rate, Share
+from frugalvit.config.types import (
+    OBJECTIVES,
+    Auto,
+    Count,
+    Labelling,
+    Objectives,
+    Positive,
+    Rate,
+    Several,
+    Share,
+    Strength,
+)
 from frugalvit.errors import UserError
 
 Centering = Literal["mean", "sinkhorn"]
@@ -16,17 +25,11 @@ Centering = Literal["mean", "sinkhorn"]
 class MatchingConfig(Config):
     """Heads, centers and temperatures of view and region matching (EsViT §2.2, DINO)."""
 
-    view_weight: Annotated[float, Field(ge=0)] | Auto = option(
-        "auto", "weight of the view-level loss L_V; auto: 0.5 with L_R, 1 without"
-    )
+    view_weight: Strength | Auto = option("auto", "weight of the view-level loss L_V; auto: 0.5 with L_R, 1 without")
     region_weight: float = option(0.5, "weight of the region-level loss L_R; 0 is DINO", ge=0)
     regions_from: float = option(0.0, "add L_R from this epoch on", ge=0)
-    prototypes: Annotated[int, Field(ge=2)] | Auto = option(
-        "auto", "K, size of the heads' output; auto: from the number of images"
-    )
-    hidden: Count | Auto = option(
-        "auto", "width of the heads; auto: four times the backbone's, at most the paper's 2,048"
-    )
+    prototypes: Several | Auto = option("auto", "K, size of the heads' output; auto: from the number of images")
+    hidden: Count | Auto = option("auto", "width of the heads; auto: four times the backbone's, at most 2,048 (paper)")
     bottleneck: int = option(256, "width before the prototypes", ge=1)
     norm_last: bool = option(True, "keep the norms of the prototypes at one")
     hold_last: float = option(1.0, "epochs in which the prototypes are frozen, at most a tenth of the run", ge=0)
@@ -41,9 +44,7 @@ class MatchingConfig(Config):
         "equally (SwAV, DINOv2)",
     )
     center_momentum: float = option(0.9, "EMA rate of the centers", ge=0, le=1)
-    koleo: float = option(
-        0.0, "weight of KoLeo, which moves each image away from its nearest neighbour (DINOv2: 0.1); 0: off", ge=0
-    )
+    koleo: float = option(0.0, "weight of KoLeo: images move away from the nearest other (DINOv2: 0.1)", ge=0)
     chunked: bool | Auto = option("auto", "compute the logits in chunks to save memory; auto: for many prototypes")
 
     def weights(self) -> tuple[float, float]:
@@ -64,9 +65,7 @@ class LabelFreeConfig(RunConfig):
     """What pre-training and distillation share: images without labels, and how features are judged."""
 
     images: Literal["train", "train+val", "all"] = option("train", "splits to train on; labels are not used")
-    label_source: Labelling = option(
-        "auto", "labels for the k-NN metric; folders: folder names are classes; ignore: none"
-    )
+    label_source: Labelling = option("auto", "labels for k-NN; folders: folder names are classes; ignore: none")
     drop_path: Rate | Auto = option("auto", "stochastic depth of the student; auto: the model's own")
     weight_decay_end: float = option(0.4, "weight decay at the end; it rises by a cosine", ge=0)
     health: HealthConfig = option(default_factory=HealthConfig)

@@ -74,9 +74,7 @@ class EvalConfig(FrozenModelConfig):
     data: str = option(help=DATA, positional=True)
     root: str | None = option(None, ROOT)
     classes: str | None = option(None, "file with the classes to use, one name per line")
-    split: Literal["auto", "all", "train", "val", "test"] = option(
-        "auto", "split to score; auto: test, else val, else all"
-    )
+    split: Literal["auto", "all", "train", "val", "test"] = option("auto", "split to score; auto: test, val or all")
     mirror: bool = option(False, MIRROR)
     coverage: float | None = option(None, COVERAGE)
     out: str | None = option(None, "CSV file for the prediction of every image", short="-o")
@@ -97,9 +95,7 @@ class ProbeConfig(FeaturesConfig):
     root: str | None = option(None, ROOT)
     target: Literal["auto", "class", "labels"] = option("auto", TARGET_OF_PROBE)
     labels: LabelPart = option(1.0, f"{LABEL_PART}, val included")
-    save: str | None = option(
-        None, "save the classifier as a run in this new folder, for predict, eval, export and report"
-    )
+    save: str | None = option(None, "new folder: save the classifier as a run for predict, eval, export and report")
 
     @pydantic.model_validator(mode="before")
     @classmethod

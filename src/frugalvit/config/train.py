@@ -34,6 +34,7 @@ from frugalvit.config.types import (
     Precision,
     Rate,
     Seed,
+    Several,
     Side,
     Splitting,
     Strength,
@@ -58,9 +59,7 @@ class OptimizerConfig(Config):
     cosine_from_start: bool = option(False, "start the cosine at the first step instead of after the warm-up")
     min_lr: float = option(0.005, "final learning rate as a share of the highest", ge=0, le=1)
     clip: float = option(5.0, "gradient norm limit; 0 for none", ge=0)
-    clip_per: Literal["global", "tensor"] = option(
-        "global", "clip by one norm over all gradients, or by one per tensor"
-    )
+    clip_per: Literal["global", "tensor"] = option("global", "clip by one norm over all gradients, or by tensor")
     layer_decay: Annotated[float, pydantic.Field(gt=0, le=1)] | Auto = option(
         1.0, "learning-rate factor from each block to the one before it; auto: 0.75"
     )
@@ -89,13 +88,9 @@ class RunConfig(Config):
     accumulate: int = option(1, "split each step's batch into this many parts", ge=1)
     lr: Positive | Auto = option("auto", "highest learning rate; auto scales with the batch")
     seed: Seed = option(0, "seed of all random numbers; a val split made from train always uses 0")
-    out: str | None = option(
-        None, "run folder (default: runs/DATE_BACKBONE_DATA or runs/DATE_COMMAND_DATA)", short="-o"
-    )
+    out: str | None = option(None, "run folder (default: runs/DATE_BACKBONE_DATA, runs/DATE_COMMAND_DATA)", short="-o")
     init: str | None = option(None, "start from the weights of a run, a checkpoint, an exported folder or NAME.TAG")
-    resume: str | None = option(
-        None, "resume this run exactly (pass DATA only if it has moved); auto: resume the run in --out, or start it"
-    )
+    resume: str | None = option(None, "resume this run (DATA only if it has moved); auto: that in --out, or start it")
     device: Device = option("auto", "device to compute on")
     devices: int = option(1, "processes per machine, one per device", ge=1)
     nodes: int = option(1, "machines", ge=1)
@@ -108,9 +103,7 @@ class RunConfig(Config):
     compile: bool | Literal["auto", "graphs"] = option(
         "auto", "torch.compile; graphs: replay as CUDA graphs (one GPU); auto: for long runs on a GPU"
     )
-    deterministic: bool = option(
-        False, "the same bits in every run on the same GPU for every network, not only for Swins; slower attention"
-    )
+    deterministic: bool = option(False, "equal bits in every run on one GPU for every network, not only Swins; slower")
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")
     split: Splitting = option(
@@ -125,12 +118,8 @@ class RunConfig(Config):
     val_fraction: float = option(0.1, VAL_FRACTION, gt=0, lt=1)
     log_every: int = option(10, "steps between two lines of metrics", ge=1)
     save_every: int = option(0, "steps between two checkpoints; 0: by epochs and minutes", ge=0)
-    track: list[Literal["wandb", "mlflow", "trackio"]] = option(
-        [], "log to these services too; TensorBoard files are always written"
-    )
-    plugin: list[str] = option(
-        default_factory=list, help="Python files or modules to import first, which runs their code"
-    )
+    track: list[Literal["wandb", "mlflow", "trackio"]] = option([], "log to these services, besides TensorBoard files")
+    plugin: list[str] = option(default_factory=list, help="Python files or modules to import first; their code runs")
     report: bool = option(True, "write report.html at the end")
     optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)
     cache: CacheConfig = option(default_factory=CacheConfig)
@@ -305,23 +294,17 @@ def _is_own_pretraining(init: str) -> bool:
     return False
 
 
-GridSize = Annotated[int, pydantic.Field(ge=2)]
-
-
 class DrlocConfig(Config):
     """Drloc, the dense relative localization loss."""
 
     weight: Strength = option(0.0, "λ, the weight of the loss; 0 turns it off")
     variant: Literal["l1", "signed", "ce", "reg"] = option("l1", "Eq. 2, Eq. 3, Eq. 5 or Eq. 6 of the paper")
-    form: Literal["paper", "released"] = option(
-        "paper", "targets divided by k as in the paper, or as in the released code"
-    )
+    form: Literal["paper", "released"] = option("paper", "targets divided by k as in the paper, or as in its code")
     pairs: Count | Literal["all"] = option(64, "m, token pairs drawn per image; all: every ordered pair")
     hidden: Count | Auto = option("auto", "width of the head; auto: the paper's 512, less for small models")
-    grid_size: GridSize | None = option(7, "pool a finer grid to this many cells a side; none: no pooling")
+    grid_size: Several | None = option(7, "pool a finer grid to this many cells a side; none: no pooling")
     signed: bool = option(
-        False,
-        "with --localization.form released and ce or reg: 2k - 1 classes of signed offsets, not k of absolute ones",
+        False, "with form released and ce or reg: 2k - 1 classes of signed offsets, not k of absolute ones"
     )
 
     def head_width(self, dim: int) -> int:
@@ -345,7 +328,7 @@ class LocalizationConfig(DrlocConfig):
     variant: Literal["auto", "l1", "signed", "ce", "reg", "dense"] = option(  # type: ignore[assignment]
         "auto", "Eq. 2, 3, 5 or 6, or Eq. 7 (dense: all blocks); auto: Eq. 5 for large Swins from scratch, else Eq. 2"
     )
-    grid_size: GridSize | Auto | None = option(  # type: ignore[assignment]
+    grid_size: Several | Auto | None = option(  # type: ignore[assignment]
         "auto", "pool a finer grid to this many cells a side; none: no pooling; auto: 7, or none for dense"
     )
     schedule: Literal["constant", "ramp"] = option("constant", "λ constant (paper), or a rise and fall (released code)")
@@ -391,9 +374,7 @@ class TrainConfig(LabelledRunConfig):
         "τ: the loss adds τ·log(share of the class) to the logits, so that rare classes count; auto: 1 if the "
         "largest class has 20 times the images of the smallest, else 0",
     )
-    freeze: Whole | Auto = option(
-        0, "freeze the embedding and the first N blocks; auto: half of the blocks on a CPU, else none"
-    )
+    freeze: Whole | Auto = option(0, "freeze the embedding and the first N blocks; auto: half of them on a CPU, else 0")
     lora: Whole = option(0, "train only a change of this rank of each matrix (LoRA), and the classifier; 0: everything")
     classifier: Literal["auto", "random", "logistic"] = option(
         "auto", "first classifier; logistic: fitted on the frozen features; auto: logistic for published weights"

@@ -46,6 +46,7 @@ Positive = Annotated[float, Field(gt=0)]
 Strength = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
+Several = Annotated[int, Field(ge=2)]
 SEEDS = 2**63  # torch's limit
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 Side = Annotated[int, Field(ge=1, le=8192)]  # a larger image would fill the memory
