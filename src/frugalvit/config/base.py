@@ -195,14 +195,10 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     literals = [e.get("ctx", {}).get("expected", "") for e in errors if e["type"] == "literal_error"]
     choices = [choice for literal in literals for choice in re.findall(r"'([^']*)'", literal)]
     value = first.get("input")
-    return f"{name} = {_format_value(value)}: {reason}.{did_you_mean(str(value), choices) if choices else ''}"
-
-
-def _format_value(value: object) -> str:
-    """Format a value for a message: its text if short, else its type."""
     text = repr(value)
     is_readable = len(text) < 200 and "\n" not in text and " object at 0x" not in text
-    return text if is_readable else f"a {type(value).__name__}"
+    text = text if is_readable else f"a {type(value).__name__}"
+    return f"{name} = {text}: {reason}.{did_you_mean(str(value), choices) if choices else ''}"
 
 
 _TYPES = {

@@ -84,10 +84,7 @@ class CompareConfig(Compared, TrainConfig):
 
 
 class PretrainCompareConfig(Compared, PretrainConfig):
-    """Pre-trainings under several objectives and backbones over several seeds, scored by frozen probes.
-
-    By default L_V + L_R against L_V.
-    """
+    """Pre-trainings under several settings and seeds, scored by frozen probes; by default L_V + L_R against L_V."""
 
     metric: str = option("knn", "metric to compare: knn, linear, logistic, match_accuracy, match_error_px, …")
     backbones: list[str] = option([], "networks: every setting runs with each of them; the last one is the baseline's")

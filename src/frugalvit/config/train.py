@@ -201,10 +201,7 @@ class RunConfig(Config):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _resolve_auto_resume(cls, values: Any) -> Any:
-        """Resolve ``--resume auto``, for job queues that repeat the same command.
-
-        This happens before any rank writes, so that all ranks agree.
-        """
+        """Resolve ``--resume auto``, for queues that repeat a command; before any rank writes, so that all agree."""
         if not isinstance(values, dict) or values.get("resume") != "auto":
             return values
         if not values.get("out"):
@@ -277,10 +274,7 @@ _URL = re.compile(r"\w{2,}:")  # "hf:…", "https://…"; a single letter is a W
 
 
 def _is_own_pretraining(init: str) -> bool:
-    """True if the weights come from ``frugalvit pretrain``, judged by the nearest config file.
-
-    ``init`` is a run, its model folder, one of its checkpoints, or an exported folder.
-    """
+    """True if the weights come from ``frugalvit pretrain``, judged by the config file nearest to the path."""
     path = expand_home(init).resolve()
     for folder in (path, *path.parents[:2]):
         try:

@@ -36,7 +36,7 @@ from frugalvit.engine import distributed
 from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device, use_deterministic_algorithms
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
-from frugalvit.experiment.load_model import find_init
+from frugalvit.experiment.load_model import eval_transform, find_init
 from frugalvit.experiment.resolve import PAIR, AutoValue, AutoValues
 from frugalvit.objectives import RelativeLocalization
 from frugalvit.runs import layout
@@ -92,10 +92,7 @@ def make_fabric(config: RunConfig) -> Fabric:
 
 
 def open_run(config: RunConfig, fabric: Fabric, *words: str, files: Sequence[str] = layout.RUN_FILES) -> RunFolder:
-    """Open the folder of the run to resume, or of a new run named after ``words``. Rank 0 writes.
-
-    files: what the run will write
-    """
+    """Open the run to resume, or a new run named after ``words`` that will write ``files``. Rank 0 writes."""
     if config.resume:
         folder = Path(config.resume)
     else:
@@ -128,8 +125,8 @@ def write_run_metadata(
     examples: ImageDataset,
     classes: tuple[str, ...],
     backbone: Backbone,
-    truth: str | None = None,
-    evaluation: Mapping[str, ImageDataset] | None = None,
+    truth: str | None,
+    evaluation: Mapping[str, ImageDataset],
 ) -> None:
     """Write config.yaml, data.json and decisions.json. A resumed run reads them and reports what changed.
 
@@ -138,23 +135,22 @@ def write_run_metadata(
     """
     if run.writer:
         run.trackers = make_trackers(config.track, run.folder, config.model_dump(mode="json"))
+    batch = config.requested("batch", config.batch)  # as typed
     facts: dict[str, Any] = {
         "images": len(examples),
         "classes": list(classes),
         "network": backbone.architecture_kwargs(),
+        "batch": int(batch) if str(batch).isdigit() else batch,
+        "content": examples.fingerprint(times=False),  # without times: data is often copied before a resume
+        "processes": math.prod(distributed.devices_and_nodes(config.devices, config.nodes)),
+        "threads": torch.get_num_threads(),
+        "evaluation": {
+            split: {"files": len(files), "content": files.fingerprint(times=False)}
+            for split, files in evaluation.items()
+        },
+        **examples.run_facts(),
+        **({} if truth is None else {"truth": truth}),
     }
-    batch = config.requested("batch", config.batch)  # as typed
-    facts["batch"] = int(batch) if str(batch).isdigit() else batch
-    facts["content"] = examples.fingerprint(times=False)  # without times: data is often copied before a resume
-    facts["processes"] = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
-    facts["threads"] = torch.get_num_threads()
-    facts["evaluation"] = {
-        split: {"files": len(files), "content": files.fingerprint(times=False)}
-        for split, files in (evaluation or {}).items()
-    }
-    facts |= examples.run_facts()
-    if truth is not None:
-        facts["truth"] = truth
     if not config.resume or not run.path(layout.DATA).exists():
         if run.writer and not config.resume:
             run.path(layout.CONFIG).unlink(missing_ok=True)  # of a run that failed before its first step
@@ -231,10 +227,7 @@ def open_source(
 
 
 def check_enough_images(config: RunConfig, examples: ImageDataset, group: int = 1) -> None:
-    """Raise if some process would get no images in a step. ``check_resumed_batch_size`` checks a resumed run.
-
-    group: images that must be on the same process
-    """
+    """Raise if a process would get no images in a step; ``group`` of them must be on the same process."""
     world = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
     if config.resume or examples.streaming is not None or world == 1 or len(examples) >= group * world:
         return
@@ -246,22 +239,19 @@ def check_enough_images(config: RunConfig, examples: ImageDataset, group: int = 
 
 
 def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: Any) -> Backbone:
-    """Build the backbone with its initial weights.
+    """Build the backbone with its initial weights, and log what was loaded.
 
     classes: names of the classes, or their number; a classifier of --init that names its classes is loaded only if
              they are the same
     """
+    size, drop_path = config.img_size, getattr(config, "drop_path", "auto")
+    keywords |= {} if drop_path in ("auto", "paper") else {"drop_path": drop_path}
     backbone = create_backbone(
         config.backbone,
-        img_size=224 if config.img_size == "auto" else config.img_size,
+        img_size=224 if size == "auto" else size,
         num_classes=classes if isinstance(classes, int) else len(classes),
         **network_keywords(config) | keywords,
     )
-    return load_initial_weights(backbone, config, () if isinstance(classes, int) else classes)
-
-
-def load_initial_weights(backbone: Backbone, config: RunConfig, classes: Sequence[str] = ()) -> Backbone:
-    """Load the weights of --init into a new backbone, and log what was loaded."""
     for note in backbone.notes:
         console.info(note)
     sources = config.weight_sources()
@@ -269,7 +259,7 @@ def load_initial_weights(backbone: Backbone, config: RunConfig, classes: Sequenc
         flag = "--pretrained" if "--pretrained" in sources else f"--init {config.backbone}"
         console.info_once(f"{config.backbone}: this run starts from random weights; {flag} takes the published ones")
     if config.init and needs_initial_weights(config):
-        _load_init(backbone, config.init, classes)
+        _load_init(backbone, config.init, () if isinstance(classes, int) else classes)
     if config.checkpoint_activations:
         backbone.model.set_grad_checkpointing(True)  # type: ignore[operator]
     return backbone
@@ -307,9 +297,7 @@ def check_resumed_batch_size(config: ResolvedRunConfig, plan: TrainPlan, run: Ru
 
 def eval_set(examples: ImageDataset, backbone: Backbone, config: ResolvedRunConfig, fabric: Fabric) -> EvalSet:
     """Prepare images for evaluation: resize and center crop."""
-    transform = EvalTransform(
-        backbone.img_size, backbone.mean, backbone.std, pixel_type=backbone.pixel_type, **backbone.eval_crop
-    )
+    transform = eval_transform(backbone)
     store = get_image_store(examples, backbone.img_size, config, fabric.device, fabric, transform.crop)
     return EvalSet(store, transform, max(64, config.batch) if fabric.device.type == "cuda" else min(config.batch, 64))
 
@@ -395,39 +383,24 @@ def get_image_store(
     fabric: its ranks call this together and must get the same images
     crop:   evaluation's crop; without it the images are for training
     """
-    key = (examples.fingerprint(), examples.pixels, img_size, str(device), config.cache.model_dump_json(), crop)
-    return stores.get(key, lambda: _build_store(examples, img_size, config, device, fabric, crop))
+    cache = config.cache
 
-
-def _build_store(
-    examples: ImageDataset,
-    img_size: tuple[int, int],
-    config: RunConfig,
-    device: torch.device,
-    fabric: Fabric | None,
-    crop: CenterCrop | None,
-) -> ImageStore:
     def agree(location: Location) -> Location:
         """Return the slowest location that any rank needs, so that all ranks use the same."""
         if fabric is None:
             return location
         return CACHE_LOCATIONS[distributed.all_reduce_max(fabric, CACHE_LOCATIONS.index(location))]
 
-    store = build_store(
-        examples,
-        img_size,
-        device=device,
-        where=config.cache.location,
-        stored=config.cache.size,
-        cache_dir=config.cache.folder,
-        max_bad=config.cache.max_bad,
-        workers=config.workers,
-        agree=agree,
-        crop=crop,
-    )
-    if fabric is not None:
-        check_same_images(fabric, store.readable, len(examples), config)
-    return store
+    def build() -> ImageStore:
+        where = {"where": cache.location, "stored": cache.size, "cache_dir": cache.folder, "max_bad": cache.max_bad}
+        others = {"device": device, "workers": config.workers, "agree": agree, "crop": crop}
+        store = build_store(examples, img_size, **where, **others)
+        if fabric is not None:
+            check_same_images(fabric, store.readable, len(examples), config)
+        return store
+
+    key = (examples.fingerprint(), examples.pixels, img_size, str(device), cache.model_dump_json(), crop)
+    return stores.get(key, build)
 
 
 def check_same_images(fabric: Fabric, readable: int, total: int, config: RunConfig) -> None:

@@ -4,8 +4,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone
@@ -40,13 +41,6 @@ C = TypeVar("C", bound=RunConfig)
 R = TypeVar("R", bound=ResolvedRunConfig)
 
 
-class OpenedData(Protocol):
-    """What every kind of data tells the run."""
-
-    name: str
-    notes: list[str]
-
-
 class Experiment(ABC, Generic[C, R]):
     """A training command; subclasses define the abstract methods. ``run`` calls, in this order:
 
@@ -79,8 +73,8 @@ class Experiment(ABC, Generic[C, R]):
     # -- the steps of a command
 
     @abstractmethod
-    def open_data(self, fabric: Fabric | None) -> OpenedData:
-        """Open the data of ``self.options``; raise if training on it is impossible."""
+    def open_data(self, fabric: Fabric | None) -> Any:
+        """Open the data of ``self.options`` (with ``name`` and ``notes``); raise if training on it is impossible."""
 
     @abstractmethod
     def facts(self) -> Facts:
@@ -95,7 +89,7 @@ class Experiment(ABC, Generic[C, R]):
 
     @abstractmethod
     def build_backbone(self, options: C) -> Backbone:
-        """Seed the random numbers, and build the backbone with its initial weights."""
+        """Build the backbone with its initial weights."""
 
     @abstractmethod
     def resolve_values(self, options: C, facts: Facts) -> R:
@@ -146,6 +140,8 @@ class Experiment(ABC, Generic[C, R]):
     def run(self) -> CommandResult:
         """Run the command in a new folder, or resume a run. Show the result of a finished run."""
         requested = self.options
+        if not (requested.data or requested.resume or getattr(requested, "continue_from", None)):
+            raise UserError(f"There is no data to train on. Pass a folder of images: 'frugalvit {self.command} DATA'.")
         check_trackers(requested.track)
         load_plugins(requested.plugin)
         if requested.resume:
@@ -201,6 +197,7 @@ class Experiment(ABC, Generic[C, R]):
         record_recipe(self.options, self.auto_values)
         options = adopt_init_architecture(self.options, self.auto_values, with_size=self.init_sets_size)
         options = self.resolve_input(options, facts)
+        torch.manual_seed(options.seed)
         self.backbone = self.build_backbone(options)
         self.config = self.resolve_values(options, add_backbone_facts(facts, self.backbone))
         self.plan = self.build_plan()
@@ -231,10 +228,7 @@ class Experiment(ABC, Generic[C, R]):
         return fit(self.task, self.plan, self.run_folder, self.fabric)
 
     def load_best(self, outcome: dict[str, Any], weights: str) -> bool:
-        """Load the best weights into the task; False if the last ones are exported, or if there are no others.
-
-        weights: "best" or "last"; the best ones also replace last weights with non-finite outputs
-        """
+        """Load the best weights, also if the last have non-finite outputs; False if the last or no weights are best."""
         if weights == "last" and not outcome["broken"]:
             return False
         # Rank 0 wrote the file; other ranks may not see it yet.
@@ -270,7 +264,7 @@ class Experiment(ABC, Generic[C, R]):
         console.warning(f"{stop}: saved; resume with '{command}'")
         return CommandResult({"run": str(folder), "stopped": str(stop), "resume": command, "exit": 3})
 
-    def _open_data(self, requested: RunConfig, fabric: Fabric | None) -> OpenedData:
+    def _open_data(self, requested: RunConfig, fabric: Fabric | None) -> Any:
         try:
             return self.open_data(fabric)
         except UserError as error:

@@ -94,7 +94,13 @@ def load_model(
                 meta.pop("calibration", None)  # it was measured at the other size
         name = source if by_name else path.resolve().name
         if checkpoint is not None:
-            load_weights(backbone, _checkpoint_weights(checkpoint), strict=True)
+            state, fault = read_state(checkpoint)
+            if state is None:
+                advice = "Pass another checkpoint of the run, or the run itself"
+                raise UserError(f"{checkpoint} is damaged ({fault}). {advice}.")
+            prefix = "pyramid.backbone."  # of a detector or segmenter
+            dense = {name.partition(prefix)[2]: value for name, value in state["task"].items() if prefix in name}
+            load_weights(backbone, {"task": dense} if dense else checkpoint, strict=True)
             name, meta = f"{name}-{checkpoint.stem}", without_scores(meta) | {"checkpoint": True}
     elif path.is_file():
         backbone, meta = _load_file(path, source if by_name else architecture, img_size)
@@ -115,27 +121,18 @@ def load_model(
         name = source
     classes = meta.get("classes")
     calibration = read_calibration(folder or path, meta.get("calibration"), backbone.pooled_dim)
-    transform = EvalTransform(
-        backbone.img_size, backbone.mean, backbone.std, pixel_type=backbone.pixel_type, **backbone.eval_crop
-    )
-    return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta, calibration)
+    classes, transform = tuple(classes) if classes else None, eval_transform(backbone)
+    return Model(backbone.to(device).eval(), transform, classes, name, meta, calibration)
 
 
-def _checkpoint_weights(checkpoint: Path) -> Path | Mapping[str, Any]:
-    """Return a run's checkpoint for ``load_weights``: the file, or a detector's backbone weights."""
-    state, fault = read_state(checkpoint)
-    if state is None:
-        raise UserError(f"{checkpoint} is damaged ({fault}). Pass another checkpoint of the run, or the run itself.")
-    prefix = "pyramid.backbone."
-    tensors = {name.partition(prefix)[2]: tensor for name, tensor in state["task"].items() if prefix in name}
-    return {"task": tensors} if tensors else checkpoint
+def eval_transform(backbone: Backbone) -> EvalTransform:
+    """Return the preprocessing of a backbone: resize, center crop, normalize."""
+    pixels, crop = backbone.pixel_type, backbone.eval_crop
+    return EvalTransform(backbone.img_size, backbone.mean, backbone.std, pixel_type=pixels, **crop)
 
 
 def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = True) -> C:
-    """Take the architecture options that the user did not set from the folder of --init.
-
-    with_size: take the input size too
-    """
+    """Take the architecture (``with_size``: and input size) that the user did not set from the folder of --init."""
     if not config.init or config.resume:
         return config
     path = find_init(config.init)

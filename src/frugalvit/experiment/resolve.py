@@ -92,9 +92,8 @@ def resolve_input(config: C, facts: Facts, auto: AutoValues) -> C:
     classifies = isinstance(config, TrainConfig) or getattr(config, "method", "") == "instances"
     rule = defaults.classifier_backbone if classifies else defaults.papers_backbone
     pretrained = isinstance(config, TrainConfig) and config.pretrained
-    backbone = auto.choose(
-        "backbone", config.backbone, *(defaults.published_backbone if pretrained else rule)(facts.device)
-    )
+    choice = (defaults.published_backbone if pretrained else rule)(facts.device)
+    backbone = auto.choose("backbone", config.backbone, *choice)
     if isinstance(config, TrainConfig) and config.drop_path == "paper":
         family = describe_model(backbone).family
         rate = defaults.AUTHORS_DROP_PATHS.get(family, "auto")
@@ -121,7 +120,12 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     facts = replace(facts, images=defaults.images_per_epoch(labelled, facts.unlabelled, ratio))
     batch = resolve_batch_size(config, labelled, defaults.supervised_batch(facts), auto, group=PAIR)
     if facts.unlabelled:
-        ratio = _resolve_ratio(config, batch, facts.unlabelled, auto)
+        ratio = auto.choose("semi.ratio", semi.ratio, *defaults.unlabelled_ratio(batch, facts.unlabelled))
+        if ratio * batch > facts.unlabelled:
+            raise UserError(
+                f"A step needs {ratio * batch} unlabelled images (--semi.ratio {ratio} times --batch {batch}), but "
+                f"there are {facts.unlabelled:,}. Use a smaller --batch, or leave --unlabelled out."
+            )
         facts = replace(facts, images=defaults.images_per_epoch(labelled, facts.unlabelled, ratio))
     fitted = facts.fits_classifier
     if fitted:
@@ -171,7 +175,7 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     elif facts.target != "class":
         auto.choose("mixing.smoothing", config.mixing.smoothing, 0.0, "smoothing is for one class per image")
     elif is_short:
-        auto.choose("mixing.smoothing", config.mixing.smoothing, *defaults.finetuning_smoothing())
+        auto.choose("mixing.smoothing", config.mixing.smoothing, *defaults.FINETUNING_SMOOTHING)
     auto.choose("weights", config.weights, *defaults.exported_weights(facts))
     every = defaults.evaluation_interval(steps, per_epoch, seen, facts.eval_images)
     auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
@@ -197,17 +201,6 @@ def _resolve_augmentation(
     crop = default_crop(side)
     reason = "shifts of the full image, because it is small" if crop == "padded" else "random crops, as in the papers"
     auto.choose("augment.crop", config.augment.crop, crop, reason)
-
-
-def _resolve_ratio(config: TrainConfig, batch: int, unlabelled: int, auto: AutoValues) -> int:
-    """Return the unlabelled images per labelled image of a batch."""
-    ratio = auto.choose("semi.ratio", config.semi.ratio, *defaults.unlabelled_ratio(batch, unlabelled))
-    if ratio * batch > unlabelled:
-        raise UserError(
-            f"A step needs {ratio * batch} unlabelled images (--semi.ratio {ratio} times --batch {batch}), but there "
-            f"are {unlabelled:,}. Use a smaller --batch, or leave --unlabelled out."
-        )
-    return ratio
 
 
 def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) -> ResolvedPretrainConfig:
@@ -237,7 +230,7 @@ def _resolve_matching(
     auto.choose("matching.prototypes", matching.prototypes, *defaults.prototype_count(facts.images))
     auto.choose("matching.momentum", matching.momentum, *defaults.teacher_momentum(steps, side))
     auto.choose("matching.teacher_temp", matching.teacher_temp, *defaults.teacher_temperature(epochs, side))
-    auto.choose("matching.centering", matching.centering, *defaults.teacher_centering())
+    auto.choose("matching.centering", matching.centering, *defaults.TEACHER_CENTERING)
     reason = f"four times the backbone's {facts.dim}, at most the paper's 2,048"
     auto.choose("matching.hidden", matching.hidden, min(2048, 4 * facts.dim), reason)
 
@@ -324,9 +317,6 @@ _RANDAUGMENT = ("augment.magnitude", "augment.magnitude_std", "augment.operation
 
 
 def _changed_options(config: TrainConfig | PretrainConfig, names: Sequence[str]) -> list[str]:
-    """Return the options with a value that is neither the default nor 0.
-
-    ``config.is_set`` does not help: the runs of a comparison, and a named recipe, set all options.
-    """
+    """Return the options that are neither the default nor 0: comparisons and recipes set all, so is_set is no help."""
     default = TrainConfig()
     return [name for name in names if attrgetter(name)(config) not in (0, attrgetter(name)(default))]

@@ -14,10 +14,7 @@ MOST_NAMED = 200
 
 
 def record_data_usage(run: RunFolder, notes: Sequence[str], parts: Mapping[str, ImageStore | BatchSource]) -> None:
-    """Write the notes on the data, the number of images of each split, and the skipped files.
-
-    Some images are decoded only in training, so call this again at the end: more may be unreadable.
-    """
+    """Write which images the run uses; again at the end, because some are decoded, and unreadable, only in training."""
     unreadable = [SkippedFile(name, *entry) for name, part in parts.items() for entry in part.unreadable]
     used = {name: part.readable for name, part in parts.items() if part.readable is not None}
     write_data_usage(run, notes, used, unreadable, [name for name, part in parts.items() if part.decodes_on_demand])

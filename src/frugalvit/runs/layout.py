@@ -103,10 +103,7 @@ def write_error_hint(folder: Path) -> str:
 
 
 def check_free_for_run(folder: Path, names: Iterable[str] = RUN_FILES) -> None:
-    """Refuse a folder where a run would overwrite the user's files. Other files may be there.
-
-    Files of a run that failed before its first step may be overwritten.
-    """
+    """Refuse a folder where a run would overwrite the user's files, but not those of a run without a first step."""
     failed = (folder / ".lock").exists() or all((folder / name).exists() for name in AT_START)
     _refuse_overwriting(folder, [name for name in names if not (failed and name in BEFORE_STEPS)])
 
@@ -136,10 +133,7 @@ def missing_parents(folder: Path) -> list[Path]:
 
 
 def remove_empty_run(created: list[Path]) -> None:
-    """Remove the folders created for a run that failed before its first step.
-
-    created: from ``missing_parents``
-    """
+    """Remove the folders (of ``missing_parents``) created for a run that failed before its first step."""
     if not created or not created[0].is_dir():
         return
     folder, *parents = created

@@ -26,10 +26,7 @@ from frugalvit.utils.text import short_message
 
 
 def new_run_folder(out: str | None, *words: str, names: Iterable[str] = layout.RUN_FILES) -> Path:
-    """Create the folder ``out``, or ``runs/DATE_words``; never one that already holds a run.
-
-    names: files that the run will write
-    """
+    """Create ``out``, or ``runs/DATE_words``, for the files ``names``; never a folder that already holds a run."""
     if out:
         if files.utf8_safe(out) != out:  # TensorBoard and the trackers cannot write such a name
             raise UserError(f"--out {out} is not UTF-8. Choose another name.")
@@ -213,10 +210,7 @@ class RunFolder:
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the lines of a metrics file and their values.
-
-    A killed writer leaves half a line; a power failure may leave any bytes.
-    """
+    """Return the lines of a metrics file and their values; a kill or power failure may leave damaged ones."""
     lines: list[tuple[str, dict[str, Any]]] = []
     *complete, _ = files.read_user_text(path, errors="replace").split("\n")
     for line in complete:

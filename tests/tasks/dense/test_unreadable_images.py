@@ -73,7 +73,8 @@ def test_the_next_readable_image_is_the_substitute(
     assert [index for index, _ in found] == [0, 1, 3, 3, 4, 0]
     assert [int(pixels[0, 0, 0]) for _, pixels in found] == [0, 10, 30, 30, 40, 0]
     capsys.readouterr()
-    others = pictures.without_bad()
+    others = pictures
+    assert others.drop_bad(list("abcdef"), 2, 0.5) == ["a", "b", "d", "e"]
     assert [path.name for path in others.paths] == ["0.png", "1.png", "3.png", "4.png"] and not others.faults
     assert [int(others.read(index)[0, 0, 0]) for index in range(4)] == [0, 10, 30, 40]
     assert [Path(name).name for name, _ in others.bad] == ["2.png", "5.png"]

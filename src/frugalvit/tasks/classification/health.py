@@ -48,11 +48,7 @@ _EXPLODED, _LITTLE = 50, 0.1
 
 
 def chance_loss(counts: np.ndarray, smoothing: float = 0.0, *, balance: bool = False) -> tuple[float, float]:
-    """Return H(q), the loss of the best constant answer, and the deviation of its loss over images.
-
-    counts:  training images of each class
-    balance: classes are drawn equally often
-    """
+    """Return H(q) for images ``counts`` per class (``balance``: drawn equally often), and its deviation."""
     shares = (counts > 0).astype(float) if balance else counts.astype(float)
     shares /= shares.sum()
     target = (1 - smoothing) * shares + smoothing / len(shares)

@@ -4,14 +4,13 @@ Dense tasks keep the shape of each image, so they cannot use the classifier's st
 are drawn for the global batch, and each rank takes its part; the next step loads while the device works.
 """
 
-import copy
 import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -101,14 +100,14 @@ class ImageReader:
         self.bad, self.max_bad = [(fault.name, fault.reason) for fault in self.faults.values()], max_bad
         return list(self.faults)
 
-    def without_bad(self) -> Self:
-        """Return a reader of the readable images, with their cached pixels."""
-        readable = [index for index in range(len(self)) if index not in self.faults]
-        reader = copy.copy(self)
-        reader.paths, reader.sizes = [self.paths[i] for i in readable], [self.sizes[i] for i in readable]
-        reader._cache = {new: self._cache[old] for new, old in enumerate(readable) if old in self._cache}
-        reader.faults = {}
-        return reader
+    def drop_bad(self, items: Sequence[T], workers: int, max_bad: float) -> list[T]:
+        """Drop unreadable images; return the items of the others. All are decoded, whatever the cache holds."""
+        bad = set(self.find_bad(workers, max_bad, decode=True))
+        readable = [index for index in range(len(self)) if index not in bad]
+        self.paths, self.sizes = [self.paths[i] for i in readable], [self.sizes[i] for i in readable]
+        self._cache = {new: self._cache[old] for new, old in enumerate(readable) if old in self._cache}
+        self.faults = {}
+        return [items[index] for index in readable]
 
     def _fault(self, index: int, decode: bool) -> UnreadableImage | None:
         try:
@@ -126,11 +125,7 @@ def worker_count(workers: int | str) -> int:
 
 
 class StepLoader(Generic[T]):
-    """Load this rank's part of every step: items and their random numbers.
-
-    load:    index -> an item on the CPU; called by ``workers`` threads
-    columns: uniform random numbers per item
-    """
+    """Load this rank's items of a step, by ``load`` in threads, and ``columns`` uniform random numbers for each."""
 
     def __init__(
         self,

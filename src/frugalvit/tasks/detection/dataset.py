@@ -58,10 +58,7 @@ class Objects:
 
 
 class DetectionDataset:
-    """Images with their objects as tensors on the CPU; objects are cached if they fit beside the images.
-
-    n masks take n / 24 of the memory of an image, so hundreds of objects take much more than the image.
-    """
+    """Images with their objects as tensors on the CPU, cached if they fit: n masks take n / 24 of the image."""
 
     def __init__(self, images: list[CocoImage], data: CocoData, pictures: ImageReader, masks: bool) -> None:
         self.images, self.data, self.pictures, self.masks = images, data, pictures, masks
@@ -142,9 +139,12 @@ def make_targets(
 ) -> list[Target]:
     """Return boxes, labels and masks of resized and flipped images, on the device."""
     counts = [len(part.labels) for part in objects]
-    boxes = to_device_flat(
-        [resize_boxes(o.boxes, b, a, f) for o, b, a, f in zip(objects, before, after, flips, strict=True)], device
-    )
+    resized = []
+    for part, old, (height, width), flip in zip(objects, before, after, flips, strict=True):
+        box = part.boxes * torch.tensor([width / old[1], height / old[0]] * 2)
+        mirrored = torch.stack([width - box[:, 2], box[:, 1], width - box[:, 0], box[:, 3]], 1)
+        resized.append(mirrored if flip else box)
+    boxes = to_device_flat(resized, device)
     labels = to_device_flat([part.labels for part in objects], device)
     pairs = zip(boxes.view(-1, 4).split(counts), labels.split(counts), strict=True)
     targets = [{"boxes": box, "labels": label} for box, label in pairs]
@@ -160,14 +160,6 @@ def make_targets(
             for target, indices in zip(targets, to_device_flat(mask_of, device).split(counts), strict=True):
                 target["mask_of"] = indices
     return targets
-
-
-def resize_boxes(boxes: Tensor, before: tuple[int, int], after: tuple[int, int], flip: bool) -> Tensor:
-    height, width = after
-    boxes = boxes * torch.tensor([width / before[1], height / before[0]] * 2)
-    if flip:
-        boxes = torch.stack([width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], 1)
-    return boxes
 
 
 def resize_masks(masks: Tensor, after: tuple[int, int], flip: bool) -> Tensor:

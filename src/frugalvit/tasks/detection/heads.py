@@ -50,10 +50,7 @@ class DetectorHead(nn.Module, ABC):
 
 
 class MaskRCNNHead(RoIHeads, DetectorHead):
-    """The second stage of Mask R-CNN (He et al. 2017): torchvision's box and mask heads with the paper's settings.
-
-    torchvision's own mask targets are off by half a pixel (masks.py).
-    """
+    """The second stage of Mask R-CNN (He et al. 2017): torchvision's heads, with our mask targets (masks.py)."""
 
     def __init__(self, spec: DetectorSpec, features: FeaturePyramid) -> None:
         super().__init__(

@@ -20,11 +20,7 @@ _MIN_OVERLAP = 0.5
 
 @dataclass
 class AveragePrecision:
-    """COCO's scores; None if there is no object of a size, of a class, or none at all.
-
-    curves:  {IoU: precision at 101 recalls, mean over classes}
-    classes: AP of each class
-    """
+    """COCO's scores; None without objects. ``curves``: {IoU: precision at 101 recalls}; ``classes``: AP of each."""
 
     ap: float | None
     ap50: float | None
@@ -134,10 +130,7 @@ def _curves(precision: np.ndarray) -> dict[str, list[float]]:
 
 
 def agreement(truth: list[dict[str, Any]], detections: list[dict[str, Any]]) -> float:
-    """Return the F1 of an image's detections against its objects.
-
-    In the order of scores, each detection takes the free object of its ``label`` that it overlaps most.
-    """
+    """Return the F1 of an image: by score, each detection takes the free object of its label that it overlaps most."""
     if not truth or not detections:
         return 0.0
     detected, objects = (

@@ -75,10 +75,7 @@ class Health(RunHealth):
     """For each combination of loss parts: the first and the lowest total loss, and the number of lines."""
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-        """Take one metrics line; return the new alarms.
-
-        Non-finite values are ignored: the trainer counts non-finite steps itself.
-        """
+        """Take one metrics line; return the new alarms. Non-finite values are ignored: the trainer counts steps."""
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         for name, value in metrics.items():
             self.series[name].append((step, value))

@@ -50,7 +50,10 @@ class ContinuedRun:
         """Return the options; inherit those not set. The length counts from the source run's first step."""
         source, set_options, reason = self.config, config.set_options(), f"inherited from {self.path}"
         inherited: dict[str, Any] = {}
-        for name in self._inheritable(config):
+        # How to read the data is inherited only for the same data.
+        same_data = config.data is None or Path(config.data).resolve() == Path(str(source.data)).resolve()
+        excluded = {*_NEVER_INHERITED, *(() if same_data else _READING)}
+        for name in (n for n in flat_fields(PretrainConfig) if n not in excluded and not n.startswith("cache.")):
             ours, value = attrgetter(name)(config), attrgetter(name)(source)
             if value not in ("auto", ours) and (ours == "auto" or name not in set_options):
                 inherited[name] = value
@@ -61,19 +64,14 @@ class ContinuedRun:
             inherited["backbone_args"] = keywords
         auto += [AutoValue(name, value, reason) for name, value in inherited.items()]
         if not set_options & {"steps", "epochs"}:
-            auto.append(AutoValue("steps", 2 * self._planned_steps(), f"twice the length of {self.path}"))
+            resolved: Any = source  # because it is stored
+            steps = source.steps or total_steps(None, resolved.epochs, self.facts["images"], resolved.batch)
+            auto.append(AutoValue("steps", 2 * steps, f"twice the length of {self.path}"))
         config = auto.apply(config, PretrainConfig)
         done = (read_summary(self.folder) or {}).get("steps")
         if done is not None and config.steps is not None:  # before a folder is created
             _check_longer(self.path, done, config.steps)
         return config
-
-    def describe_changes(self, config: PretrainConfig) -> str:
-        """Return the options that differ from the source run, in one line; empty without any."""
-        names = (*self._inheritable(config), "steps", "epochs")
-        pairs = ((name, attrgetter(name)(config), attrgetter(name)(self.config)) for name in names)
-        changes = [f"{name} {ours} (there {value})" for name, ours, value in pairs if ours != value]
-        return f"unlike {self.path}: {', '.join(changes)}" if changes else ""
 
     def network_keywords(self, config: PretrainConfig) -> dict[str, Any]:
         """Return the keywords that the source run's network was built with, if the network is the same."""
@@ -81,22 +79,9 @@ class ContinuedRun:
             return {}
         return self.facts.get("network", {}) | config.backbone_args
 
-    def _inheritable(self, config: PretrainConfig) -> list[str]:
-        """Return the names of the options to inherit; those for reading data only if the data is the same."""
-        same_data = config.data is None or Path(config.data).resolve() == Path(str(self.config.data)).resolve()
-        excluded = {*_NEVER_INHERITED, *(() if same_data else _READING)}
-        return [name for name in flat_fields(PretrainConfig) if name not in excluded and not name.startswith("cache.")]
-
-    def _planned_steps(self) -> int:
-        source: Any = self.config  # resolved, because it is stored
-        return source.steps or total_steps(None, source.epochs, self.facts["images"], source.batch)
-
 
 def import_checkpoint(path: str, task: PretrainingTask, steps: int) -> dict[str, Any]:
-    """Return another run's last checkpoint as this run's first: weights, centers, optimizer, step.
-
-    A level that the other run did not have keeps its new head (the same in teacher and student) and a zero center.
-    """
+    """Return another run's last checkpoint as this run's first. A new level keeps its head and a zero center."""
     state = RunFolder(find_run(path), writer=False).load_checkpoint()
     if state is None:
         raise UserError(f"{path} has no checkpoint to continue from.")

@@ -20,15 +20,13 @@ from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.schedules import Polynomial, Schedule
 from frugalvit.errors import UserError
 from frugalvit.experiment.resolve_dense import resolve_segmentation
-from frugalvit.runs import layout
 from frugalvit.tasks.dense.checkpoint import load_trained
 from frugalvit.tasks.dense.commands import (
     LEARN_MORE,
     DenseExperiment,
     check_empty_folder,
     evaluate_model,
-    limit_warmup,
-    per_class_tables,
+    save_material,
     splitting_of,
     unique_names,
 )
@@ -45,9 +43,8 @@ from frugalvit.tasks.segmentation.dataset import SceneData, SegmentationDataset,
 from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
 from frugalvit.tasks.segmentation.task import COLUMNS, SegmentationTask
 from frugalvit.tasks.segmentation.upernet import Segmenter, SegmenterSpec
-from frugalvit.utils.files import make_folder, write_text
-from frugalvit.utils.scores import read_scores, score_table
-from frugalvit.utils.tables import CommandResult, Table, to_json
+from frugalvit.utils.files import make_folder
+from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import truncate_list
 
 _PANEL = 320
@@ -91,15 +88,12 @@ def make_task(config: ResolvedSegmentConfig, data: SceneData, backbone: Backbone
 def make_schedule(config: ResolvedSegmentConfig, steps: int) -> Schedule:
     """Return the learning rate: a warm-up, then a polynomial decay."""
     lr, optimizer = config.lr, config.optimizer
-    warmup = limit_warmup(optimizer.warmup, steps)
+    warmup = min(optimizer.warmup, steps // 5)  # at most a fifth of the run
     return Polynomial(lr, steps, optimizer.power, lr * optimizer.min_lr, warmup, warmup_from=lr * 1e-3)
 
 
 def score_segmenter(task: SegmentationTask, dataset: SegmentationDataset, folder: Path | None) -> dict[str, Any]:
-    """Return mIoU and mean accuracy; write the table of classes and the best and worst images.
-
-    With multi-scale testing ``miou`` is the multi-scale score; ``single_scale_miou`` is the plain one.
-    """
+    """Return mIoU (also at a single scale) and accuracy; write the table of classes, the best and worst images."""
     confusion, shares = task.cached_scores(dataset, task.test)
     scores: dict[str, Any] = confusion.summary() | confusion.facts()
     if task.test.multi_scale:
@@ -109,13 +103,8 @@ def score_segmenter(task: SegmentationTask, dataset: SegmentationDataset, folder
     per_class = _per_class(confusion, dataset)
     scores |= {"per_class": per_class, "alarms": find_alarms(confusion, dataset.data.classes)}
     if folder is not None:
-        make_folder(folder / layout.PICTURES)
-        material = {
-            "per_class": per_class,
-            "colours": colours_of(dataset.data.classes),
-            **_draw_images(task, dataset, shares, folder),
-        }
-        write_text(folder / layout.DENSE_REPORT, to_json(material, indent=1))
+        colours = colours_of(dataset.data.classes)
+        save_material(folder, per_class=per_class, colours=colours, **_draw_images(task, dataset, shares, folder))
     return scores
 
 
@@ -163,10 +152,6 @@ def _draw_images(
     return draw_best_and_worst([(share, index) for index, share in shares], draw, folder)
 
 
-def _make_tables(summary: dict[str, Any]) -> list[Table]:
-    return [score_table(read_scores(summary)), *per_class_tables(summary)]
-
-
 class SegmentExperiment(DenseExperiment[SegmentConfig, ResolvedSegmentConfig]):
     command, kind, columns = "segment train", "segment", COLUMNS
     data: SceneData
@@ -175,7 +160,6 @@ class SegmentExperiment(DenseExperiment[SegmentConfig, ResolvedSegmentConfig]):
     make_task = staticmethod(make_task)
     make_schedule = staticmethod(make_schedule)
     score_task = staticmethod(score_segmenter)
-    make_tables = staticmethod(_make_tables)
 
     def resolve_input(self, options: SegmentConfig, facts: Facts) -> SegmentConfig:
         self.auto_values.choose("drop_path", options.drop_path, 0.2, "the paper's")
@@ -208,7 +192,7 @@ def load_task(
 
 def evaluate(config: SegmentEvalConfig) -> CommandResult:
     """Score a trained segmenter with mIoU."""
-    return evaluate_model(config, _open_model, score_segmenter, _make_tables)
+    return evaluate_model(config, _open_model, score_segmenter)
 
 
 def _open_model(config: SegmentEvalConfig) -> tuple[SegmentationTask, SceneData, str]:

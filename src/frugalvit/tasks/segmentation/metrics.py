@@ -12,10 +12,7 @@ IGNORED = 255
 
 
 class Confusion:
-    """Pixels by true class (rows) and predicted class (columns), without those of class ``IGNORED``.
-
-    parts: the same pixels by part of the images, (PARTS, C, C), for intervals
-    """
+    """Pixels by true and predicted class, without ``IGNORED`` ones; ``parts``: by part of the images, (PARTS, C, C)."""
 
     def __init__(self, classes: int, device: torch.device | str = "cpu") -> None:
         self.classes = classes
@@ -46,10 +43,7 @@ class Confusion:
         return self.counts.diagonal().double() / self.counts.sum(1)
 
     def summary(self) -> dict[str, float]:
-        """Return ``miou``, ``mean_accuracy`` and ``pixel_accuracy``.
-
-        ``miou`` is over the classes in truth or prediction, ``mean_accuracy`` over those in truth.
-        """
+        """Return mIoU over classes in truth or prediction, mean accuracy over those in truth, and pixel accuracy."""
         total = self.counts.sum()
         correct = self.counts.diagonal().sum()
         return {
@@ -59,10 +53,7 @@ class Confusion:
         }
 
     def facts(self) -> dict[str, Any]:
-        """Return intervals, pseudo-values and chance levels of the scores.
-
-        Chance is what calling every pixel the most frequent class has.
-        """
+        """Return intervals, pseudo-values, and chance levels: what calling every pixel the most frequent class has."""
         total, counts = self.summary(), self.counts
         without = []
         for part in self.parts[self.parts.sum((1, 2)) > 0]:
