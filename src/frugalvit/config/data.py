@@ -50,8 +50,7 @@ class AugmentConfig(Config):
     repeats: int = option(1, "repeated augmentation: copies of an image within one batch", ge=1)
 
 
-SMALL_INPUT = 32
-"""Up to this input size in pixels, crops and views are milder than the papers', which are made for 224."""
+SMALL_INPUT = 32  # up to this input size in pixels, crops and views are milder than the papers', which are made for 224
 
 
 class Views(NamedTuple):
@@ -144,8 +143,8 @@ class DataConfig(DataViewConfig):
     @model_validator(mode="after")
     def _check_contradictions(self) -> Self:
         """Refuse options that --suspicious does not use."""
-        for name in ("decode", "duplicates", "split", "val_fraction") if self.suspicious else ():
-            if getattr(self, name) != type(self).model_fields[name].default:
+        for name in self.changed_options() if self.suspicious else ():
+            if name in ("decode", "duplicates", "split", "val_fraction"):
                 raise ValueError(f"--{name.replace('_', '-')} has no effect with --suspicious")
         return self
 

@@ -116,17 +116,15 @@ class PretrainConfig(LabelFreeConfig):
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
         config = super().parse(values)
-        unused, default = _INSTANCES if config.method == "esvit" else _ESVIT, cls()
-        for name in () if config.resume else unused:
-            if getattr(config, name) != getattr(default, name):
+        unused = _INSTANCES if config.method == "esvit" else _ESVIT
+        for name in () if config.resume else config.changed_options():
+            if name in unused:
                 raise UserError(f"--{name} has no effect with --method {config.method}: drop one of them.")
         if not (config.localization.weight or config.continue_from or config.resume):  # these two load it from a run
-            default = DrlocConfig()
-            for name, value in config.localization:
-                if value != getattr(default, name):
-                    raise UserError(f"localization.{name} has no effect: set localization.weight too.")
+            for name in config.localization.changed_options():
+                raise UserError(f"localization.{name} has no effect: set localization.weight too.")
         matching = config.matching
-        if matching.centering == "sinkhorn" and matching.center_momentum != MatchingConfig().center_momentum:
+        if matching.centering == "sinkhorn" and "center_momentum" in matching.changed_options():
             raise UserError("matching.center_momentum has no effect with matching.centering sinkhorn: drop one.")
         return config
 

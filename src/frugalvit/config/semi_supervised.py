@@ -5,8 +5,7 @@ from typing import Literal
 from frugalvit.config.base import Config, option
 from frugalvit.config.types import Auto, Count, Range, Rate, Several, Share, Whole
 
-REST = "rest"
-"""The value of --unlabelled that stands for the images of DATA without a label."""
+REST = "rest"  # the value of --unlabelled that stands for the images of DATA without a label
 
 
 class SemiConfig(Config):

@@ -395,10 +395,8 @@ class TrainConfig(LabelledRunConfig):
         if self.balance and self.logit_adjustment not in ("auto", 0):
             raise ValueError("--logit-adjustment has no effect with --balance, which draws classes equally often")
         if self.unlabelled is None:
-            default = SemiConfig()
-            for name, value in self.semi:
-                if value != getattr(default, name):
-                    raise ValueError(f"--semi.{name.replace('_', '-')} has no effect without --unlabelled")
+            for name in self.semi.changed_options():
+                raise ValueError(f"--semi.{name.replace('_', '-')} has no effect without --unlabelled")
             return self
         if self.guide.model is not None:
             raise ValueError("--guide does not work with --unlabelled; drop one of them")

@@ -47,18 +47,10 @@ class Experiment(ABC, Generic[C, R]):
     open_data, resolve, build_task, build_batches, fit, score, save, report.
     """
 
-    command: ClassVar[str]
-    """What the user types after ``frugalvit``."""
-
-    files: ClassVar[Sequence[str]] = layout.RUN_FILES
-    """What the run writes."""
-
-    init_sets_size: ClassVar[bool] = True
-    """Whether --init also sets the input size."""
-
-    config: R
-    """The resolved options; set by ``resolve``."""
-
+    command: ClassVar[str]  # what the user types after ``frugalvit``
+    files: ClassVar[Sequence[str]] = layout.RUN_FILES  # what the run writes
+    init_sets_size: ClassVar[bool] = True  # whether --init also sets the input size
+    config: R  # the resolved options; set by ``resolve``
     data: Any
     task: Any
     fabric: Fabric
@@ -149,7 +141,10 @@ class Experiment(ABC, Generic[C, R]):
         else:
             if requested.init:
                 find_init(requested.init)
-            self._check_data_early()
+            world = math.prod(launch_env.devices_and_nodes(requested.devices, requested.nodes))
+            local = requested.data is not None and not any(sign in requested.data for sign in ":*{[")  # no pattern
+            if world > 1 and local and not Path(str(requested.data)).exists():
+                self._open_data(requested, None)  # fails before several processes start
         fabric = self.fabric = builders.make_fabric(self.options)
         check_same_resume(fabric, bool(requested.resume), requested.out)
         if requested.resume and (finished := finished_summary(requested.resume)):
@@ -178,7 +173,15 @@ class Experiment(ABC, Generic[C, R]):
 
     def _train(self) -> CommandResult:
         self.resolve()
-        self._record()
+        self.log_values()
+        images, classes, truth = self.training_files()
+        builders.write_run_metadata(
+            self.config, self.run_folder, self.auto_values, images, tuple(classes), self.backbone, truth,
+            self.evaluation_files(),
+        )  # fmt: skip
+        builders.restore_threads(self.run_folder, self.fabric)
+        console.info(f"run folder: {self.run_folder.folder}")
+        builders.check_resumed_batch_size(self.config, self.plan, self.run_folder, self.fabric)
         self.task = self.build_task()
         self.build_batches()
         try:
@@ -201,18 +204,6 @@ class Experiment(ABC, Generic[C, R]):
         self.backbone = self.build_backbone(options)
         self.config = self.resolve_values(options, add_backbone_facts(facts, self.backbone))
         self.plan = self.build_plan()
-
-    def _record(self) -> None:
-        """Log and write the resolved values. A resumed run reads those it wrote at its start."""
-        self.log_values()
-        images, classes, truth = self.training_files()
-        builders.write_run_metadata(
-            self.config, self.run_folder, self.auto_values, images, tuple(classes), self.backbone, truth,
-            self.evaluation_files(),
-        )  # fmt: skip
-        builders.restore_threads(self.run_folder, self.fabric)
-        console.info(f"run folder: {self.run_folder.folder}")
-        builders.check_resumed_batch_size(self.config, self.plan, self.run_folder, self.fabric)
 
     def log_values(self) -> None:
         """Log the notes about the data and the values that "auto" chose."""
@@ -272,10 +263,3 @@ class Experiment(ABC, Generic[C, R]):
             if not source_run or requested.is_set("data"):
                 raise
             raise type(error)(f"{error} If the data of {source_run} has moved, pass its new path.") from None
-
-    def _check_data_early(self) -> None:
-        """Fail early on missing data: open it once before launching several processes."""
-        data, world = self.options.data, launch_env.devices_and_nodes(self.options.devices, self.options.nodes)
-        local = data is not None and not any(sign in data for sign in ":*{[")  # neither an address nor a pattern
-        if local and math.prod(world) > 1 and not Path(str(data)).exists():
-            self._open_data(self.options, None)

@@ -122,14 +122,13 @@ def _sheet(pictures: list[Image.Image], columns: int, edge: int) -> bytes:
     return _encode(sheet)
 
 
-def save_pictures(run: RunFolder, mistakes: list[dict[str, Any]] | None, sheet: bytes | None) -> None:
+def save_pictures(run: RunFolder, mistakes: list[dict[str, Any]] | None, sheet: bytes) -> None:
     """Write the pictures into the run folder and send them to the trackers."""
     if not run.writer:
         return
-    if sheet is not None:
-        picture = run.path(layout.AUGMENTATIONS)
-        picture.write_bytes(sheet)
-        run.picture("augmentations", picture)
+    picture = run.path(layout.AUGMENTATIONS)
+    picture.write_bytes(sheet)
+    run.picture("augmentations", picture)
     if mistakes is not None:
         run.save_json(layout.MISTAKES, mistakes)
         if mistakes:
@@ -183,10 +182,8 @@ def run_result(summary: dict[str, Any], table: Table, commands: list[str], notes
     lines += notes
     lines += [f"report      {folder}/{layout.REPORT}"] if (folder / layout.REPORT).exists() else []
     lines += [f"{'' if number else 'next':<12}{command}" for number, command in enumerate(commands)]
-    shown = {
-        key: value for key, value in summary.items() if key not in ("auto", "classes", "confusion", "pseudo_values")
-    }
-    return CommandResult(shown, [table], lines)
+    hidden = ("auto", "classes", "confusion", "pseudo_values")
+    return CommandResult({key: value for key, value in summary.items() if key not in hidden}, [table], lines)
 
 
 def describe_weights(outcome: Mapping[str, Any], eval_split: str, weights: str) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from frugalvit.runs import layout
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.utils.files import utf8_safe
 
-MOST_NAMED = 200
-"""The largest number of unreadable files that data.json names."""
+MOST_NAMED = 200  # the largest number of unreadable files that data.json names
 
 
 def record_data_usage(run: RunFolder, notes: Sequence[str], parts: Mapping[str, ImageStore | BatchSource]) -> None:

@@ -25,24 +25,16 @@ import numpy as np
 
 from frugalvit.engine.health import DEAD_RANK, Alarm, RunHealth
 
-_LEARNED = 0.02
-"""A gap above which a network has learned something."""
-
+_LEARNED = 0.02  # a gap above which a network has learned something
 _AT_CHANCE = 0.005
 """A gap below which a network that had learned is back at chance; it must also be an eighth of the best gap."""
 
 _LOWEST = -0.01
 """Larger losses count as this gap, so that one spike, which a run often recovers from, does not decide a mean."""
 
-_NEVER_LEARNED = 0.003
-"""A mean gap over a tenth of the run, below which a network has learned nothing."""
-
-_FEW_STEPS = 200
-"""Before this step a loss at chance is normal, however short the run."""
-
-_VANISHED = 1e-3
-"""A gradient norm, relative to that of the first lines, below which nothing is learned."""
-
+_NEVER_LEARNED = 0.003  # a mean gap over a tenth of the run, below which a network has learned nothing
+_FEW_STEPS = 200  # before this step a loss at chance is normal, however short the run
+_VANISHED = 1e-3  # a gradient norm, relative to that of the first lines, below which nothing is learned
 _EXPLODED, _LITTLE = 50, 0.1
 """A gradient norm, relative to that of the first lines, above which a gap below ``_LITTLE`` will not grow any more."""
 

@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from frugalvit.probing.metrics import PartCounts
-from frugalvit.utils.intervals import PARTS, jackknife_interval, pseudo_values
+from frugalvit.utils.intervals import PARTS, jackknife_facts
 
 
 class Scores(ABC):
@@ -128,14 +128,9 @@ class StoredScores(Scores):
         answers, truth, index = self.scored()
         parts = [index % PARTS != part for part in (index % PARTS).unique()]
         without = [self.target.measure(answers[part], truth[part]) for part in parts]
-        facts: dict[str, Any] = {"scored_on": split, "scored_images": len(index)}
-        facts |= {"chance": self.target.chance(truth), "pseudo_values": {}}
-        for name, score in self.target.measure(answers, truth).items():
-            pseudo = pseudo_values(score, [part[name] for part in without if math.isfinite(part[name])])
-            lowest, highest = {"r2": (-math.inf, 100.0), "mae": (0.0, math.inf)}.get(name, (0.0, 100.0))
-            facts[f"{name}_interval"] = list(jackknife_interval(score, pseudo, highest, lowest))
-            facts["pseudo_values"][name] = [round(value, 6) for value in pseudo]
-        return facts
+        facts = {"scored_on": split, "scored_images": len(index), "chance": self.target.chance(truth)}
+        limits = {"r2": (-math.inf, 100.0), "mae": (0.0, math.inf)}
+        return facts | jackknife_facts(self.target.measure(answers, truth), without, limits)
 
     def is_at_chance(self) -> bool:
         """True if the main score is at most one deviation above chance."""

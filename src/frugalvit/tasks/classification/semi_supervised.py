@@ -54,8 +54,7 @@ from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.utils.tables import Table
 from frugalvit.utils.text import pluralize
 
-UNKNOWN = -1
-"""The class of an image whose label nobody knows."""
+UNKNOWN = -1  # the class of an image whose label nobody knows
 
 
 # -- data

@@ -14,10 +14,8 @@ from frugalvit.runs import layout
 from frugalvit.tasks.segmentation.metrics import IGNORED
 from frugalvit.utils.files import make_folder, write_atomically
 
-_GREY = (90, 90, 90)
-"""Colour of ignored pixels."""
-_SHOWN = 6
-"""Number of the best and of the worst images in a report."""
+_GREY = (90, 90, 90)  # colour of ignored pixels
+_SHOWN = 6  # number of the best and of the worst images in a report
 
 
 def colour(number: int) -> tuple[int, int, int]:

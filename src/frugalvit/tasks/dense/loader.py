@@ -25,8 +25,7 @@ from frugalvit.utils import console
 from frugalvit.utils.system import cores
 
 T = TypeVar("T")
-_SHARE_OF_MEMORY = 0.25
-"""Share of the free memory that cached images and masks may take; more than this is not cached."""
+_SHARE_OF_MEMORY = 0.25  # share of the free memory that cached images and masks may take; more than this is not cached
 
 
 class ImageReader:

@@ -41,8 +41,7 @@ from frugalvit.utils.files import make_folder, write_text
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
 
-_MIN_SCORE = 0.5
-"""Detections with at least this score are drawn in a report and count for best and worst."""
+_MIN_SCORE = 0.5  # detections with at least this score are drawn in a report and count for best and worst
 
 
 def train(config: DetectConfig) -> CommandResult:

@@ -18,10 +18,8 @@ from frugalvit.data.formats.coco import CocoData, CocoImage, masks_of
 from frugalvit.tasks.dense.loader import ImageReader, to_device_flat
 from frugalvit.tasks.detection.layers import Target
 
-_TRAIN_SIZES = 11
-"""Number of short sides in training: 480, 512, …, 800 in the papers."""
-_MULTIPLE = 32
-"""Both sides of the network's input are multiples of this, so that every stage fits."""
+_TRAIN_SIZES = 11  # number of short sides in training: 480, 512, …, 800 in the papers
+_MULTIPLE = 32  # both sides of the network's input are multiples of this, so that every stage fits
 
 
 @dataclass(frozen=True)

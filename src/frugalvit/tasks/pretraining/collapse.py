@@ -38,8 +38,7 @@ _UNIFORM_GAP = 0.01
 All measured runs that learned stayed above 0.16; teachers flattened on purpose reach 1e-6.
 """
 
-_MIN_STAGNATION_STEP = 200
-"""Before this step a constant loss is normal."""
+_MIN_STAGNATION_STEP = 200  # before this step a constant loss is normal
 
 
 class Level(NamedTuple):

@@ -140,9 +140,6 @@ class PretrainingTask(FeatureTask):
         assert self.batches is not None
         return self.batches.augment.config.global_crops  # type: ignore[union-attr]
 
-    def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        return self.compute_losses(*self.step_inputs(batch, step))
-
     def step_inputs(self, batch: Batch, step: int) -> tuple[Any, ...]:
         """Return the arguments of :meth:`compute_losses`."""
         crops: list[Tensor] = batch.images  # type: ignore[assignment]

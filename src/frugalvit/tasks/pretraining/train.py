@@ -40,8 +40,7 @@ from frugalvit.utils.tables import CommandResult, Table
 C = TypeVar("C", bound=LabelFreeConfig)
 R = TypeVar("R", bound=ResolvedLabelFreeConfig)
 
-SAMPLE = "sample"
-"""The split name in metrics for evaluation images that are also trained on."""
+SAMPLE = "sample"  # the split name in metrics for evaluation images that are also trained on
 _TRAINED = {"train": ("train",), "train+val": ("train", "val"), "all": ("train", "val", "test")}
 """The splits that each value of --images trains on."""
 

@@ -47,8 +47,7 @@ from frugalvit.utils.files import make_folder
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import truncate_list
 
-_PANEL = 320
-"""Longer side of small images in a report, in pixels: three fill the page's width."""
+_PANEL = 320  # longer side of small images in a report, in pixels: three fill the page's width
 
 
 def train(config: SegmentConfig) -> CommandResult:

@@ -21,13 +21,10 @@ from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
 from frugalvit.tasks.segmentation.upernet import Segmenter, most_probable, probabilities
 from frugalvit.utils import console
 
-_TRIES = 10
-"""Positions tried to find a crop that one class does not fill."""
-_MAX_ASPECT = 4
-"""Limit of an image's long side at test, relative to the short side: strips would take too much memory."""
+_TRIES = 10  # positions tried to find a crop that one class does not fill
+_MAX_ASPECT = 4  # limit of an image's long side at test, relative to the short side: strips would take too much memory
 _COLOUR_COLUMNS = 8
-COLUMNS = 2 + 2 * _TRIES + _COLOUR_COLUMNS
-"""Uniform numbers per item: scale, flip, positions, colours."""
+COLUMNS = 2 + 2 * _TRIES + _COLOUR_COLUMNS  # uniform numbers per item: scale, flip, positions, colours
 
 
 @dataclass

@@ -24,8 +24,7 @@ from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.segmentation.metrics import IGNORED
 
 POOLED = (1, 2, 3, 6)
-_MAX_PROBABILITIES = 2**26
-"""Probabilities in memory at once at an image's full resolution: 256 MB."""
+_MAX_PROBABILITIES = 2**26  # probabilities in memory at once at an image's full resolution: 256 MB
 
 
 @dataclass(frozen=True)
