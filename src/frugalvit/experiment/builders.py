@@ -1,7 +1,7 @@
 """Build the parts of a run from its configuration: Fabric, folder, data, backbone, batches."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,6 +50,7 @@ from frugalvit.utils.system import cores
 from frugalvit.utils.text import pluralize, truncate_list
 
 C = TypeVar("C", bound=RunConfig)
+S = TypeVar("S", bound=Sized)
 
 
 @dataclass
@@ -226,6 +227,24 @@ def open_source(
     return without_labels(source) if labels == "ignore" else check_class_names(source)
 
 
+def choose_splits(splits: Mapping[str, S], where: object) -> tuple[S, S, str, S | None]:
+    """Return training images, evaluation images, their split's name, and test images if val exists.
+
+    Without val the run is evaluated on test and exports its last weights: test must not choose the best.
+    """
+    train, validation, test = (splits.get(name) or None for name in ("train", "val", "test"))
+    if train is None:
+        raise UserError(f"{where} has no training images; its splits are {', '.join(splits) or 'empty'}.")
+    if validation is not None:
+        return train, validation, "val", test
+    if test is not None:
+        return train, test, "test", None
+    raise UserError(
+        f"{where} has no images to score on. Use --split auto, which makes val from train; it needs two images of some "
+        "class, or two shards of a stream."
+    )
+
+
 def check_enough_images(config: RunConfig, examples: ImageDataset, group: int = 1) -> None:
     """Raise if a process would get no images in a step; ``group`` of them must be on the same process."""
     world = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
@@ -239,7 +258,7 @@ def check_enough_images(config: RunConfig, examples: ImageDataset, group: int = 
 
 
 def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: Any) -> Backbone:
-    """Build the backbone with its initial weights, and log what was loaded.
+    """Build the backbone with its initial weights.
 
     classes: names of the classes, or their number; a classifier of --init that names its classes is loaded only if
              they are the same
@@ -252,6 +271,11 @@ def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: A
         num_classes=classes if isinstance(classes, int) else len(classes),
         **network_keywords(config) | keywords,
     )
+    return load_initial_weights(backbone, config, () if isinstance(classes, int) else classes)
+
+
+def load_initial_weights(backbone: Backbone, config: RunConfig, classes: Sequence[str] = ()) -> Backbone:
+    """Load the weights of --init into a new backbone, and log what was loaded."""
     for note in backbone.notes:
         console.info(note)
     sources = config.weight_sources()
@@ -259,7 +283,7 @@ def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: A
         flag = "--pretrained" if "--pretrained" in sources else f"--init {config.backbone}"
         console.info_once(f"{config.backbone}: this run starts from random weights; {flag} takes the published ones")
     if config.init and needs_initial_weights(config):
-        _load_init(backbone, config.init, () if isinstance(classes, int) else classes)
+        _load_init(backbone, config.init, classes)
     if config.checkpoint_activations:
         backbone.model.set_grad_checkpointing(True)  # type: ignore[operator]
     return backbone

@@ -14,15 +14,9 @@ from frugalvit.config.defaults import Facts
 from frugalvit.config.resolved import ResolvedRunConfig
 from frugalvit.config.train import RunConfig
 from frugalvit.data.dataset import ImageDataset
+from frugalvit.engine import distributed
 from frugalvit.engine.auto_batch import fit_to_memory
 from frugalvit.engine.compile import compile_task
-from frugalvit.engine.distributed import (
-    SETUP_TIMEOUT,
-    check_same_resume,
-    check_shared_filesystem,
-    fail_on_lost_rank,
-    run_on_rank_zero,
-)
 from frugalvit.engine.loop import RunInterrupted, TrainPlan, fit
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
@@ -146,18 +140,20 @@ class Experiment(ABC, Generic[C, R]):
             if world > 1 and local and not Path(str(requested.data)).exists():
                 self._open_data(requested, None)  # fails before several processes start
         fabric = self.fabric = builders.make_fabric(self.options)
-        check_same_resume(fabric, bool(requested.resume), requested.out)
+        distributed.check_same_resume(fabric, bool(requested.resume), requested.out)
         if requested.resume and (finished := finished_summary(requested.resume)):
             return self.result(finished)
-        with fail_on_lost_rank(fabric, Path(requested.resume) if requested.resume else None, SETUP_TIMEOUT):
+        with distributed.fail_on_lost_rank(
+            fabric, Path(requested.resume) if requested.resume else None, distributed.SETUP_TIMEOUT
+        ):
             self.data = self._open_data(requested, fabric)
             created = missing_parents(Path(requested.out)) if requested.out and not requested.resume else []
             label = self.command if requested.backbone == "auto" else requested.backbone.replace("/", "-")
             run = self.run_folder = builders.open_run(self.options, fabric, label, self.data.name, files=self.files)
             created = [run.folder] if not requested.out and not requested.resume else created
         try:
-            with fail_on_lost_rank(fabric, run.folder, SETUP_TIMEOUT):
-                check_shared_filesystem(fabric, run.folder)
+            with distributed.fail_on_lost_rank(fabric, run.folder, distributed.SETUP_TIMEOUT):
+                distributed.check_shared_filesystem(fabric, run.folder)
                 result = self._train()
                 result.stop_requested = run.stop_requested
                 return result
@@ -223,7 +219,7 @@ class Experiment(ABC, Generic[C, R]):
         if weights == "last" and not outcome["broken"]:
             return False
         # Rank 0 wrote the file; other ranks may not see it yet.
-        best = run_on_rank_zero(self.fabric, self.run_folder.load_best)
+        best = distributed.run_on_rank_zero(self.fabric, self.run_folder.load_best)
         if best is None or best["step"] == outcome["steps"]:
             return False
         self.task.load_state_dict(best["task"])

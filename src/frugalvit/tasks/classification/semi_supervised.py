@@ -39,17 +39,8 @@ from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.features import Features
-from frugalvit.objectives import RegionMatching, RelativeLocalization
+from frugalvit.objectives import RegionMatching, RelativeLocalization, pseudo_labels
 from frugalvit.objectives.drloc import Pairs, loss_at_pairs
-from frugalvit.objectives.pseudo_labels import (
-    FixMatch,
-    FlexMatch,
-    FreeMatch,
-    PseudoLabels,
-    SoftMatch,
-    pseudo_label_loss,
-    sum_over_processes,
-)
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.utils.tables import Table
 from frugalvit.utils.text import pluralize
@@ -216,7 +207,7 @@ class SemiSupervisedTask(ClassificationTask):
         semi: SemiConfig,
         start: int,
         ramp: Schedule,
-        labels: PseudoLabels,
+        labels: pseudo_labels.PseudoLabels,
         regions: RegionMatching | None,
         **keywords: Any,
     ) -> None:
@@ -287,8 +278,8 @@ class SemiSupervisedTask(ClassificationTask):
             cross_entropy = self.target.loss(logits[first], targets)
             # ``share`` of the loss of a mixed view is that of the view itself, the rest that of its partner.
             partner = partners(len(probs), probs.device)
-            own = pseudo_label_loss(logits[rest], probs, weights, temperature)
-            other = pseudo_label_loss(logits[rest], probs[partner], weights[partner], temperature)
+            own = pseudo_labels.pseudo_label_loss(logits[rest], probs, weights, temperature)
+            other = pseudo_labels.pseudo_label_loss(logits[rest], probs[partner], weights[partner], temperature)
             pseudo = share * own + (1 - share) * other
             fairness = self.labels.fairness_loss(logits[rest], weights)
         losses = {"cross_entropy": cross_entropy, "pseudo_label_loss": pseudo}
@@ -337,7 +328,7 @@ class SemiSupervisedTask(ClassificationTask):
         if self.training:
             rows = torch.stack((torch.ones_like(weights), weights, weights * (truth >= 0), weights * (truth == label)))
             by_class = label[:, None] == torch.arange(self.window_counts.shape[1], device=label.device)
-            self.window_counts += sum_over_processes(rows @ by_class.to(rows))
+            self.window_counts += pseudo_labels.sum_over_processes(rows @ by_class.to(rows))
 
     def before_optimizer(self, step: int) -> None:
         if self.regions is not None and step >= self.start:
@@ -387,14 +378,12 @@ def make_semi_task(
     """Build the task for ``images`` unlabelled images; further arguments are those of ClassificationTask."""
     semi, classes, regions = config.semi, backbone.num_classes, None
     momentum = 0.999 if semi.momentum == "auto" else semi.momentum
-    if semi.method == "fixmatch":
-        labels: PseudoLabels = FixMatch(semi.threshold)
-    elif semi.method == "flexmatch":
-        labels = FlexMatch(classes, images, semi.threshold)
-    elif semi.method == "freematch":
-        labels = FreeMatch(classes, momentum, semi.fairness)
-    else:
-        labels = SoftMatch(classes, momentum)
+    labels = {
+        "fixmatch": lambda: pseudo_labels.FixMatch(semi.threshold),
+        "flexmatch": lambda: pseudo_labels.FlexMatch(classes, images, semi.threshold),
+        "freematch": lambda: pseudo_labels.FreeMatch(classes, momentum, semi.fairness),
+        "softmatch": lambda: pseudo_labels.SoftMatch(classes, momentum),
+    }[semi.method]()
     if semi.region_weight:
         assert semi.prototypes != "auto"
         regions = RegionMatching(backbone.dim, semi.prototypes, min(2048, 4 * backbone.dim))

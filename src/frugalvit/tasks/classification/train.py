@@ -106,7 +106,13 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         _refuse_dense_labels(source)
         check_trainable(source)
         check_options(self.options, source.target)
-        self.images, self.evaluated, self.eval_split, self.unseen = _choose_splits(self.options, source)
+        chosen = builders.choose_splits(source.splits, source.location)
+        self.images, self.evaluated, self.eval_split, self.unseen = chosen
+        if (labels := self.options.labels) != 1 and self.images.streaming is not None:
+            raise UserError("--labels needs access to single images, which a stream does not have: use --stream false.")
+        if labels != 1 and self.images.truth is not None:
+            groups = np.zeros(len(self.images), np.int64) if self.images.labels is None else self.images.labels
+            self.images = self.images.subset(subsample_labels(groups, labels, self.options.seed))
         builders.check_enough_images(self.options, self.images, PAIR)
         if self.options.unlabelled is not None:
             self.unlabelled = open_unlabelled(self.options, source, fabric).with_pixels(self.images.pixels)
@@ -503,26 +509,3 @@ def _refuse_dense_labels(source: DatasetSplits) -> None:
             "--init RUN after 'frugalvit pretrain'). A classifier needs one folder per class, or a table with labels"
             f"{', or --target labels, which learns the objects of an image' if kind.verb == 'detect' else ''}."
         )
-
-
-def _choose_splits(
-    config: TrainConfig, source: DatasetSplits
-) -> tuple[ImageDataset, ImageDataset, str, ImageDataset | None]:
-    """Return training images, evaluation images, their split's name, and test images if val exists.
-
-    Without val the run is evaluated on test and exports its last weights: test must not choose the best.
-    """
-    images, validation, test = source.splits["train"], source.splits.get("val"), source.splits.get("test")
-    if config.labels != 1 and images.streaming is not None:
-        raise UserError("--labels needs access to single images, which a stream does not have: use --stream false.")
-    if config.labels != 1 and images.truth is not None:
-        groups = np.zeros(len(images), np.int64) if images.labels is None else images.labels
-        images = images.subset(subsample_labels(groups, config.labels, config.seed))
-    if validation is not None:
-        return images, validation, "val", test
-    if test is not None:
-        return images, test, "test", None
-    raise UserError(
-        f"{source.location} has no images to score on. Use --split auto, which makes val from train; it needs two "
-        "images of some class, or two shards of a stream."
-    )

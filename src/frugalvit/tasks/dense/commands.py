@@ -73,7 +73,8 @@ class DenseExperiment(Experiment[C, R]):
 
     def open_data(self, fabric: Fabric | None) -> Any:
         data, options = self.open_annotations(self.options), self.options
-        self.items, self.eval_items, self.eval_split, self.unseen = choose_splits(data.splits, str(options.data))
+        chosen = builders.choose_splits(data.splits, options.data)
+        self.items, self.eval_items, self.eval_split, self.unseen = chosen
         return data
 
     def facts(self) -> Facts:
@@ -221,17 +222,6 @@ def _list_files(paths: list[Path]) -> FileExamples:
     files = FileExamples([str(path) for path in paths], None)
     files.keys = [path.name for path in paths]
     return files
-
-
-def choose_splits(splits: dict[str, list[Any]], data: str) -> tuple[list[Any], list[Any], str, list[Any] | None]:
-    """Return training images, evaluation images, their split's name, and test images if val exists."""
-    if not splits.get("train"):
-        raise UserError(f"{data} has no training images; its splits are {', '.join(splits) or 'empty'}.")
-    if splits.get("val"):
-        return splits["train"], splits["val"], "val", splits.get("test") or None
-    if splits.get("test"):
-        return splits["train"], splits["test"], "test", None  # test never chooses the best weights
-    raise UserError(f"{data} has no images to score on. --split auto makes val from train, which needs two images.")
 
 
 def open_pictures(items: list[Any], where: str = "auto", device: torch.device | None = None) -> ImageReader:
