@@ -32,9 +32,7 @@ class AugmentConfig(Config):
     ratio: Span = option((3 / 4, 4 / 3), "aspect ratios of a random resized crop, relative to the input's")
     padding: int = option(4, "pixels of black border for the padded crop", ge=0)
     interpolation: Literal["bilinear", "bicubic"] = option("bicubic", "filter to resize crops")
-    affine: Literal["bilinear", "bicubic"] = option(
-        "bilinear", "filter of rotations, shears and translations; bicubic is timm's, and much slower on a CPU"
-    )
+    affine: Literal["bilinear", "bicubic"] = option("bilinear", "filter of rotations and shears; bicubic (timm): slow")
     flip: Share = option(0.5, "probability of a horizontal flip")
     operations: Whole | Auto = option("auto", "RandAugment operations; 0: off; auto: 2, or 0 for short or tiny runs")
     operation_prob: Share = option(0.5, "probability that a drawn RandAugment operation is applied")
@@ -103,10 +101,7 @@ class MixingConfig(Config):
 
     mixup: float = option(0.8, "alpha of mixup's Beta distribution; 0 turns mixup off", ge=0)
     cutmix: float = option(1.0, "alpha of cutmix's Beta distribution; 0 turns cutmix off", ge=0)
-    prob: Share | Auto = option(
-        "auto",
-        "probability that a step is mixed; auto: 0.5; 0 below 180 epochs (hybrids: 60) unless mixup or cutmix is set",
-    )
+    prob: Share | Auto = option("auto", "share of steps that are mixed; auto: 0.5, or 0 below 180 epochs (hybrids: 60)")
     switch_prob: Share = option(0.5, "probability of cutmix if both are on")
     smoothing: Share | Auto = option("auto", "label smoothing; auto: 0.1; 0 with --unlabelled or a fitted start")
 

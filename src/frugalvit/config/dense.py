@@ -145,9 +145,7 @@ class DecoderConfig(Config):
     channels: Count | Auto = option("auto", "channels; auto: two thirds of the backbone's, at most the paper's 512")
     dropout: float = option(0.1, "dropout before the classifier", ge=0, lt=1)
     auxiliary: float = option(0.4, "weight of the auxiliary loss; 0: none", ge=0)
-    norm: Literal["batch", "group"] | Auto = option(
-        "auto", "batch: statistics of the batch, as published; group: of each image; auto: batch from 8 images at once"
-    )
+    norm: Literal["batch", "group"] | Auto = option("auto", "norm over the batch or groups; auto: batch from 8 images")
 
 
 class TestConfig(Config):
@@ -174,9 +172,7 @@ class SegmentConfig(TransferConfig):
     )
     ignore_index: Label | Auto = option("auto", "label to ignore besides 255; auto: void, ADE20K's 0, CamVid's 11")
     label_count: LabelCount | Auto = option("auto", "number of labels; auto: those that occur or have a name")
-    instances: bool | Auto = option(
-        "auto", "labels number the objects of an image: true: learn object against background; auto: ask if it seems so"
-    )
+    instances: bool | Auto = option("auto", "labels number objects: learn object against background; auto: ask if so")
     scales: Span = option((0.5, 2.0), "range of scales in training, relative to img-size")
     photometric: bool = option(True, "distort brightness, contrast, saturation and hue in training")
     largest_share: float = option(0.75, "redraw a crop if one class covers more than this share", gt=0, le=1)

@@ -39,9 +39,7 @@ class MatchingConfig(Config):
     teacher_temp_warmup: float = option(30.0, "epochs of the teacher's warm-up, at most a third of the run", ge=0)
     momentum: Share | Auto = option("auto", "EMA rate of the teacher, rising to 1")
     centering: Centering | Auto = option(
-        "auto",
-        "center of the teacher's outputs; mean: a moving average (EsViT); sinkhorn: every batch uses all prototypes "
-        "equally (SwAV, DINOv2)",
+        "auto", "center of the teacher; mean: a moving average (EsViT); sinkhorn: batches use all prototypes (SwAV)"
     )
     center_momentum: float = option(0.9, "EMA rate of the centers", ge=0, le=1)
     koleo: float = option(0.0, "weight of KoLeo: images move away from the nearest other (DINOv2: 0.1)", ge=0)
@@ -86,14 +84,10 @@ _INSTANCES = ("augment", "mixing")
 class PretrainConfig(LabelFreeConfig):
     """EsViT: ½ L_V + ½ L_R over 2 global and 8 local crops, student and EMA teacher. Or instance classification."""
 
-    method: Literal["esvit", "instances"] = option(
-        "esvit", "esvit: match views and regions; instances: classify images, each a class of its own (small data)"
-    )
+    method: Literal["esvit", "instances"] = option("esvit", "match views and regions, or classify images (small data)")
 
     continue_from: str | None = option(
-        None,
-        "start a new run from another pre-training, with its optimizer and options; --steps counts from its start",
-        short="--continue",
+        None, "new run from another, with its optimizer and options; --steps counts from its start", short="--continue"
     )
     crops_at_once: int = option(0, "crops per forward pass: fewer use less memory and more time; 0: all", ge=0)
     objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)

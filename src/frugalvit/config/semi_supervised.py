@@ -12,25 +12,18 @@ class SemiConfig(Config):
     """Unlabelled images (--unlabelled): pseudo-labels from weak views and the EMA weights, learned on strong views."""
 
     method: Literal["fixmatch", "flexmatch", "freematch", "softmatch"] = option(
-        "softmatch",
-        "fixmatch: one threshold; flexmatch and freematch: one per class that adapts; softmatch: weights instead",
+        "softmatch", "fixmatch: one threshold; flexmatch and freematch: one per class that adapts; softmatch: weights"
     )
     ratio: Count | Auto = option("auto", "unlabelled images per labelled one; auto: the papers' 7, or fewer")
     weight: float = option(1.0, "weight of the pseudo-label loss", ge=0)
     start: Share = option(0.4, "share of the run that learns from labels alone: the first pseudo-labels are wrong")
     warmup: Share = option(0.1, "share of the run in which that weight then rises from 0")
     threshold: float = option(
-        0.95,
-        "FixMatch's threshold of the confidence, FlexMatch's highest one",
-        gt=0,
-        lt=1,
-        needs="method=fixmatch or method=flexmatch",
+        0.95, "FixMatch's threshold, FlexMatch's highest one", gt=0, lt=1, needs="method=fixmatch or method=flexmatch"
     )
     mixing: bool = option(True, "mix strong views with each other, as often as labelled images (--mixing.prob)")
     momentum: Rate | Auto = option(
-        "auto",
-        "EMA rate of the thresholds or weights; auto: the papers' 0.999, less for short runs",
-        needs="method=freematch or method=softmatch",
+        "auto", "EMA rate of thresholds; auto: 0.999, less in short runs", needs="method=freematch or method=softmatch"
     )
     fairness: float = option(0.01, "weight of FreeMatch's fairness loss", ge=0, needs="method=freematch")
     temperature: float = option(0.0, "0: learn the pseudo-label's class; above 0: a distribution this sharp", ge=0)

@@ -28,6 +28,7 @@ from frugalvit.config.types import (
     Auto,
     Count,
     Device,
+    Factor,
     LabelPart,
     Objectives,
     Positive,
@@ -60,9 +61,7 @@ class OptimizerConfig(Config):
     min_lr: float = option(0.005, "final learning rate as a share of the highest", ge=0, le=1)
     clip: float = option(5.0, "gradient norm limit; 0 for none", ge=0)
     clip_per: Literal["global", "tensor"] = option("global", "clip by one norm over all gradients, or by tensor")
-    layer_decay: Annotated[float, pydantic.Field(gt=0, le=1)] | Auto = option(
-        1.0, "learning-rate factor from each block to the one before it; auto: 0.75"
-    )
+    layer_decay: Factor | Auto = option(1.0, "learning-rate factor from each block to the one before it; auto: 0.75")
 
 
 _RESERVED_KWARGS = {
@@ -94,25 +93,16 @@ class RunConfig(Config):
     device: Device = option("auto", "device to compute on")
     devices: int = option(1, "processes per machine, one per device", ge=1)
     nodes: int = option(1, "machines", ge=1)
-    strategy: Literal["ddp", "fsdp"] = option(
-        "ddp", "ddp: every rank stores everything; fsdp: ranks share weights, gradients and moments (train)"
-    )
+    strategy: Literal["ddp", "fsdp"] = option("ddp", "fsdp: ranks share weights, gradients and moments (train)")
     peer_timeout: float = option(300.0, "seconds to wait for another rank in a step before the run fails", gt=0)
     auto_batch: bool = option(False, "on a GPU, raise --accumulate until a step fits into memory")
     precision: Precision = option("auto", PRECISION)
-    compile: bool | Literal["auto", "graphs"] = option(
-        "auto", "torch.compile; graphs: replay as CUDA graphs (one GPU); auto: for long runs on a GPU"
-    )
+    compile: bool | Literal["auto", "graphs"] = option("auto", "torch.compile; graphs: CUDA graphs; auto: in long runs")
     deterministic: bool = option(False, "equal bits in every run on one GPU for every network, not only Swins; slower")
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")
-    split: Splitting = option(
-        "auto",
-        "auto: make a missing val from train; given: never; train+val: train on both, score test; remake: split anew",
-    )
-    stream: bool | Auto = option(
-        "auto", "stream shards without storing them; auto: if they are remote or over a terabyte; false: download first"
-    )
+    split: Splitting = option("auto", "auto: make a missing val; given: never; train+val: train on both; remake: anew")
+    stream: bool | Auto = option("auto", "stream shards without storing them; auto: if remote or over a terabyte")
     root: str | None = option(None, ROOT)
     classes: str | None = option(None, "file with the classes to use, one name per line")
     val_fraction: float = option(0.1, VAL_FRACTION, gt=0, lt=1)
@@ -297,9 +287,7 @@ class DrlocConfig(Config):
     pairs: Count | Literal["all"] = option(64, "m, token pairs drawn per image; all: every ordered pair")
     hidden: Count | Auto = option("auto", "width of the head; auto: the paper's 512, less for small models")
     grid_size: Several | None = option(7, "pool a finer grid to this many cells a side; none: no pooling")
-    signed: bool = option(
-        False, "with form released and ce or reg: 2k - 1 classes of signed offsets, not k of absolute ones"
-    )
+    signed: bool = option(False, "with form released and ce or reg: 2k - 1 classes of signed offsets, not k")
 
     def head_width(self, dim: int) -> int:
         """Return the paper's 512 for its backbones (384 and wider), else the backbone's width."""
@@ -316,8 +304,7 @@ class LocalizationConfig(DrlocConfig):
     """Drloc in supervised training."""
 
     weight: Strength | Literal["auto", "paper"] = option(  # type: ignore[assignment]
-        "auto",
-        "λ, the weight of the loss; 0: off; paper: its λ for the family; auto: paper where it was measured to help",
+        "auto", "λ, the weight of the loss; 0: off; paper: its λ for the family; auto: paper where it helped"
     )
     variant: Literal["auto", "l1", "signed", "ce", "reg", "dense"] = option(  # type: ignore[assignment]
         "auto", "Eq. 2, 3, 5 or 6, or Eq. 7 (dense: all blocks); auto: Eq. 5 for large Swins from scratch, else Eq. 2"
@@ -344,8 +331,7 @@ class LabelledRunConfig(RunConfig):
 
     pretrained: bool = option(False, PUBLISHED)
     weights: Literal["auto", "best", "last"] = option(
-        "auto",
-        "weights to export; best: on val; auto: the best if test scores them, else the last: val must not do both",
+        "auto", "weights to export; best: on val; auto: best if test scores them, else last: val must not do both"
     )
 
     def weight_sources(self) -> dict[str, object]:
@@ -357,16 +343,12 @@ class TrainConfig(LabelledRunConfig):
 
     labels: LabelPart = option(1.0, LABEL_PART)
     unlabelled: str | None = option(
-        None,
-        "images without labels to learn from too: a folder, table or shards; rest: those of DATA (a folder "
-        "'unlabelled', rows without a label, and what --labels leaves out)",
+        None, "images without labels to learn from too: a folder, table or shards; rest: those of DATA without a label"
     )
     target: TargetKind = option("auto", TARGET)
     balance: bool = option(False, "draw classes equally often")
     logit_adjustment: Strength | Auto = option(
-        "auto",
-        "τ: the loss adds τ·log(share of the class) to the logits, so that rare classes count; auto: 1 if the "
-        "largest class has 20 times the images of the smallest, else 0",
+        "auto", "τ: the loss adds τ·log(share of the class) to the logits; auto: 1 if classes differ 20 times, else 0"
     )
     freeze: Whole | Auto = option(0, "freeze the embedding and the first N blocks; auto: half of them on a CPU, else 0")
     lora: Whole = option(0, "train only a change of this rank of each matrix (LoRA), and the classifier; 0: everything")
@@ -378,9 +360,7 @@ class TrainConfig(LabelledRunConfig):
     )
     stretch: float = option(1.0, "use the schedules of a run this many times as long, and stop early", ge=1)
     ema: Rate | Auto = option("auto", "EMA rate of the weights that are evaluated and exported; 0: no EMA")
-    evaluate_every: Count | Auto = option(
-        "auto", "steps between evaluations; auto: an epoch, or more if evaluation would take over a quarter of the time"
-    )
+    evaluate_every: Count | Auto = option("auto", "steps between evaluations; auto: an epoch, more if they take long")
     rescue: bool = option(True, "go back to good weights with a lower rate if the network collapses; twice at most")
     objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)
     localization: LocalizationConfig = option(default_factory=LocalizationConfig)
