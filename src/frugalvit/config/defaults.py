@@ -83,10 +83,7 @@ def supervised_lr(batch: int, parameters: int = 0, *, family: str = "", finetune
 
 
 def supervised_batch(facts: Facts) -> tuple[int, str]:
-    """Return a power of two with at least sixteen steps per epoch.
-
-    The paper's batch of 1,024 makes one step per epoch of 2,040 images, and 100 steps teach nothing.
-    """
+    """Return a power of two with at least sixteen steps per epoch: the 100 steps of a batch of 1,024 teach nothing."""
     return _power_of_two(facts, 16, 64 if facts.device == "cpu" else 256)
 
 

@@ -402,11 +402,7 @@ def get_image_store(
     fabric: Fabric | None = None,
     crop: CenterCrop | None = None,
 ) -> ImageStore:
-    """Return decoded images. All users within a run, and the runs of a comparison, share them.
-
-    fabric: its ranks call this together and must get the same images
-    crop:   evaluation's crop; without it the images are for training
-    """
+    """Return decoded images, shared by all users in a run. All ranks of ``fabric`` call this, and get the same."""
     cache = config.cache
 
     def agree(location: Location) -> Location:

@@ -158,7 +158,11 @@ class Experiment(ABC, Generic[C, R]):
                 result.stop_requested = run.stop_requested
                 return result
         except RunInterrupted as stop:
-            return self._stopped(stop)
+            counts = ((name, getattr(self.options, name)) for name in ("devices", "nodes"))
+            options = "".join(f" --{name} {count}" for name, count in counts if count != 1)
+            command = f"frugalvit {self.command} --resume {console.shell_quote(run.folder)}{options}"
+            console.warning(f"{stop}: saved; resume with '{command}'")
+            return CommandResult({"run": str(run.folder), "stopped": str(stop), "resume": command, "exit": 3})
         except UserError:
             run.close()
             if run.writer:
@@ -242,14 +246,6 @@ class Experiment(ABC, Generic[C, R]):
         if self.config.report:
             run = self.run_folder
             write_report([run.folder], run.path(layout.REPORT), **self.report_inputs())
-
-    def _stopped(self, stop: RunInterrupted) -> CommandResult:
-        counts = ((name, getattr(self.options, name)) for name in ("devices", "nodes"))
-        options = "".join(f" --{name} {count}" for name, count in counts if count != 1)
-        folder = self.run_folder.folder
-        command = f"frugalvit {self.command} --resume {console.shell_quote(folder)}{options}"
-        console.warning(f"{stop}: saved; resume with '{command}'")
-        return CommandResult({"run": str(folder), "stopped": str(stop), "resume": command, "exit": 3})
 
     def _open_data(self, requested: RunConfig, fabric: Fabric | None) -> Any:
         try:

@@ -273,13 +273,7 @@ def _resolve_head_width(config: TrainConfig | PretrainConfig, facts: Facts, auto
 def resolve_batch_size(
     config: RunConfig, images: int, default: tuple[int, str], auto: AutoValues, *, group: int = 1
 ) -> int:
-    """Return the batch size: the option or the default, at most the number of images.
-
-    All processes get equal parts. A resumed run keeps its batch size.
-
-    default: batch size and reason
-    group:   images that must be on the same process
-    """
+    """Return the option or default (with its reason), at most all images; ranks get equal parts of whole ``group``s."""
     reasons = [default[1]] if config.batch == "auto" else []
     batch = max(default[0], config.accumulate) if config.batch == "auto" else config.batch
     if batch > images:

@@ -115,10 +115,7 @@ def command_of(folder: Path) -> str | None:
 
 
 def network_keywords(config: RunConfig) -> dict[str, Any]:
-    """Return the keywords of the network; a resumed run keeps those that were chosen at its start.
-
-    A later version may choose other values for small images, and the run's weights would not fit its network.
-    """
+    """Return the network's keywords; a resumed run keeps those of its start: a later version may choose others."""
     if config.resume:
         return config.backbone_args | read_data_facts(config.resume).get("network", {})
     return config.backbone_args

@@ -51,28 +51,17 @@ def chance_loss(counts: np.ndarray, smoothing: float = 0.0, *, balance: bool = F
 
 @dataclass
 class SupervisedHealth(RunHealth):
-    """Compares a run with chance.
+    """Compares a run with chance."""
 
-    chance:      H(q)
-    noise:       deviation of a constant answer's loss in one line; 0 if the classes have equally many images
-    classes:     that have evaluation images; a constant answer has a mean per class of 100 / ``classes``
-    eval_images: their number, which says how much a score varies
-    steps:       of the run
-    warmup:      steps of the warm-up
-    log_every:   steps between two lines
-    lr:          highest learning rate, for the advice
-    loss:        the metric to compare with ``chance``
-    """
-
-    chance: float
-    noise: float
-    classes: int
-    eval_images: int
+    chance: float  # H(q)
+    noise: float  # deviation of a constant answer's loss in one line; 0 if the classes have equally many images
+    classes: int  # that have evaluation images; a constant answer has a mean per class of 100 / ``classes``
+    eval_images: int  # their number, which says how much a score varies
     steps: int
-    warmup: int
-    log_every: int
-    lr: float
-    loss: str = "cross_entropy"
+    warmup: int  # steps of the warm-up
+    log_every: int  # steps between two lines
+    lr: float  # highest learning rate, for the advice
+    loss: str = "cross_entropy"  # the metric to compare with ``chance``
     best: float = 0.0  # largest gap, a mean over ``recent``
     started: int = 0  # the step of the last restart from the initial weights
     first_norm: float = 0.0  # mean gradient norm of the first lines

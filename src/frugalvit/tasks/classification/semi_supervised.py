@@ -257,10 +257,7 @@ class SemiSupervisedTask(ClassificationTask):
         index: Tensor | None,
         share: Tensor | None,
     ) -> dict[str, Tensor]:
-        """Compute the losses from tensors alone. One pass of the student sees labelled and strong images.
-
-        Without unlabelled images, as before ``start``, these are the losses of a ClassificationTask.
-        """
+        """Compute the losses from tensors, in one pass of the student; without ``ramp`` those of labelled images."""
         if ramp is None or weak is None or strong is None or truth is None or index is None or share is None:
             losses = super().compute_losses(images, targets, None, pairs, weight)
             if self.regions is not None:  # DDP needs the same parameters in every step

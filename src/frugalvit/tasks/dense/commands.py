@@ -18,7 +18,6 @@ from frugalvit.config.dense import DetectEvalConfig, SegmentEvalConfig, Transfer
 from frugalvit.config.resolved import ResolvedTransferConfig
 from frugalvit.config.train import same_value
 from frugalvit.config.yaml import read_yaml
-from frugalvit.data.bad_images import SkippedFile
 from frugalvit.data.dataset import FileExamples
 from frugalvit.engine.distributed import collective_timeout
 from frugalvit.engine.loop import TrainPlan
@@ -29,7 +28,7 @@ from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.resolve_dense import resolve_dense_input
 from frugalvit.experiment.summary import describe_weights, finite, run_facts, run_result
 from frugalvit.runs import layout
-from frugalvit.runs.data_record import write_data_usage
+from frugalvit.runs.data_record import record_data_usage
 from frugalvit.tasks.dense.checkpoint import save_trained
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader, worker_count
 from frugalvit.tasks.dense.task import DenseTask
@@ -129,11 +128,7 @@ class DenseExperiment(Experiment[C, R]):
         self._record_usage()
 
     def _open_training_set(self) -> Any:
-        """Open the images to train on; readable images replace unreadable ones.
-
-        Images that are not cached are not decoded here: the unreadable ones show up in training, and the order of
-        images does not depend on the cache.
-        """
+        """Open the images to train on. Uncached ones are not decoded yet: their order never depends on the cache."""
         config, items = self.config, self.items
         pictures = open_pictures(items, config.cache.location, self.fabric.device)
         bad = pictures.find_bad(worker_count(config.workers), config.cache.max_bad)
@@ -148,11 +143,8 @@ class DenseExperiment(Experiment[C, R]):
         return self.task.make_dataset(intact, self.data, pictures)
 
     def _record_usage(self) -> None:
-        """Write the notes on the data, the number of images of each split, and the skipped files."""
-        bad = [SkippedFile(name, *entry) for name, part in self.used.items() for entry in part.pictures.bad]
-        used = {name: len(part) - len(part.pictures.faults) for name, part in self.used.items()}
-        while_training = ["train"] if not self.used["train"].pictures.is_cached else []
-        write_data_usage(self.run_folder, self.data.notes, used, [*self.data.bad, *bad], while_training)
+        parts = {name: part.pictures for name, part in self.used.items()}
+        record_data_usage(self.run_folder, self.data.notes, parts, self.data.bad)
 
     def compile_task(self) -> None:
         if self.config.compile is True:

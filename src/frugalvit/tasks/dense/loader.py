@@ -29,30 +29,29 @@ _SHARE_OF_MEMORY = 0.25  # share of the free memory that cached images and masks
 
 
 class ImageReader:
-    """Decode images to uint8 (3, H, W) and cache them in memory if they fit.
-
-    is_cached:  whether images are cached
-    free_bytes: bytes left for the masks of cached images
-    bad:        (file, reason) of unreadable images
-    faults:     {index: error} of the unreadable images known so far
-    """
+    """Decode images to uint8 (3, H, W) and cache them in memory if they fit."""
 
     def __init__(
         self, paths: Sequence[Path], sizes: Sequence[tuple[int, int]], *, where: str = "auto", device: Any = None
     ) -> None:
         self.paths, self.sizes = list(paths), list(sizes)
         needed = 3 * sum(height * width for height, width in sizes)
-        self.free_bytes = _SHARE_OF_MEMORY * memory_share() - needed if where == "auto" else math.inf
+        self.free_bytes = _SHARE_OF_MEMORY * memory_share() - needed if where == "auto" else math.inf  # for masks
         self.is_cached = where != "off" and self.free_bytes > 0
+        self.decodes_on_demand = not self.is_cached  # so that more images may turn out to be unreadable
         self.device = device if where == "device" else None
         self._cache: dict[int, Tensor] = {}
-        self.bad: list[tuple[str, str]] = []
-        self.faults: dict[int, UnreadableImage] = {}
+        self.unreadable: list[tuple[str, str]] = []  # (file, reason)
+        self.faults: dict[int, UnreadableImage] = {}  # by index, of those in ``paths``
         self.max_bad = 1.0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @property
+    def readable(self) -> int:
+        return len(self) - len(self.faults)
 
     def read_or_substitute(self, index: int) -> tuple[int, Tensor]:
         """Return the index and the pixels of a training image; of the next one if it is unreadable."""
@@ -70,7 +69,7 @@ class ImageReader:
             if index in self.faults:
                 return
             self.faults[index] = fault
-            self.bad.append((fault.name, fault.reason))
+            self.unreadable.append((fault.name, fault.reason))
             console.warning(f"{fault} (left out)")
             check_bad(list(self.faults.values()), len(self), self.max_bad)
 
@@ -85,10 +84,7 @@ class ImageReader:
         return pixels
 
     def find_bad(self, workers: int, max_bad: float, *, decode: bool = False) -> list[int]:
-        """Find unreadable images before training and return their indices; too many are an error.
-
-        Images that are cached, or all with ``decode``, are decoded; of the others only header and end are read.
-        """
+        """Find unreadable images. Cached ones, or all with ``decode``, are decoded; others are read at both ends."""
         decode = decode or self.is_cached
         with ThreadPoolExecutor(workers) as pool:
             results = pool.map(lambda index: self._fault(index, decode), range(len(self)))
@@ -96,7 +92,7 @@ class ImageReader:
             faults = enumerate(console.progress(results, total=len(self), label=label))
             self.faults = {index: fault for index, fault in faults if fault is not None}
         warn_unreadable(list(self.faults.values()), len(self), max_bad)
-        self.bad, self.max_bad = [(fault.name, fault.reason) for fault in self.faults.values()], max_bad
+        self.unreadable, self.max_bad = [(fault.name, fault.reason) for fault in self.faults.values()], max_bad
         return list(self.faults)
 
     def drop_bad(self, items: Sequence[T], workers: int, max_bad: float) -> list[T]:
@@ -105,7 +101,7 @@ class ImageReader:
         readable = [index for index in range(len(self)) if index not in bad]
         self.paths, self.sizes = [self.paths[i] for i in readable], [self.sizes[i] for i in readable]
         self._cache = {new: self._cache[old] for new, old in enumerate(readable) if old in self._cache}
-        self.faults = {}
+        self.faults, self.decodes_on_demand = {}, False
         return [items[index] for index in readable]
 
     def _fault(self, index: int, decode: bool) -> UnreadableImage | None:

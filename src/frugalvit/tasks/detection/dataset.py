@@ -44,15 +44,12 @@ class View:
 
 @dataclass(frozen=True)
 class Objects:
-    """The n objects of an image: boxes (n, 4), labels (n,), and masks of the image's size as bits.
-
-    mask_of: (n,) index of each object's mask, -1 for none; None if each object has its own
-    """
+    """The n objects of an image: boxes (n, 4), labels (n,), and masks of the image's size as bits."""
 
     boxes: Tensor
     labels: Tensor
     bits: Tensor | None
-    mask_of: Tensor | None = None
+    mask_of: Tensor | None = None  # (n,) index of each object's mask, -1 for none; None if each has its own
 
 
 class DetectionDataset:

@@ -27,10 +27,7 @@ from frugalvit.tasks.detection.matching import select_positives
 
 
 class DetectorHead(nn.Module, ABC):
-    """Second stage of a detector: proposed regions -> objects. ``Detector`` builds it as ``cls(spec, features)``.
-
-    score_thresh: detections with a lower score are dropped; predictions may lower it
-    """
+    """Second stage: regions -> objects with at least ``score_thresh``. ``Detector`` builds ``cls(spec, features)``."""
 
     score_thresh: float
 

@@ -58,15 +58,11 @@ def _levels(metrics: Mapping[str, float]) -> list[Level]:
 
 @dataclass
 class Health(RunHealth):
-    """Checks the metrics of pre-training, or of distillation (``prototypes`` is 0).
-
-    ``settled`` is the first step at which collapse can be detected: every run starts with nearly uniform outputs and a
-    frozen last layer.
-    """
+    """Checks the metrics of pre-training, or of distillation (``prototypes`` is 0)."""
 
     prototypes: int
     steps: int
-    settled: int
+    settled: int  # first step at which collapse can be detected: runs start with uniform outputs, a frozen last layer
     stop: bool = False
     series: defaultdict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     """(step, value) of every metric."""
@@ -111,10 +107,7 @@ class Health(RunHealth):
         )
 
     def _separates_images(self, metrics: Mapping[str, float], level: Level, flat: float) -> bool:
-        """True if the outputs differ by other evidence: the other level's loss, or features that stay spread.
-
-        A random network's features are spread too, but shrink in a uniform collapse.
-        """
+        """True if the other level learns, or features stay spread: those of a random network shrink in a collapse."""
         other = "region_loss" if level.name == "view" else "view_loss"
         spread = [value for _, value in self.series["feature_deviation"]]
         return metrics.get(other, flat) < 0.9 * flat or (bool(spread) and spread[-1] > max(0.5, 0.9 * spread[0]))

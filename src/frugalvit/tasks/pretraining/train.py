@@ -84,9 +84,8 @@ class LabelFreeExperiment(Experiment[C, R]):
     def set_data(self, images: ImageDataset, augment: Augment, health: Health, mixing: Mixing | None = None) -> None:
         """Pass the batches, the monitor of the features and the health checks to the task."""
         config, student = self.config, self.backbone
-        batches = builders.make_batches(
-            images, student.img_size, self.plan, config, self.fabric, augment=augment, mixing=mixing
-        )
+        views: dict[str, Any] = {"augment": augment, "mixing": mixing}
+        batches = builders.make_batches(images, student.img_size, self.plan, config, self.fabric, **views)
         monitor, split = make_monitor(config, self.data, student, self.fabric)
         self.health = health
         self.task.set_data(batches, monitor, health, self.fabric, split)

@@ -125,10 +125,7 @@ def open_scenes(
 
 
 def _find_labels(splits: dict[str, list[Scene]], ask: bool) -> dict[int, Path]:
-    """Read all masks; return every label with a mask that has it.
-
-    ask: raise if the labels seem to number objects: 0 to k without a gap in every mask, with different k
-    """
+    """Return every label with a mask that has it. ``ask``: raise if labels seem to number objects, from 0 to k."""
     scenes = [scene for scenes in splits.values() for scene in scenes]
     examples: dict[int, Path] = {}
     counts: list[int] = []
