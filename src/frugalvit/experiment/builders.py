@@ -40,7 +40,6 @@ from frugalvit.experiment.load_model import eval_transform, find_init
 from frugalvit.experiment.resolve import PAIR, AutoValue, AutoValues
 from frugalvit.objectives import RelativeLocalization
 from frugalvit.runs import layout
-from frugalvit.runs.layout import has_checkpoint
 from frugalvit.runs.resume import network_keywords
 from frugalvit.runs.run_folder import RunFolder, new_run_folder, read_data_facts
 from frugalvit.runs.trackers import make_trackers
@@ -116,7 +115,7 @@ def check_out_outside_data(config: RunConfig) -> None:
 
 def needs_initial_weights(config: RunConfig) -> bool:
     """Return whether the weights come from --init or the seed, not from a checkpoint of the run itself."""
-    return not (config.resume and has_checkpoint(Path(config.resume)))
+    return not (config.resume and layout.has_checkpoint(Path(config.resume)))
 
 
 def write_run_metadata(

@@ -25,7 +25,6 @@ from frugalvit.experiment.load_model import adopt_init_architecture, find_init
 from frugalvit.experiment.resolve import AutoValues, add_backbone_facts, record_recipe, resolve_input
 from frugalvit.report.html import write_report
 from frugalvit.runs import layout, resume
-from frugalvit.runs.layout import missing_parents, remove_empty_run
 from frugalvit.runs.run_folder import RunFolder, finished_summary
 from frugalvit.runs.trackers import check_trackers
 from frugalvit.utils import console, launch_env
@@ -147,7 +146,7 @@ class Experiment(ABC, Generic[C, R]):
             fabric, Path(requested.resume) if requested.resume else None, distributed.SETUP_TIMEOUT
         ):
             self.data = self._open_data(requested, fabric)
-            created = missing_parents(Path(requested.out)) if requested.out and not requested.resume else []
+            created = layout.missing_parents(Path(requested.out)) if requested.out and not requested.resume else []
             label = self.command if requested.backbone == "auto" else requested.backbone.replace("/", "-")
             run = self.run_folder = builders.open_run(self.options, fabric, label, self.data.name, files=self.files)
             created = [run.folder] if not requested.out and not requested.resume else created
@@ -166,7 +165,7 @@ class Experiment(ABC, Generic[C, R]):
         except UserError:
             run.close()
             if run.writer:
-                remove_empty_run(created)
+                layout.remove_empty_run(created)
             raise
         finally:
             run.close()

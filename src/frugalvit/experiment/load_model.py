@@ -27,7 +27,6 @@ from frugalvit.experiment.resolve import AutoValues
 from frugalvit.runs import layout
 from frugalvit.runs.resume import command_of
 from frugalvit.utils import console
-from frugalvit.utils.console import shell_quote
 from frugalvit.utils.text import truncate_list
 
 C = TypeVar("C", bound=RunConfig)
@@ -80,7 +79,7 @@ def load_model(
         if folder is None:
             hint = _MODELS
             if (path / layout.CONFIG).exists():
-                resume = f"frugalvit {command_of(path) or 'train'} --resume {shell_quote(path)}"
+                resume = f"frugalvit {command_of(path) or 'train'} --resume {console.shell_quote(path)}"
                 hint = f"The run is not finished: resume it with '{resume}'"
             elif runs := sorted(path.glob(f"*/seed_*/{layout.MODEL}")):
                 hint = f"It has several runs: pass one, for example {runs[0].parent}"
@@ -140,7 +139,7 @@ def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = Tr
     if folder is None and (path / layout.DATA).is_file():
         raise UserError(
             f"--init {config.init}: this run is not finished. Resume it, or use --init "
-            f"{shell_quote(f'{config.init}/{layout.CHECKPOINTS}/{layout.LAST}')} with its --backbone."
+            f"{console.shell_quote(f'{config.init}/{layout.CHECKPOINTS}/{layout.LAST}')} with its --backbone."
         )
     if folder is None and path.is_file():
         return _adopt_published(config, path, auto, with_size)

@@ -17,7 +17,6 @@ from frugalvit.data.webdataset.streaming_dataset import ShardSurvey
 from frugalvit.engine.checkpoint import load_newest_state, load_or_warn, save_state
 from frugalvit.errors import UserError
 from frugalvit.runs import layout
-from frugalvit.runs.layout import find_run
 from frugalvit.runs.trackers import TensorBoard, Trackers
 from frugalvit.utils import console, files
 from frugalvit.utils.console import shell_quote
@@ -262,7 +261,7 @@ def read_data_facts(folder: str | Path) -> dict[str, Any]:
 
 def finished_summary(path: str | Path) -> dict[str, Any] | None:
     """Return the result of a finished run and log that it is finished; None if it is not."""
-    summary = read_summary(find_run(path))
+    summary = read_summary(layout.find_run(path))
     if not summary:
         return None
     console.info(f"{path} is finished: this is its result. To start from its weights: --init {shell_quote(path)}")

@@ -13,7 +13,6 @@ from torch import Tensor
 from frugalvit.data.decode import as_pixels
 from frugalvit.data.image_inputs import as_list
 from frugalvit.engine import hardware
-from frugalvit.engine.hardware import cpu_settings
 from frugalvit.tasks.detection import commands
 from frugalvit.tasks.segmentation import commands as segment_commands
 
@@ -46,7 +45,7 @@ class ReadyDetector(_Ready):
         pictures: a path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them
         """
         self._task.net.set_score_threshold(threshold)
-        with cpu_settings(self._task.device):
+        with hardware.cpu_settings(self._task.device):
             results = [self._task.detect([pixels], threshold)[0] for pixels in _tensors(pictures)]
         return [[self._object(entry) for entry in sorted(objects, key=lambda e: -e["score"])] for objects in results]
 
@@ -60,7 +59,7 @@ class ReadySegmenter(_Ready):
 
     def predict(self, pictures: Any) -> list[np.ndarray]:
         """Return for each image (H, W) the index in ``classes`` of every pixel. Inputs are as for a detector."""
-        with cpu_settings(self._task.device):
+        with hardware.cpu_settings(self._task.device):
             return [self._task.predict([p], self._task.test)[0].cpu().numpy() for p in _tensors(pictures)]
 
 

@@ -19,7 +19,6 @@ from frugalvit.engine.step import total_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment.resolve import AutoValue, AutoValues
 from frugalvit.runs import layout
-from frugalvit.runs.layout import find_run, has_checkpoint
 from frugalvit.runs.resume import check_command
 from frugalvit.runs.run_folder import RunFolder, read_data_facts, read_summary
 from frugalvit.tasks.pretraining.task import PretrainingTask
@@ -40,7 +39,7 @@ class ContinuedRun:
     """The run that --continue names: its options and facts, read once."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.folder = path, find_run(path)
+        self.path, self.folder = path, layout.find_run(path)
         values = read_yaml(self.folder / layout.CONFIG)
         check_command(self.folder, values, PretrainConfig, "--continue takes runs of 'frugalvit pretrain'")
         self.config = PretrainConfig.from_stored(values)
@@ -82,7 +81,7 @@ class ContinuedRun:
 
 def import_checkpoint(path: str, task: PretrainingTask, steps: int) -> dict[str, Any]:
     """Return another run's last checkpoint as this run's first. A new level keeps its head and a zero center."""
-    state = RunFolder(find_run(path), writer=False).load_checkpoint()
+    state = RunFolder(layout.find_run(path), writer=False).load_checkpoint()
     if state is None:
         raise UserError(f"{path} has no checkpoint to continue from.")
     _check_longer(path, state["step"], steps)
@@ -122,7 +121,7 @@ def start_from_heads(task: PretrainingTask, path: str) -> None:
     if source.is_file():
         loaded = _load_file_heads(task, source)
     else:
-        state = RunFolder(source, writer=False).load_checkpoint() if has_checkpoint(source) else None
+        state = RunFolder(source, writer=False).load_checkpoint() if layout.has_checkpoint(source) else None
         theirs, ours = {} if state is None else state["task"], task.state_dict()
         names = [name for name in theirs if name.startswith(("views.", "regions.")) and name in ours]
         fitting = {name: theirs[name] for name in names if theirs[name].shape == ours[name].shape}
