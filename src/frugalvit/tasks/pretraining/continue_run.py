@@ -49,10 +49,7 @@ class ContinuedRun:
         """Return the options; inherit those not set. The length counts from the source run's first step."""
         source, set_options, reason = self.config, config.set_options(), f"inherited from {self.path}"
         inherited: dict[str, Any] = {}
-        # How to read the data is inherited only for the same data.
-        same_data = config.data is None or Path(config.data).resolve() == Path(str(source.data)).resolve()
-        excluded = {*_NEVER_INHERITED, *(() if same_data else _READING)}
-        for name in (n for n in flat_fields(PretrainConfig) if n not in excluded and not n.startswith("cache.")):
+        for name in self._inheritable(config):
             ours, value = attrgetter(name)(config), attrgetter(name)(source)
             if value not in ("auto", ours) and (ours == "auto" or name not in set_options):
                 inherited[name] = value
@@ -71,6 +68,19 @@ class ContinuedRun:
         if done is not None and config.steps is not None:  # before a folder is created
             _check_longer(self.path, done, config.steps)
         return config
+
+    def describe_changes(self, config: PretrainConfig) -> str:
+        """Return the options that differ from the source run, in one line; empty without any."""
+        names = (*self._inheritable(config), "steps", "epochs")
+        pairs = ((name, attrgetter(name)(config), attrgetter(name)(self.config)) for name in names)
+        changes = [f"{name} {ours} (there {value})" for name, ours, value in pairs if ours != value]
+        return f"unlike {self.path}: {', '.join(changes)}" if changes else ""
+
+    def _inheritable(self, config: PretrainConfig) -> list[str]:
+        """Return the names of the options to inherit; those for reading data only if the data is the same."""
+        same_data = config.data is None or Path(config.data).resolve() == Path(str(self.config.data)).resolve()
+        excluded = {*_NEVER_INHERITED, *(() if same_data else _READING)}
+        return [name for name in flat_fields(PretrainConfig) if name not in excluded and not name.startswith("cache.")]
 
     def network_keywords(self, config: PretrainConfig) -> dict[str, Any]:
         """Return the keywords that the source run's network was built with, if the network is the same."""

@@ -163,6 +163,8 @@ class PretrainExperiment(LabelFreeExperiment[PretrainConfig, ResolvedPretrainCon
         fits = len(self.images) <= INSTANCES_UP_TO and min(self.backbone.img_size) > SMALL_INPUT
         if fits and not self.config.is_set("method") and self.source_run is None:
             console.info("few images: --method instances usually learns better features (docs/guides/no_labels.md)")
+        if self.source_run is not None and (changes := self.source_run.describe_changes(self.config)):
+            console.info(changes)
 
     def build_task(self) -> PretrainingTask | InstanceTask:
         config, run, plan = self.config, self.run_folder, self.plan
