@@ -122,13 +122,14 @@ def _sheet(pictures: list[Image.Image], columns: int, edge: int) -> bytes:
     return _encode(sheet)
 
 
-def save_pictures(run: RunFolder, mistakes: list[dict[str, Any]] | None, sheet: bytes) -> None:
+def save_pictures(run: RunFolder, mistakes: list[dict[str, Any]] | None, sheet: bytes | None) -> None:
     """Write the pictures into the run folder and send them to the trackers."""
     if not run.writer:
         return
-    picture = run.path(layout.AUGMENTATIONS)
-    picture.write_bytes(sheet)
-    run.picture("augmentations", picture)
+    if sheet is not None:
+        picture = run.path(layout.AUGMENTATIONS)
+        picture.write_bytes(sheet)
+        run.picture("augmentations", picture)
     if mistakes is not None:
         run.save_json(layout.MISTAKES, mistakes)
         if mistakes:
