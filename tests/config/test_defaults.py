@@ -50,7 +50,7 @@ def test_supervised_batch_and_epochs(images: int, device: str, batch: int, epoch
         (defaults.teacher_momentum, (750_000, 224), 0.996),
         (defaults.teacher_momentum, (400, 32), 0.98),
         (defaults.teacher_momentum, (2_610, 32), 0.996),
-        (defaults.teacher_centering, (), "mean"),
+        (lambda: defaults.TEACHER_CENTERING, (), "mean"),
         (defaults.teacher_temperature, (50, 224), 0.07),
         (defaults.teacher_temperature, (49.9, 224), 0.04),
         (defaults.teacher_temperature, (300, 33), 0.07),

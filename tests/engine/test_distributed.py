@@ -220,7 +220,7 @@ def test_all_ranks_cache_the_same_images(lengths: tuple[int, int], error: str, m
 
     def keep(fabric: Any) -> int:
         ranks.own = fabric.global_rank
-        return builders._build_store(examples, (8, 8), TrainConfig(), fabric.device, fabric, None).readable
+        return builders.get_image_store(examples, (8, 8), TrainConfig(), fabric.device, fabric).readable
 
     results = run_ranks(2, keep)
     assert locations == ["off", "off"]

@@ -17,7 +17,7 @@ from frugalvit.errors import UserError
 from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification.metrics import ClassificationScores
 from frugalvit.tasks.classification.task import ClassificationTask
-from frugalvit.tasks.classification.train import _note_localization
+from frugalvit.tasks.classification.train import _describe_losses
 from frugalvit.utils import console
 from helpers.tiny_runs import load_state, read_metrics, run_tiny
 from helpers.toy_task import ToyTask, run_toy
@@ -102,8 +102,8 @@ def test_nonfinite_localization_error_is_ignored() -> None:
         ClassificationTask.on_metrics(task, 1, {"localization_error": error})
     ClassificationTask.on_metrics(task, 2, {"top1": 3.0})
     assert task.last_error == 2.5
-    assert _note_localization({"localization_error": math.nan, "constant_answer_error": 1.0}) == []
-    assert _note_localization({"localization_error": 0.9, "constant_answer_error": 1.0})
+    assert _describe_losses({"localization_error": math.nan, "constant_answer_error": 1.0}) == []
+    assert _describe_losses({"localization_error": 0.9, "constant_answer_error": 1.0})
 
 
 def test_json_has_null_for_nonfinite_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,17 +47,26 @@ class Config(pydantic.BaseModel):
     def _check_partners(self) -> Self:
         """Reject an option that has no effect because the option it ``needs`` is not set."""
         fields = type(self).model_fields
-        for name, field in fields.items():
-            needs = option_extras(field).get("needs")
-            default = tuple(field.default) if isinstance(field.default, list) else field.default
-            value = getattr(self, name)
-            if not needs or (tuple(value) if isinstance(value, list) else value) == default:
-                continue
-            partners = [part.partition("=") for part in needs.split(" or ")]
-            if not any(getattr(self, key) == wanted if wanted else getattr(self, key) for key, _, wanted in partners):
+        for name in self.changed_options():
+            needs = option_extras(fields[name]).get("needs")
+            partners = [part.partition("=") for part in needs.split(" or ")] if needs else []
+            if needs and not any(
+                getattr(self, key) == wanted if wanted else getattr(self, key) for key, _, wanted in partners
+            ):
                 flags = [f"{_flag(key, fields[key])} {wanted}".strip() for key, _, wanted in partners]
-                raise ValueError(f"{_flag(name, field)} has no effect without {' or '.join(flags)}")
+                raise ValueError(f"{_flag(name, fields[name])} has no effect without {' or '.join(flags)}")
         return self
+
+    def changed_options(self) -> list[str]:
+        """Return the names of the options with another value than the default."""
+
+        def plain(value: Any) -> Any:
+            return tuple(value) if isinstance(value, list) else value
+
+        defaults = {
+            name: field.get_default(call_default_factory=True) for name, field in type(self).model_fields.items()
+        }
+        return [name for name, default in defaults.items() if plain(getattr(self, name)) != plain(default)]
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
@@ -195,14 +204,10 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     literals = [e.get("ctx", {}).get("expected", "") for e in errors if e["type"] == "literal_error"]
     choices = [choice for literal in literals for choice in re.findall(r"'([^']*)'", literal)]
     value = first.get("input")
-    return f"{name} = {_format_value(value)}: {reason}.{did_you_mean(str(value), choices) if choices else ''}"
-
-
-def _format_value(value: object) -> str:
-    """Format a value for a message: its text if short, else its type."""
     text = repr(value)
     is_readable = len(text) < 200 and "\n" not in text and " object at 0x" not in text
-    return text if is_readable else f"a {type(value).__name__}"
+    text = text if is_readable else f"a {type(value).__name__}"
+    return f"{name} = {text}: {reason}.{did_you_mean(str(value), choices) if choices else ''}"
 
 
 _TYPES = {

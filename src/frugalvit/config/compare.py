@@ -18,9 +18,7 @@ class Compared(RunConfig):
     """Mixin for a comparison: the same data and seeds under two or more settings."""
 
     with_settings: list[str] = option([], "options of the first setting, e.g. localization.weight=0.5", short="--with")
-    without_settings: list[str] = option(
-        [], "options of the second setting, e.g. localization.weight=0", short="--without"
-    )
+    without_settings: list[str] = option([], "options of the second, e.g. localization.weight=0", short="--without")
     settings: list[str] = option([], "any number of named settings: 'esvit: init=runs/esvit' 'random: init=none'")
     seeds: int = option(3, "runs of each setting, with seeds seed, seed+1, …", ge=1)
     metric: str = option("auto", "metric to compare; auto: the main score")
@@ -86,16 +84,11 @@ class CompareConfig(Compared, TrainConfig):
 
 
 class PretrainCompareConfig(Compared, PretrainConfig):
-    """Pre-trainings under several objectives and backbones over several seeds, scored by frozen probes.
-
-    By default L_V + L_R against L_V.
-    """
+    """Pre-trainings under several settings and seeds, scored by frozen probes; by default L_V + L_R against L_V."""
 
     metric: str = option("knn", "metric to compare: knn, linear, logistic, match_accuracy, match_error_px, …")
     backbones: list[str] = option([], "networks: every setting runs with each of them; the last one is the baseline's")
-    minutes: float | None = option(
-        None, "equal time: each run has as many steps as fit into these minutes, by a short run before", gt=0
-    )
+    minutes: float | None = option(None, "minutes of each run, for equal time; a short run measures the steps", gt=0)
 
     def default_settings(self) -> dict[str, dict[str, Any]]:
         """Compare view and region matching with view matching alone."""

@@ -32,18 +32,12 @@ class AugmentConfig(Config):
     ratio: Span = option((3 / 4, 4 / 3), "aspect ratios of a random resized crop, relative to the input's")
     padding: int = option(4, "pixels of black border for the padded crop", ge=0)
     interpolation: Literal["bilinear", "bicubic"] = option("bicubic", "filter to resize crops")
-    affine: Literal["bilinear", "bicubic"] = option(
-        "bilinear", "filter of rotations, shears and translations; bicubic is timm's, and much slower on a CPU"
-    )
+    affine: Literal["bilinear", "bicubic"] = option("bilinear", "filter of rotations and shears; bicubic (timm): slow")
     flip: Share = option(0.5, "probability of a horizontal flip")
-    operations: Whole | Auto = option(
-        "auto", "RandAugment operations per image; 0 turns it off; auto: 2, or 0 for short runs and tiny networks"
-    )
+    operations: Whole | Auto = option("auto", "RandAugment operations; 0: off; auto: 2, or 0 for short or tiny runs")
     operation_prob: Share = option(0.5, "probability that a drawn RandAugment operation is applied")
     magnitude: float = option(9.0, "RandAugment magnitude", ge=0, le=10)
-    magnitude_std: float = option(
-        0.5, "standard deviation of the magnitude; inf: uniform from 0 to the magnitude", ge=0, allow_inf_nan=True
-    )
+    magnitude_std: float = option(0.5, "deviation of the magnitude; inf: uniform from 0 up", ge=0, allow_inf_nan=True)
     jitter: Jitter = option((0.0, 0.0, 0.0, 0.0), "colour jitter: brightness, contrast, saturation, hue")
     jitter_prob: Share = option(0.8, "probability of colour jitter, if it is on")
     grayscale: Share = option(0.0, "probability of a grey image")
@@ -54,8 +48,7 @@ class AugmentConfig(Config):
     repeats: int = option(1, "repeated augmentation: copies of an image within one batch", ge=1)
 
 
-SMALL_INPUT = 32
-"""Up to this input size in pixels, crops and views are milder than the papers', which are made for 224."""
+SMALL_INPUT = 32  # up to this input size in pixels, crops and views are milder than the papers', which are made for 224
 
 
 class Views(NamedTuple):
@@ -75,9 +68,7 @@ class CropsConfig(Config):
 
     global_crops: int = option(2, "number of global crops", ge=1)
     local_crops: int = option(8, "number of local crops; 0: global crops only", ge=0)
-    local_size: Count | tuple[Count, Count] | Auto = option(
-        "auto", "pixels of a local crop, or height,width; auto: the paper's ratio 96 : 224"
-    )
+    local_size: Count | tuple[Count, Count] | Auto = option("auto", "pixels of a local crop; auto: 96/224 of global")
     global_scale: Range | Auto = option("auto", "area of a global crop; auto: the paper's 0.4,1, up to 32 px 0.5,1")
     local_scale: Range | Auto = option("auto", "area of a local crop; auto: the paper's 0.05,0.4, up to 32 px 0.2,0.5")
     ratio: Span = option((3 / 4, 4 / 3), "aspect ratios of the crops, relative to that of their size in pixels")
@@ -89,9 +80,7 @@ class CropsConfig(Config):
     blur_first: Share = option(1.0, "probability of blur on the first global crop")
     blur_global: Share = option(0.1, "probability of blur on the other global crops")
     blur_local: Share = option(0.5, "probability of blur on a local crop")
-    blur_sigma: Span | Auto = option(
-        "auto", "sigma of the blur in pixels; auto: the paper's 0.1,2, up to 32 px 0.1,0.3"
-    )
+    blur_sigma: Span | Auto = option("auto", "sigma of the blur in px; auto: the paper's 0.1,2, up to 32 px 0.1,0.3")
     solarize: Share = option(0.2, "probability of solarizing the global crops after the first")
 
     @model_validator(mode="after")
@@ -112,10 +101,7 @@ class MixingConfig(Config):
 
     mixup: float = option(0.8, "alpha of mixup's Beta distribution; 0 turns mixup off", ge=0)
     cutmix: float = option(1.0, "alpha of cutmix's Beta distribution; 0 turns cutmix off", ge=0)
-    prob: Share | Auto = option(
-        "auto",
-        "probability that a step is mixed; auto: 0.5; 0 below 180 epochs (hybrids: 60) unless mixup or cutmix is set",
-    )
+    prob: Share | Auto = option("auto", "share of steps that are mixed; auto: 0.5, or 0 below 180 epochs (hybrids: 60)")
     switch_prob: Share = option(0.5, "probability of cutmix if both are on")
     smoothing: Share | Auto = option("auto", "label smoothing; auto: 0.1; 0 with --unlabelled or a fitted start")
 
@@ -143,9 +129,7 @@ class DataConfig(DataViewConfig):
     )
     duplicates: bool = option(True, "find files with the same content")
     seed: Seed = option(0, "seed of a val split made from train, and of the folds of --suspicious")
-    suspicious: str | None = option(
-        None, f"rank images by how unlikely their labels are for this model ({MODEL}), as a page and a table"
-    )
+    suspicious: str | None = option(None, f"rank images by how unlikely their labels are for this model ({MODEL})")
     out: str | None = option(None, "table of --suspicious (default: suspicious.csv)", short="-o", needs="suspicious")
     backbone: str | None = option(None, "architecture of a checkpoint without a configuration", needs="suspicious")
     img_size: Side | None = option(None, "input size in pixels (default: the model's)", needs="suspicious")
@@ -154,8 +138,8 @@ class DataConfig(DataViewConfig):
     @model_validator(mode="after")
     def _check_contradictions(self) -> Self:
         """Refuse options that --suspicious does not use."""
-        for name in ("decode", "duplicates", "split", "val_fraction") if self.suspicious else ():
-            if getattr(self, name) != type(self).model_fields[name].default:
+        for name in self.changed_options() if self.suspicious else ():
+            if name in ("decode", "duplicates", "split", "val_fraction"):
                 raise ValueError(f"--{name.replace('_', '-')} has no effect with --suspicious")
         return self
 

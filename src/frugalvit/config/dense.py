@@ -30,6 +30,7 @@ DETECTOR_HEADS: dict[str, str | type[Any]] = {
     "cascade": "frugalvit.tasks.detection.cascade:CascadeHead",
 }
 """Detector heads by name (``--head``): "module:class", or the class. docs/extending.md shows how to add one."""
+BOXES = "folder of images with boxes (COCO, Pascal VOC, YOLO, Penn-Fudan), or one COCO file"
 if TYPE_CHECKING:
     HeadName = str
 else:
@@ -43,9 +44,7 @@ class TransferOptimizerConfig(Config):
     betas: tuple[Rate, Rate] = option((0.9, 0.999), "AdamW's betas")
     warmup: int = option(500, "linear warm-up in steps, at most a fifth of the run", ge=0)
     clip: float = option(0.0, "gradient norm limit; 0 for none", ge=0)
-    clip_per: Literal["global", "tensor"] = option(
-        "global", "clip by one norm over all gradients, or by one per tensor"
-    )
+    clip_per: Literal["global", "tensor"] = option("global", "clip by one norm over all gradients, or by tensor")
     layer_decay: float = option(1.0, "learning-rate factor from each block to the one before it", gt=0, le=1)
 
 
@@ -109,16 +108,10 @@ class TransferConfig(LabelledRunConfig):
 class DetectorConfig(Config):
     """Sizes of the detector heads."""
 
-    channels: Count | Auto = option(
-        "auto", "channels of the feature pyramid; auto: a third of the backbone's, at most 256"
-    )
+    channels: Count | Auto = option("auto", "channels of the pyramid; auto: a third of the backbone's, at most 256")
     hidden: Count | Auto = option("auto", "width of the box heads; auto: four times the channels")
-    anchors: Positive | Auto = option(
-        "auto", "smallest anchor in strides of its level; auto: 8 at 800 px, less for smaller inputs"
-    )
-    octaves: Count | Auto = option(
-        "auto", "anchor sizes per level, doubling; auto: up to large objects, or 1 if --detector.anchors is set"
-    )
+    anchors: Positive | Auto = option("auto", "smallest anchor in strides of its level; auto: 8 at 800 px, else less")
+    octaves: Count | Auto = option("auto", "anchor sizes per level, doubling; auto: to large objects, or 1")
     proposals: int = option(1000, "proposed regions per image", ge=1)
     samples: int = option(512, "regions per image that train the box heads", ge=4)
     detections: int = option(100, "largest number of detections per image", ge=1)
@@ -127,9 +120,7 @@ class DetectorConfig(Config):
 class DetectConfig(TransferConfig):
     """Mask R-CNN or Cascade Mask R-CNN on COCO-format data."""
 
-    data: str | None = option(
-        None, "folder of images with boxes (COCO, Pascal VOC, YOLO, Penn-Fudan), or one COCO file", positional=True
-    )
+    data: str | None = option(None, BOXES, positional=True)
     img_size: Side | Auto = option(  # type: ignore[assignment]
         "auto", "short side of test images, in pixels; auto: 5/3 of the data's, at most 800 (128 on a CPU)"
     )
@@ -154,9 +145,7 @@ class DecoderConfig(Config):
     channels: Count | Auto = option("auto", "channels; auto: two thirds of the backbone's, at most the paper's 512")
     dropout: float = option(0.1, "dropout before the classifier", ge=0, lt=1)
     auxiliary: float = option(0.4, "weight of the auxiliary loss; 0: none", ge=0)
-    norm: Literal["batch", "group"] | Auto = option(
-        "auto", "batch: statistics of the batch, as published; group: of each image; auto: batch from 8 images at once"
-    )
+    norm: Literal["batch", "group"] | Auto = option("auto", "norm over the batch or groups; auto: batch from 8 images")
 
 
 class TestConfig(Config):
@@ -181,13 +170,9 @@ class SegmentConfig(TransferConfig):
     img_size: Side | Auto = option(  # type: ignore[assignment]
         "auto", "side of the training crops, in pixels; auto: the data's short side, at most 512 (128 on a CPU)"
     )
-    ignore_index: Label | Auto = option(
-        "auto", "label to ignore, besides 255; auto: a class named void, 0 in ADE20K, 11 in CamVid"
-    )
+    ignore_index: Label | Auto = option("auto", "label to ignore besides 255; auto: void, ADE20K's 0, CamVid's 11")
     label_count: LabelCount | Auto = option("auto", "number of labels; auto: those that occur or have a name")
-    instances: bool | Auto = option(
-        "auto", "labels number the objects of an image: true: learn object against background; auto: ask if it seems so"
-    )
+    instances: bool | Auto = option("auto", "labels number objects: learn object against background; auto: ask if so")
     scales: Span = option((0.5, 2.0), "range of scales in training, relative to img-size")
     photometric: bool = option(True, "distort brightness, contrast, saturation and hue in training")
     largest_share: float = option(0.75, "redraw a crop if one class covers more than this share", gt=0, le=1)
@@ -209,9 +194,7 @@ class _TrainedModelConfig(Config):
 class DetectEvalConfig(_TrainedModelConfig):
     """COCO AP of a trained detector on another dataset, or another split."""
 
-    data: str = option(
-        help="folder of images with boxes (COCO, Pascal VOC, YOLO, Penn-Fudan), or one COCO file", positional=True
-    )
+    data: str = option(help=BOXES, positional=True)
     split: Literal["train", "val", "test"] = option("val", "split of a folder; a single file is evaluated in full")
     out: str | None = option(None, "folder for pictures and transfer_report.json", short="-o")
 

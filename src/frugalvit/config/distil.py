@@ -26,9 +26,7 @@ class DistilConfig(LabelFreeConfig, TeacherConfig):
     """Label-free distillation: the student learns the features of a frozen teacher on the same views."""
 
     teacher_size: Side | None = option(None, "input size of the teacher in pixels (default: its own)")
-    cache_teacher: bool = option(
-        False, "run the teacher once per image and cache its features on disk; crops are then fixed, flips stay"
-    )
+    cache_teacher: bool = option(False, "run the teacher once per image and cache its features; crops are then fixed")
     distillation: DistillationConfig = option(default_factory=DistillationConfig)
     augment: AugmentConfig = option(default_factory=AugmentConfig)
 

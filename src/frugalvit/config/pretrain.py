@@ -1,13 +1,22 @@
 """Options of label-free pre-training."""
 
-from typing import Annotated, Any, Literal, Self
-
-from pydantic import Field
+from typing import Any, Literal, Self
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
 from frugalvit.config.train import DrlocConfig, RunConfig
-from frugalvit.config.types import OBJECTIVES, Auto, Count, Labelling, Objectives, Positive, Rate, Share
+from frugalvit.config.types import (
+    OBJECTIVES,
+    Auto,
+    Count,
+    Labelling,
+    Objectives,
+    Positive,
+    Rate,
+    Several,
+    Share,
+    Strength,
+)
 from frugalvit.errors import UserError
 
 Centering = Literal["mean", "sinkhorn"]
@@ -16,17 +25,11 @@ Centering = Literal["mean", "sinkhorn"]
 class MatchingConfig(Config):
     """Heads, centers and temperatures of view and region matching (EsViT §2.2, DINO)."""
 
-    view_weight: Annotated[float, Field(ge=0)] | Auto = option(
-        "auto", "weight of the view-level loss L_V; auto: 0.5 with L_R, 1 without"
-    )
+    view_weight: Strength | Auto = option("auto", "weight of the view-level loss L_V; auto: 0.5 with L_R, 1 without")
     region_weight: float = option(0.5, "weight of the region-level loss L_R; 0 is DINO", ge=0)
     regions_from: float = option(0.0, "add L_R from this epoch on", ge=0)
-    prototypes: Annotated[int, Field(ge=2)] | Auto = option(
-        "auto", "K, size of the heads' output; auto: from the number of images"
-    )
-    hidden: Count | Auto = option(
-        "auto", "width of the heads; auto: four times the backbone's, at most the paper's 2,048"
-    )
+    prototypes: Several | Auto = option("auto", "K, size of the heads' output; auto: from the number of images")
+    hidden: Count | Auto = option("auto", "width of the heads; auto: four times the backbone's, at most 2,048 (paper)")
     bottleneck: int = option(256, "width before the prototypes", ge=1)
     norm_last: bool = option(True, "keep the norms of the prototypes at one")
     hold_last: float = option(1.0, "epochs in which the prototypes are frozen, at most a tenth of the run", ge=0)
@@ -36,14 +39,10 @@ class MatchingConfig(Config):
     teacher_temp_warmup: float = option(30.0, "epochs of the teacher's warm-up, at most a third of the run", ge=0)
     momentum: Share | Auto = option("auto", "EMA rate of the teacher, rising to 1")
     centering: Centering | Auto = option(
-        "auto",
-        "center of the teacher's outputs; mean: a moving average (EsViT); sinkhorn: every batch uses all prototypes "
-        "equally (SwAV, DINOv2)",
+        "auto", "center of the teacher; mean: a moving average (EsViT); sinkhorn: batches use all prototypes (SwAV)"
     )
     center_momentum: float = option(0.9, "EMA rate of the centers", ge=0, le=1)
-    koleo: float = option(
-        0.0, "weight of KoLeo, which moves each image away from its nearest neighbour (DINOv2: 0.1); 0: off", ge=0
-    )
+    koleo: float = option(0.0, "weight of KoLeo: images move away from the nearest other (DINOv2: 0.1)", ge=0)
     chunked: bool | Auto = option("auto", "compute the logits in chunks to save memory; auto: for many prototypes")
 
     def weights(self) -> tuple[float, float]:
@@ -64,9 +63,7 @@ class LabelFreeConfig(RunConfig):
     """What pre-training and distillation share: images without labels, and how features are judged."""
 
     images: Literal["train", "train+val", "all"] = option("train", "splits to train on; labels are not used")
-    label_source: Labelling = option(
-        "auto", "labels for the k-NN metric; folders: folder names are classes; ignore: none"
-    )
+    label_source: Labelling = option("auto", "labels for k-NN; folders: folder names are classes; ignore: none")
     drop_path: Rate | Auto = option("auto", "stochastic depth of the student; auto: the model's own")
     weight_decay_end: float = option(0.4, "weight decay at the end; it rises by a cosine", ge=0)
     health: HealthConfig = option(default_factory=HealthConfig)
@@ -87,14 +84,10 @@ _INSTANCES = ("augment", "mixing")
 class PretrainConfig(LabelFreeConfig):
     """EsViT: ½ L_V + ½ L_R over 2 global and 8 local crops, student and EMA teacher. Or instance classification."""
 
-    method: Literal["esvit", "instances"] = option(
-        "esvit", "esvit: match views and regions; instances: classify images, each a class of its own (small data)"
-    )
+    method: Literal["esvit", "instances"] = option("esvit", "match views and regions, or classify images (small data)")
 
     continue_from: str | None = option(
-        None,
-        "start a new run from another pre-training, with its optimizer and options; --steps counts from its start",
-        short="--continue",
+        None, "new run from another, with its optimizer and options; --steps counts from its start", short="--continue"
     )
     crops_at_once: int = option(0, "crops per forward pass: fewer use less memory and more time; 0: all", ge=0)
     objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)
@@ -117,17 +110,15 @@ class PretrainConfig(LabelFreeConfig):
     @classmethod
     def parse(cls, values: dict[str, Any]) -> Self:
         config = super().parse(values)
-        unused, default = _INSTANCES if config.method == "esvit" else _ESVIT, cls()
-        for name in () if config.resume else unused:
-            if getattr(config, name) != getattr(default, name):
+        unused = _INSTANCES if config.method == "esvit" else _ESVIT
+        for name in () if config.resume else config.changed_options():
+            if name in unused:
                 raise UserError(f"--{name} has no effect with --method {config.method}: drop one of them.")
         if not (config.localization.weight or config.continue_from or config.resume):  # these two load it from a run
-            default = DrlocConfig()
-            for name, value in config.localization:
-                if value != getattr(default, name):
-                    raise UserError(f"localization.{name} has no effect: set localization.weight too.")
+            for name in config.localization.changed_options():
+                raise UserError(f"localization.{name} has no effect: set localization.weight too.")
         matching = config.matching
-        if matching.centering == "sinkhorn" and matching.center_momentum != MatchingConfig().center_momentum:
+        if matching.centering == "sinkhorn" and "center_momentum" in matching.changed_options():
             raise UserError("matching.center_momentum has no effect with matching.centering sinkhorn: drop one.")
         return config
 

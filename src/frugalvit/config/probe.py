@@ -74,9 +74,7 @@ class EvalConfig(FrozenModelConfig):
     data: str = option(help=DATA, positional=True)
     root: str | None = option(None, ROOT)
     classes: str | None = option(None, "file with the classes to use, one name per line")
-    split: Literal["auto", "all", "train", "val", "test"] = option(
-        "auto", "split to score; auto: test, else val, else all"
-    )
+    split: Literal["auto", "all", "train", "val", "test"] = option("auto", "split to score; auto: test, val or all")
     mirror: bool = option(False, MIRROR)
     coverage: float | None = option(None, COVERAGE)
     out: str | None = option(None, "CSV file for the prediction of every image", short="-o")
@@ -97,9 +95,7 @@ class ProbeConfig(FeaturesConfig):
     root: str | None = option(None, ROOT)
     target: Literal["auto", "class", "labels"] = option("auto", TARGET_OF_PROBE)
     labels: LabelPart = option(1.0, f"{LABEL_PART}, val included")
-    save: str | None = option(
-        None, "save the classifier as a run in this new folder, for predict, eval, export and report"
-    )
+    save: str | None = option(None, "new folder: save the classifier as a run for predict, eval, export and report")
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -131,9 +127,7 @@ class LinearConfig(ProbeConfig):
     epochs: int = option(EPOCHS, "passes over the training features", ge=1)
     probe_batch: int = option(BATCH, "features per step", ge=1)
     views: Whole | Auto = option(
-        "auto",
-        "augmented views of every training image (crop, flip), as published; 0: the centre crop; auto: 4, fewer if "
-        "their features exceed 8 GB",
+        "auto", "augmented views of every training image; 0: the centre crop; auto: 4, fewer if features exceed 8 GB"
     )
     features: Literal["pooled", "last_blocks"] = option("last_blocks", _FEATURES)
     val_fraction: float = option(0.2, VAL_FRACTION, gt=0, lt=1)
@@ -166,21 +160,14 @@ class EmbedConfig(FeaturesConfig):
     model: str = option(help=MODEL, positional=True)
     data: str = option(help=DATA, positional=True)
     out: str | None = option(
-        None,
-        "features.npz or features.parquet; to_label.csv with --select; duplicates.csv with --duplicates; a folder with "
-        "--engine ray",
-        short="-o",
+        None, "features.npz or .parquet; to_label.csv (--select); duplicates.csv; a folder (--engine ray)", short="-o"
     )
     engine: Literal["memory", "ray"] = option(
-        "memory",
-        "memory: all features in this process; ray: any number of images, with Ray, into a folder --out of Parquet "
-        "parts; a repeated command continues (frugalvit[scale])",
+        "memory", "ray: any number of images, into a folder --out; a repeated command continues (frugalvit[scale])"
     )
     actors: Count | Auto = option("auto", "workers of Ray; auto: one a GPU, else one a core", needs="engine=ray")
     root: str | None = option(None, ROOT)
-    split: Literal["all", "train", "val", "test"] = option(
-        "all", "images to use; a missing val is made as in train; by default --select uses train only"
-    )
+    split: Literal["all", "train", "val", "test"] = option("all", "images to use; without it --select uses train")
     seed: Seed = option(0, f"{_SEED}, and of the samples of --select")
     label_source: Labelling = option("auto", LABELS)
     features: Literal["pooled", "last_blocks", "grid"] = option(  # type: ignore[assignment]
@@ -189,21 +176,14 @@ class EmbedConfig(FeaturesConfig):
     neighbours: str | None = option(None, "draw the nearest neighbours of this image file")
     count: int = option(10, "number of neighbours", ge=1, needs="neighbours")
     select: int | None = option(
-        None,
-        "choose this many representative images to label, as a table and a picture; with good features one label a "
-        "class gained 16 to 33 points over random images",
-        ge=1,
+        None, "choose this many representative images to label, as a table and a picture (+16 to 33 points)", ge=1
     )
     known: str | None = option(
-        None,
-        "table or folder of the images that have labels, for --select; it chooses others. Without any label, all count",
-        needs="select",
+        None, "table or folder of the images that have labels, for --select; it chooses others", needs="select"
     )
     duplicates: float | None = option(None, "group images with at least this cosine similarity, e.g. 0.98", gt=0, le=1)
     picture: str | None = option(
-        None,
-        "file of the picture (default: neighbours.png, or beside the table)",
-        needs="neighbours or select or duplicates",
+        None, "file (default: neighbours.png, or beside the table)", needs="neighbours or select or duplicates"
     )
 
     @pydantic.model_validator(mode="after")
@@ -246,9 +226,7 @@ class BenchStepConfig(Config):
     steps: int = option(30, "timed steps; the median of groups of five is reported", ge=5)
     device: Device = option("auto", "device to compute on")
     precision: Precision = option("auto", PRECISION)
-    compile: bool | Literal["auto", "graphs"] = option(
-        "auto", "torch.compile the step on a GPU; graphs: replay it as CUDA graphs; auto: as in a long run"
-    )
+    compile: bool | Literal["auto", "graphs"] = option("auto", "torch.compile the step on a GPU; graphs: CUDA graphs")
     against: bool = option(False, "also time the paper's algorithm as written: loops, full softmax, no compilation")
     workers: int = option(2, "worker processes of the baseline DataLoader, for --against", ge=0, needs="against")
     profile: str | None = option(None, "write the time of each kernel to this text file")

@@ -30,12 +30,8 @@ class ExportConfig(Config):
     output: Literal["auto", "logits", "features"] = option(
         "auto", "output of onnx and pt2: logits, or pooled and grid features; auto: logits of a classifier"
     )
-    int8: bool = option(
-        False, "also write model_int8.onnx, and measure its accuracy on held-out images (--images, or the run's data)"
-    )
-    images: str | None = option(
-        None, "file, folder or dataset to check the export with (default: the run's data, or noise)"
-    )
+    int8: bool = option(False, "also write model_int8.onnx, and measure it on held-out images (--images, or the run's)")
+    images: str | None = option(None, "file, folder or dataset to check the export with (default: the run's, or noise)")
     backbone: str | None = option(None, ARCHITECTURE)
     img_size: Side | None = option(None, "input size in pixels (default: the model's)")
     license: str = option("unknown", "licence of the weights, as the hub spells it (apache-2.0, mit …); for hf")
@@ -110,7 +106,7 @@ class CorrespondConfig(_LookConfig):
     against: list[str] = option([], "more models to draw and score")
     data: str | None = option(None, "score the matches on this dataset")
     split: Literal["auto", "train", "val", "test"] = option(
-        "auto", "split of --data; auto: val, else test, else train", needs="data"
+        "auto", "of --data; auto: val, else test or train", needs="data"
     )
     limit: int = option(1000, "images to score, spread evenly over the split", ge=1, needs="data")
     batch: int = option(64, "images per batch", ge=1, needs="data")
@@ -148,8 +144,6 @@ class ReportConfig(Config):
     """Write a page about one or several runs."""
 
     runs: list[str] = option(help="run folders, or folders of runs", positional=True)
-    out: str | None = option(
-        None, "file to write (default: report.html in the folder; several folders need --out)", short="-o"
-    )
+    out: str | None = option(None, "file to write (default: report.html in the folder; several need --out)", short="-o")
     images: list[str] = option([], "images for the explorer of each run's model")
     device: Device = option("auto", "device to compute on")

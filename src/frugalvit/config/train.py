@@ -28,12 +28,14 @@ from frugalvit.config.types import (
     Auto,
     Count,
     Device,
+    Factor,
     LabelPart,
     Objectives,
     Positive,
     Precision,
     Rate,
     Seed,
+    Several,
     Side,
     Splitting,
     Strength,
@@ -58,12 +60,8 @@ class OptimizerConfig(Config):
     cosine_from_start: bool = option(False, "start the cosine at the first step instead of after the warm-up")
     min_lr: float = option(0.005, "final learning rate as a share of the highest", ge=0, le=1)
     clip: float = option(5.0, "gradient norm limit; 0 for none", ge=0)
-    clip_per: Literal["global", "tensor"] = option(
-        "global", "clip by one norm over all gradients, or by one per tensor"
-    )
-    layer_decay: Annotated[float, pydantic.Field(gt=0, le=1)] | Auto = option(
-        1.0, "learning-rate factor from each block to the one before it; auto: 0.75"
-    )
+    clip_per: Literal["global", "tensor"] = option("global", "clip by one norm over all gradients, or by tensor")
+    layer_decay: Factor | Auto = option(1.0, "learning-rate factor from each block to the one before it; auto: 0.75")
 
 
 _RESERVED_KWARGS = {
@@ -89,48 +87,29 @@ class RunConfig(Config):
     accumulate: int = option(1, "split each step's batch into this many parts", ge=1)
     lr: Positive | Auto = option("auto", "highest learning rate; auto scales with the batch")
     seed: Seed = option(0, "seed of all random numbers; a val split made from train always uses 0")
-    out: str | None = option(
-        None, "run folder (default: runs/DATE_BACKBONE_DATA or runs/DATE_COMMAND_DATA)", short="-o"
-    )
+    out: str | None = option(None, "run folder (default: runs/DATE_BACKBONE_DATA, runs/DATE_COMMAND_DATA)", short="-o")
     init: str | None = option(None, "start from the weights of a run, a checkpoint, an exported folder or NAME.TAG")
-    resume: str | None = option(
-        None, "resume this run exactly (pass DATA only if it has moved); auto: resume the run in --out, or start it"
-    )
+    resume: str | None = option(None, "resume this run (DATA only if it has moved); auto: that in --out, or start it")
     device: Device = option("auto", "device to compute on")
     devices: int = option(1, "processes per machine, one per device", ge=1)
     nodes: int = option(1, "machines", ge=1)
-    strategy: Literal["ddp", "fsdp"] = option(
-        "ddp", "ddp: every rank stores everything; fsdp: ranks share weights, gradients and moments (train)"
-    )
+    strategy: Literal["ddp", "fsdp"] = option("ddp", "fsdp: ranks share weights, gradients and moments (train)")
     peer_timeout: float = option(300.0, "seconds to wait for another rank in a step before the run fails", gt=0)
     auto_batch: bool = option(False, "on a GPU, raise --accumulate until a step fits into memory")
     precision: Precision = option("auto", PRECISION)
-    compile: bool | Literal["auto", "graphs"] = option(
-        "auto", "torch.compile; graphs: replay as CUDA graphs (one GPU); auto: for long runs on a GPU"
-    )
-    deterministic: bool = option(
-        False, "the same bits in every run on the same GPU for every network, not only for Swins; slower attention"
-    )
+    compile: bool | Literal["auto", "graphs"] = option("auto", "torch.compile; graphs: CUDA graphs; auto: in long runs")
+    deterministic: bool = option(False, "equal bits in every run on one GPU for every network, not only Swins; slower")
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")
-    split: Splitting = option(
-        "auto",
-        "auto: make a missing val from train; given: never; train+val: train on both, score test; remake: split anew",
-    )
-    stream: bool | Auto = option(
-        "auto", "stream shards without storing them; auto: if they are remote or over a terabyte; false: download first"
-    )
+    split: Splitting = option("auto", "auto: make a missing val; given: never; train+val: train on both; remake: anew")
+    stream: bool | Auto = option("auto", "stream shards without storing them; auto: if remote or over a terabyte")
     root: str | None = option(None, ROOT)
     classes: str | None = option(None, "file with the classes to use, one name per line")
     val_fraction: float = option(0.1, VAL_FRACTION, gt=0, lt=1)
     log_every: int = option(10, "steps between two lines of metrics", ge=1)
     save_every: int = option(0, "steps between two checkpoints; 0: by epochs and minutes", ge=0)
-    track: list[Literal["wandb", "mlflow", "trackio"]] = option(
-        [], "log to these services too; TensorBoard files are always written"
-    )
-    plugin: list[str] = option(
-        default_factory=list, help="Python files or modules to import first, which runs their code"
-    )
+    track: list[Literal["wandb", "mlflow", "trackio"]] = option([], "log to these services, besides TensorBoard files")
+    plugin: list[str] = option(default_factory=list, help="Python files or modules to import first; their code runs")
     report: bool = option(True, "write report.html at the end")
     optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)
     cache: CacheConfig = option(default_factory=CacheConfig)
@@ -212,10 +191,7 @@ class RunConfig(Config):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _resolve_auto_resume(cls, values: Any) -> Any:
-        """Resolve ``--resume auto``, for job queues that repeat the same command.
-
-        This happens before any rank writes, so that all ranks agree.
-        """
+        """Resolve ``--resume auto``, for queues that repeat a command; before any rank writes, so that all agree."""
         if not isinstance(values, dict) or values.get("resume") != "auto":
             return values
         if not values.get("out"):
@@ -288,10 +264,7 @@ _URL = re.compile(r"\w{2,}:")  # "hf:…", "https://…"; a single letter is a W
 
 
 def _is_own_pretraining(init: str) -> bool:
-    """True if the weights come from ``frugalvit pretrain``, judged by the nearest config file.
-
-    ``init`` is a run, its model folder, one of its checkpoints, or an exported folder.
-    """
+    """True if the weights come from ``frugalvit pretrain``, judged by the config file nearest to the path."""
     path = expand_home(init).resolve()
     for folder in (path, *path.parents[:2]):
         try:
@@ -305,24 +278,16 @@ def _is_own_pretraining(init: str) -> bool:
     return False
 
 
-GridSize = Annotated[int, pydantic.Field(ge=2)]
-
-
 class DrlocConfig(Config):
     """Drloc, the dense relative localization loss."""
 
     weight: Strength = option(0.0, "λ, the weight of the loss; 0 turns it off")
     variant: Literal["l1", "signed", "ce", "reg"] = option("l1", "Eq. 2, Eq. 3, Eq. 5 or Eq. 6 of the paper")
-    form: Literal["paper", "released"] = option(
-        "paper", "targets divided by k as in the paper, or as in the released code"
-    )
+    form: Literal["paper", "released"] = option("paper", "targets divided by k as in the paper, or as in its code")
     pairs: Count | Literal["all"] = option(64, "m, token pairs drawn per image; all: every ordered pair")
     hidden: Count | Auto = option("auto", "width of the head; auto: the paper's 512, less for small models")
-    grid_size: GridSize | None = option(7, "pool a finer grid to this many cells a side; none: no pooling")
-    signed: bool = option(
-        False,
-        "with --localization.form released and ce or reg: 2k - 1 classes of signed offsets, not k of absolute ones",
-    )
+    grid_size: Several | None = option(7, "pool a finer grid to this many cells a side; none: no pooling")
+    signed: bool = option(False, "with form released and ce or reg: 2k - 1 classes of signed offsets, not k")
 
     def head_width(self, dim: int) -> int:
         """Return the paper's 512 for its backbones (384 and wider), else the backbone's width."""
@@ -339,13 +304,12 @@ class LocalizationConfig(DrlocConfig):
     """Drloc in supervised training."""
 
     weight: Strength | Literal["auto", "paper"] = option(  # type: ignore[assignment]
-        "auto",
-        "λ, the weight of the loss; 0: off; paper: its λ for the family; auto: paper where it was measured to help",
+        "auto", "λ, the weight of the loss; 0: off; paper: its λ for the family; auto: paper where it helped"
     )
     variant: Literal["auto", "l1", "signed", "ce", "reg", "dense"] = option(  # type: ignore[assignment]
         "auto", "Eq. 2, 3, 5 or 6, or Eq. 7 (dense: all blocks); auto: Eq. 5 for large Swins from scratch, else Eq. 2"
     )
-    grid_size: GridSize | Auto | None = option(  # type: ignore[assignment]
+    grid_size: Several | Auto | None = option(  # type: ignore[assignment]
         "auto", "pool a finer grid to this many cells a side; none: no pooling; auto: 7, or none for dense"
     )
     schedule: Literal["constant", "ramp"] = option("constant", "λ constant (paper), or a rise and fall (released code)")
@@ -367,8 +331,7 @@ class LabelledRunConfig(RunConfig):
 
     pretrained: bool = option(False, PUBLISHED)
     weights: Literal["auto", "best", "last"] = option(
-        "auto",
-        "weights to export; best: on val; auto: the best if test scores them, else the last: val must not do both",
+        "auto", "weights to export; best: on val; auto: best if test scores them, else last: val must not do both"
     )
 
     def weight_sources(self) -> dict[str, object]:
@@ -380,20 +343,14 @@ class TrainConfig(LabelledRunConfig):
 
     labels: LabelPart = option(1.0, LABEL_PART)
     unlabelled: str | None = option(
-        None,
-        "images without labels to learn from too: a folder, table or shards; rest: those of DATA (a folder "
-        "'unlabelled', rows without a label, and what --labels leaves out)",
+        None, "images without labels to learn from too: a folder, table or shards; rest: those of DATA without a label"
     )
     target: TargetKind = option("auto", TARGET)
     balance: bool = option(False, "draw classes equally often")
     logit_adjustment: Strength | Auto = option(
-        "auto",
-        "τ: the loss adds τ·log(share of the class) to the logits, so that rare classes count; auto: 1 if the "
-        "largest class has 20 times the images of the smallest, else 0",
+        "auto", "τ: the loss adds τ·log(share of the class) to the logits; auto: 1 if classes differ 20 times, else 0"
     )
-    freeze: Whole | Auto = option(
-        0, "freeze the embedding and the first N blocks; auto: half of the blocks on a CPU, else none"
-    )
+    freeze: Whole | Auto = option(0, "freeze the embedding and the first N blocks; auto: half of them on a CPU, else 0")
     lora: Whole = option(0, "train only a change of this rank of each matrix (LoRA), and the classifier; 0: everything")
     classifier: Literal["auto", "random", "logistic"] = option(
         "auto", "first classifier; logistic: fitted on the frozen features; auto: logistic for published weights"
@@ -403,9 +360,7 @@ class TrainConfig(LabelledRunConfig):
     )
     stretch: float = option(1.0, "use the schedules of a run this many times as long, and stop early", ge=1)
     ema: Rate | Auto = option("auto", "EMA rate of the weights that are evaluated and exported; 0: no EMA")
-    evaluate_every: Count | Auto = option(
-        "auto", "steps between evaluations; auto: an epoch, or more if evaluation would take over a quarter of the time"
-    )
+    evaluate_every: Count | Auto = option("auto", "steps between evaluations; auto: an epoch, more if they take long")
     rescue: bool = option(True, "go back to good weights with a lower rate if the network collapses; twice at most")
     objectives: Objectives = option(default_factory=dict, help=OBJECTIVES)
     localization: LocalizationConfig = option(default_factory=LocalizationConfig)
@@ -420,10 +375,8 @@ class TrainConfig(LabelledRunConfig):
         if self.balance and self.logit_adjustment not in ("auto", 0):
             raise ValueError("--logit-adjustment has no effect with --balance, which draws classes equally often")
         if self.unlabelled is None:
-            default = SemiConfig()
-            for name, value in self.semi:
-                if value != getattr(default, name):
-                    raise ValueError(f"--semi.{name.replace('_', '-')} has no effect without --unlabelled")
+            for name in self.semi.changed_options():
+                raise ValueError(f"--semi.{name.replace('_', '-')} has no effect without --unlabelled")
             return self
         if self.guide.model is not None:
             raise ValueError("--guide does not work with --unlabelled; drop one of them")

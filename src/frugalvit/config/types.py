@@ -43,9 +43,11 @@ Labelling = Literal["auto", "folders", "ignore"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
+Factor = Annotated[float, Field(gt=0, le=1)]
 Strength = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
+Several = Annotated[int, Field(ge=2)]
 SEEDS = 2**63  # torch's limit
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
 Side = Annotated[int, Field(ge=1, le=8192)]  # a larger image would fill the memory

@@ -44,9 +44,9 @@ class Task(nn.Module, ABC):
         """A step with every loss active, used to measure peak memory."""
         return 0
 
-    @abstractmethod
     def forward(self, batch: Any, step: int) -> dict[str, Tensor]:
         """Return the losses of a batch: ``loss`` is minimized, the others are logged."""
+        return self.compute_losses(*self.step_inputs(batch, step))
 
     @abstractmethod
     def parameter_groups(self) -> list[dict[str, Any]]:

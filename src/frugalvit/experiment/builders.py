@@ -1,7 +1,7 @@
 """Build the parts of a run from its configuration: Fabric, folder, data, backbone, batches."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,11 +36,10 @@ from frugalvit.engine import distributed
 from frugalvit.engine.hardware import configure_cuda, make_precision, pick_device, use_deterministic_algorithms
 from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
-from frugalvit.experiment.load_model import find_init
+from frugalvit.experiment.load_model import eval_transform, find_init
 from frugalvit.experiment.resolve import PAIR, AutoValue, AutoValues
 from frugalvit.objectives import RelativeLocalization
 from frugalvit.runs import layout
-from frugalvit.runs.layout import has_checkpoint
 from frugalvit.runs.resume import network_keywords
 from frugalvit.runs.run_folder import RunFolder, new_run_folder, read_data_facts
 from frugalvit.runs.trackers import make_trackers
@@ -50,6 +49,7 @@ from frugalvit.utils.system import cores
 from frugalvit.utils.text import pluralize, truncate_list
 
 C = TypeVar("C", bound=RunConfig)
+S = TypeVar("S", bound=Sized)
 
 
 @dataclass
@@ -92,10 +92,7 @@ def make_fabric(config: RunConfig) -> Fabric:
 
 
 def open_run(config: RunConfig, fabric: Fabric, *words: str, files: Sequence[str] = layout.RUN_FILES) -> RunFolder:
-    """Open the folder of the run to resume, or of a new run named after ``words``. Rank 0 writes.
-
-    files: what the run will write
-    """
+    """Open the run to resume, or a new run named after ``words`` that will write ``files``. Rank 0 writes."""
     if config.resume:
         folder = Path(config.resume)
     else:
@@ -118,7 +115,7 @@ def check_out_outside_data(config: RunConfig) -> None:
 
 def needs_initial_weights(config: RunConfig) -> bool:
     """Return whether the weights come from --init or the seed, not from a checkpoint of the run itself."""
-    return not (config.resume and has_checkpoint(Path(config.resume)))
+    return not (config.resume and layout.has_checkpoint(Path(config.resume)))
 
 
 def write_run_metadata(
@@ -128,8 +125,8 @@ def write_run_metadata(
     examples: ImageDataset,
     classes: tuple[str, ...],
     backbone: Backbone,
-    truth: str | None = None,
-    evaluation: Mapping[str, ImageDataset] | None = None,
+    truth: str | None,
+    evaluation: Mapping[str, ImageDataset],
 ) -> None:
     """Write config.yaml, data.json and decisions.json. A resumed run reads them and reports what changed.
 
@@ -138,23 +135,22 @@ def write_run_metadata(
     """
     if run.writer:
         run.trackers = make_trackers(config.track, run.folder, config.model_dump(mode="json"))
+    batch = config.requested("batch", config.batch)  # as typed
     facts: dict[str, Any] = {
         "images": len(examples),
         "classes": list(classes),
         "network": backbone.architecture_kwargs(),
+        "batch": int(batch) if str(batch).isdigit() else batch,
+        "content": examples.fingerprint(times=False),  # without times: data is often copied before a resume
+        "processes": math.prod(distributed.devices_and_nodes(config.devices, config.nodes)),
+        "threads": torch.get_num_threads(),
+        "evaluation": {
+            split: {"files": len(files), "content": files.fingerprint(times=False)}
+            for split, files in evaluation.items()
+        },
+        **examples.run_facts(),
+        **({} if truth is None else {"truth": truth}),
     }
-    batch = config.requested("batch", config.batch)  # as typed
-    facts["batch"] = int(batch) if str(batch).isdigit() else batch
-    facts["content"] = examples.fingerprint(times=False)  # without times: data is often copied before a resume
-    facts["processes"] = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
-    facts["threads"] = torch.get_num_threads()
-    facts["evaluation"] = {
-        split: {"files": len(files), "content": files.fingerprint(times=False)}
-        for split, files in (evaluation or {}).items()
-    }
-    facts |= examples.run_facts()
-    if truth is not None:
-        facts["truth"] = truth
     if not config.resume or not run.path(layout.DATA).exists():
         if run.writer and not config.resume:
             run.path(layout.CONFIG).unlink(missing_ok=True)  # of a run that failed before its first step
@@ -230,11 +226,26 @@ def open_source(
     return without_labels(source) if labels == "ignore" else check_class_names(source)
 
 
-def check_enough_images(config: RunConfig, examples: ImageDataset, group: int = 1) -> None:
-    """Raise if some process would get no images in a step. ``check_resumed_batch_size`` checks a resumed run.
+def choose_splits(splits: Mapping[str, S], where: object) -> tuple[S, S, str, S | None]:
+    """Return training images, evaluation images, their split's name, and test images if val exists.
 
-    group: images that must be on the same process
+    Without val the run is evaluated on test and exports its last weights: test must not choose the best.
     """
+    train, validation, test = (splits.get(name) or None for name in ("train", "val", "test"))
+    if train is None:
+        raise UserError(f"{where} has no training images; its splits are {', '.join(splits) or 'empty'}.")
+    if validation is not None:
+        return train, validation, "val", test
+    if test is not None:
+        return train, test, "test", None
+    raise UserError(
+        f"{where} has no images to score on. Use --split auto, which makes val from train; it needs two images of some "
+        "class, or two shards of a stream."
+    )
+
+
+def check_enough_images(config: RunConfig, examples: ImageDataset, group: int = 1) -> None:
+    """Raise if a process would get no images in a step; ``group`` of them must be on the same process."""
     world = math.prod(distributed.devices_and_nodes(config.devices, config.nodes))
     if config.resume or examples.streaming is not None or world == 1 or len(examples) >= group * world:
         return
@@ -251,9 +262,11 @@ def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: A
     classes: names of the classes, or their number; a classifier of --init that names its classes is loaded only if
              they are the same
     """
+    size, drop_path = config.img_size, getattr(config, "drop_path", "auto")
+    keywords |= {} if drop_path in ("auto", "paper") else {"drop_path": drop_path}
     backbone = create_backbone(
         config.backbone,
-        img_size=224 if config.img_size == "auto" else config.img_size,
+        img_size=224 if size == "auto" else size,
         num_classes=classes if isinstance(classes, int) else len(classes),
         **network_keywords(config) | keywords,
     )
@@ -307,9 +320,7 @@ def check_resumed_batch_size(config: ResolvedRunConfig, plan: TrainPlan, run: Ru
 
 def eval_set(examples: ImageDataset, backbone: Backbone, config: ResolvedRunConfig, fabric: Fabric) -> EvalSet:
     """Prepare images for evaluation: resize and center crop."""
-    transform = EvalTransform(
-        backbone.img_size, backbone.mean, backbone.std, pixel_type=backbone.pixel_type, **backbone.eval_crop
-    )
+    transform = eval_transform(backbone)
     store = get_image_store(examples, backbone.img_size, config, fabric.device, fabric, transform.crop)
     return EvalSet(store, transform, max(64, config.batch) if fabric.device.type == "cuda" else min(config.batch, 64))
 
@@ -390,44 +401,25 @@ def get_image_store(
     fabric: Fabric | None = None,
     crop: CenterCrop | None = None,
 ) -> ImageStore:
-    """Return decoded images. All users within a run, and the runs of a comparison, share them.
+    """Return decoded images, shared by all users in a run. All ranks of ``fabric`` call this, and get the same."""
+    cache = config.cache
 
-    fabric: its ranks call this together and must get the same images
-    crop:   evaluation's crop; without it the images are for training
-    """
-    key = (examples.fingerprint(), examples.pixels, img_size, str(device), config.cache.model_dump_json(), crop)
-    return stores.get(key, lambda: _build_store(examples, img_size, config, device, fabric, crop))
-
-
-def _build_store(
-    examples: ImageDataset,
-    img_size: tuple[int, int],
-    config: RunConfig,
-    device: torch.device,
-    fabric: Fabric | None,
-    crop: CenterCrop | None,
-) -> ImageStore:
     def agree(location: Location) -> Location:
         """Return the slowest location that any rank needs, so that all ranks use the same."""
         if fabric is None:
             return location
         return CACHE_LOCATIONS[distributed.all_reduce_max(fabric, CACHE_LOCATIONS.index(location))]
 
-    store = build_store(
-        examples,
-        img_size,
-        device=device,
-        where=config.cache.location,
-        stored=config.cache.size,
-        cache_dir=config.cache.folder,
-        max_bad=config.cache.max_bad,
-        workers=config.workers,
-        agree=agree,
-        crop=crop,
-    )
-    if fabric is not None:
-        check_same_images(fabric, store.readable, len(examples), config)
-    return store
+    def build() -> ImageStore:
+        where = {"where": cache.location, "stored": cache.size, "cache_dir": cache.folder, "max_bad": cache.max_bad}
+        others = {"device": device, "workers": config.workers, "agree": agree, "crop": crop}
+        store = build_store(examples, img_size, **where, **others)
+        if fabric is not None:
+            check_same_images(fabric, store.readable, len(examples), config)
+        return store
+
+    key = (examples.fingerprint(), examples.pixels, img_size, str(device), cache.model_dump_json(), crop)
+    return stores.get(key, build)
 
 
 def check_same_images(fabric: Fabric, readable: int, total: int, config: RunConfig) -> None:

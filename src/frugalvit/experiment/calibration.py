@@ -30,23 +30,20 @@ _Share = Annotated[float, pydantic.Field(ge=0, le=1)]
 class Calibration(pydantic.BaseModel):
     """What makes the answers of a classifier reliable, measured on ``images`` held-out images with accuracy ``top1``.
 
-    temperature:     softmax(logits / temperature) are the probabilities
-    ece:             the expected calibration error before and after, in points
     set_probability: a set for a coverage of i + 1 per cent holds each class of at least probability [i]
     distance:        1 - cosine to the fifth nearest training image; a larger one is unlike training
-    gallery:         unit features of training images (N, D); not in config.json
     """
 
     model_config = pydantic.ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
-    temperature: Annotated[float, pydantic.Field(ge=_COLDEST, le=_HOTTEST)]
+    temperature: Annotated[float, pydantic.Field(ge=_COLDEST, le=_HOTTEST)]  # softmax(logits / it): probabilities
     held_out: str
     images: int
     top1: float
-    ece: tuple[float, float]
+    ece: tuple[float, float]  # the expected calibration error before and after, in points
     set_probability: Annotated[tuple[_Share, ...], pydantic.Field(min_length=99, max_length=99)]
     distance: Annotated[float, pydantic.Field(ge=0, le=2)] | None = None
-    gallery: Tensor | None = pydantic.Field(default=None, exclude=True, repr=False)
+    gallery: Tensor | None = pydantic.Field(default=None, exclude=True, repr=False)  # unit features, training (N, D)
 
     def lowest_probability(self, coverage: float) -> float:
         """Return the lowest probability of a class in the sets for this coverage, rounded up to per cent."""

@@ -4,8 +4,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone
@@ -13,15 +14,9 @@ from frugalvit.config.defaults import Facts
 from frugalvit.config.resolved import ResolvedRunConfig
 from frugalvit.config.train import RunConfig
 from frugalvit.data.dataset import ImageDataset
+from frugalvit.engine import distributed
 from frugalvit.engine.auto_batch import fit_to_memory
 from frugalvit.engine.compile import compile_task
-from frugalvit.engine.distributed import (
-    SETUP_TIMEOUT,
-    check_same_resume,
-    check_shared_filesystem,
-    fail_on_lost_rank,
-    run_on_rank_zero,
-)
 from frugalvit.engine.loop import RunInterrupted, TrainPlan, fit
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
@@ -30,7 +25,6 @@ from frugalvit.experiment.load_model import adopt_init_architecture, find_init
 from frugalvit.experiment.resolve import AutoValues, add_backbone_facts, record_recipe, resolve_input
 from frugalvit.report.html import write_report
 from frugalvit.runs import layout, resume
-from frugalvit.runs.layout import missing_parents, remove_empty_run
 from frugalvit.runs.run_folder import RunFolder, finished_summary
 from frugalvit.runs.trackers import check_trackers
 from frugalvit.utils import console, launch_env
@@ -40,31 +34,16 @@ C = TypeVar("C", bound=RunConfig)
 R = TypeVar("R", bound=ResolvedRunConfig)
 
 
-class OpenedData(Protocol):
-    """What every kind of data tells the run."""
-
-    name: str
-    notes: list[str]
-
-
 class Experiment(ABC, Generic[C, R]):
     """A training command; subclasses define the abstract methods. ``run`` calls, in this order:
 
     open_data, resolve, build_task, build_batches, fit, score, save, report.
     """
 
-    command: ClassVar[str]
-    """What the user types after ``frugalvit``."""
-
-    files: ClassVar[Sequence[str]] = layout.RUN_FILES
-    """What the run writes."""
-
-    init_sets_size: ClassVar[bool] = True
-    """Whether --init also sets the input size."""
-
-    config: R
-    """The resolved options; set by ``resolve``."""
-
+    command: ClassVar[str]  # what the user types after ``frugalvit``
+    files: ClassVar[Sequence[str]] = layout.RUN_FILES  # what the run writes
+    init_sets_size: ClassVar[bool] = True  # whether --init also sets the input size
+    config: R  # the resolved options; set by ``resolve``
     data: Any
     task: Any
     fabric: Fabric
@@ -79,8 +58,8 @@ class Experiment(ABC, Generic[C, R]):
     # -- the steps of a command
 
     @abstractmethod
-    def open_data(self, fabric: Fabric | None) -> OpenedData:
-        """Open the data of ``self.options``; raise if training on it is impossible."""
+    def open_data(self, fabric: Fabric | None) -> Any:
+        """Open the data of ``self.options`` (with ``name`` and ``notes``); raise if training on it is impossible."""
 
     @abstractmethod
     def facts(self) -> Facts:
@@ -95,7 +74,7 @@ class Experiment(ABC, Generic[C, R]):
 
     @abstractmethod
     def build_backbone(self, options: C) -> Backbone:
-        """Seed the random numbers, and build the backbone with its initial weights."""
+        """Build the backbone with its initial weights."""
 
     @abstractmethod
     def resolve_values(self, options: C, facts: Facts) -> R:
@@ -146,6 +125,8 @@ class Experiment(ABC, Generic[C, R]):
     def run(self) -> CommandResult:
         """Run the command in a new folder, or resume a run. Show the result of a finished run."""
         requested = self.options
+        if not (requested.data or requested.resume or getattr(requested, "continue_from", None)):
+            raise UserError(f"There is no data to train on. Pass a folder of images: 'frugalvit {self.command} DATA'.")
         check_trackers(requested.track)
         load_plugins(requested.plugin)
         if requested.resume:
@@ -153,36 +134,53 @@ class Experiment(ABC, Generic[C, R]):
         else:
             if requested.init:
                 find_init(requested.init)
-            self._check_data_early()
+            world = math.prod(launch_env.devices_and_nodes(requested.devices, requested.nodes))
+            local = requested.data is not None and not any(sign in requested.data for sign in ":*{[")  # no pattern
+            if world > 1 and local and not Path(str(requested.data)).exists():
+                self._open_data(requested, None)  # fails before several processes start
         fabric = self.fabric = builders.make_fabric(self.options)
-        check_same_resume(fabric, bool(requested.resume), requested.out)
+        distributed.check_same_resume(fabric, bool(requested.resume), requested.out)
         if requested.resume and (finished := finished_summary(requested.resume)):
             return self.result(finished)
-        with fail_on_lost_rank(fabric, Path(requested.resume) if requested.resume else None, SETUP_TIMEOUT):
+        with distributed.fail_on_lost_rank(
+            fabric, Path(requested.resume) if requested.resume else None, distributed.SETUP_TIMEOUT
+        ):
             self.data = self._open_data(requested, fabric)
-            created = missing_parents(Path(requested.out)) if requested.out and not requested.resume else []
+            created = layout.missing_parents(Path(requested.out)) if requested.out and not requested.resume else []
             label = self.command if requested.backbone == "auto" else requested.backbone.replace("/", "-")
             run = self.run_folder = builders.open_run(self.options, fabric, label, self.data.name, files=self.files)
             created = [run.folder] if not requested.out and not requested.resume else created
         try:
-            with fail_on_lost_rank(fabric, run.folder, SETUP_TIMEOUT):
-                check_shared_filesystem(fabric, run.folder)
+            with distributed.fail_on_lost_rank(fabric, run.folder, distributed.SETUP_TIMEOUT):
+                distributed.check_shared_filesystem(fabric, run.folder)
                 result = self._train()
                 result.stop_requested = run.stop_requested
                 return result
         except RunInterrupted as stop:
-            return self._stopped(stop)
+            counts = ((name, getattr(self.options, name)) for name in ("devices", "nodes"))
+            options = "".join(f" --{name} {count}" for name, count in counts if count != 1)
+            command = f"frugalvit {self.command} --resume {console.shell_quote(run.folder)}{options}"
+            console.warning(f"{stop}: saved; resume with '{command}'")
+            return CommandResult({"run": str(run.folder), "stopped": str(stop), "resume": command, "exit": 3})
         except UserError:
             run.close()
             if run.writer:
-                remove_empty_run(created)
+                layout.remove_empty_run(created)
             raise
         finally:
             run.close()
 
     def _train(self) -> CommandResult:
         self.resolve()
-        self._record()
+        self.log_values()
+        images, classes, truth = self.training_files()
+        builders.write_run_metadata(
+            self.config, self.run_folder, self.auto_values, images, tuple(classes), self.backbone, truth,
+            self.evaluation_files(),
+        )  # fmt: skip
+        builders.restore_threads(self.run_folder, self.fabric)
+        console.info(f"run folder: {self.run_folder.folder}")
+        builders.check_resumed_batch_size(self.config, self.plan, self.run_folder, self.fabric)
         self.task = self.build_task()
         self.build_batches()
         try:
@@ -201,21 +199,10 @@ class Experiment(ABC, Generic[C, R]):
         record_recipe(self.options, self.auto_values)
         options = adopt_init_architecture(self.options, self.auto_values, with_size=self.init_sets_size)
         options = self.resolve_input(options, facts)
+        torch.manual_seed(options.seed)
         self.backbone = self.build_backbone(options)
         self.config = self.resolve_values(options, add_backbone_facts(facts, self.backbone))
         self.plan = self.build_plan()
-
-    def _record(self) -> None:
-        """Log and write the resolved values. A resumed run reads those it wrote at its start."""
-        self.log_values()
-        images, classes, truth = self.training_files()
-        builders.write_run_metadata(
-            self.config, self.run_folder, self.auto_values, images, tuple(classes), self.backbone, truth,
-            self.evaluation_files(),
-        )  # fmt: skip
-        builders.restore_threads(self.run_folder, self.fabric)
-        console.info(f"run folder: {self.run_folder.folder}")
-        builders.check_resumed_batch_size(self.config, self.plan, self.run_folder, self.fabric)
 
     def log_values(self) -> None:
         """Log the notes about the data and the values that "auto" chose."""
@@ -231,14 +218,11 @@ class Experiment(ABC, Generic[C, R]):
         return fit(self.task, self.plan, self.run_folder, self.fabric)
 
     def load_best(self, outcome: dict[str, Any], weights: str) -> bool:
-        """Load the best weights into the task; False if the last ones are exported, or if there are no others.
-
-        weights: "best" or "last"; the best ones also replace last weights with non-finite outputs
-        """
+        """Load the best weights, also if the last have non-finite outputs; False if the last or no weights are best."""
         if weights == "last" and not outcome["broken"]:
             return False
         # Rank 0 wrote the file; other ranks may not see it yet.
-        best = run_on_rank_zero(self.fabric, self.run_folder.load_best)
+        best = distributed.run_on_rank_zero(self.fabric, self.run_folder.load_best)
         if best is None or best["step"] == outcome["steps"]:
             return False
         self.task.load_state_dict(best["task"])
@@ -262,15 +246,7 @@ class Experiment(ABC, Generic[C, R]):
             run = self.run_folder
             write_report([run.folder], run.path(layout.REPORT), **self.report_inputs())
 
-    def _stopped(self, stop: RunInterrupted) -> CommandResult:
-        counts = ((name, getattr(self.options, name)) for name in ("devices", "nodes"))
-        options = "".join(f" --{name} {count}" for name, count in counts if count != 1)
-        folder = self.run_folder.folder
-        command = f"frugalvit {self.command} --resume {console.shell_quote(folder)}{options}"
-        console.warning(f"{stop}: saved; resume with '{command}'")
-        return CommandResult({"run": str(folder), "stopped": str(stop), "resume": command, "exit": 3})
-
-    def _open_data(self, requested: RunConfig, fabric: Fabric | None) -> OpenedData:
+    def _open_data(self, requested: RunConfig, fabric: Fabric | None) -> Any:
         try:
             return self.open_data(fabric)
         except UserError as error:
@@ -278,10 +254,3 @@ class Experiment(ABC, Generic[C, R]):
             if not source_run or requested.is_set("data"):
                 raise
             raise type(error)(f"{error} If the data of {source_run} has moved, pass its new path.") from None
-
-    def _check_data_early(self) -> None:
-        """Fail early on missing data: open it once before launching several processes."""
-        data, world = self.options.data, launch_env.devices_and_nodes(self.options.devices, self.options.nodes)
-        local = data is not None and not any(sign in data for sign in ":*{[")  # neither an address nor a pattern
-        if local and math.prod(world) > 1 and not Path(str(data)).exists():
-            self._open_data(self.options, None)

@@ -40,10 +40,7 @@ class ExtraObjectives(nn.Module):
         labels: Tensor | None = None,
         teacher: Sequence[Features | None] = (None,),
     ) -> dict[str, Tensor]:
-        """Return the losses with the objectives added, each the mean over the views.
-
-        features, images, teacher: one entry per view
-        """
+        """Return the losses with the objectives added, each the mean over the views; lists have one entry per view."""
         losses = dict(losses)
         for name, weight in self.weights.items():
             views = zip(features, images, teacher, strict=True)
@@ -60,10 +57,7 @@ class ExtraObjectives(nn.Module):
 def make_objectives(
     options: Mapping[str, Mapping[str, Any]], dim: int, reserved: Iterable[str] = ()
 ) -> ExtraObjectives | None:
-    """Build the objectives of --objectives for grids of ``dim`` channels; None without any.
-
-    reserved: further names that the task logs itself
-    """
+    """Build the objectives for grids of ``dim`` channels, or None. ``reserved``: further names that the task logs."""
     for name in options:
         if name in (*_RESERVED, *reserved):
             raise UserError(f"--objectives {name}: this command already logs a value of that name.")

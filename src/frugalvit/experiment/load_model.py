@@ -27,7 +27,6 @@ from frugalvit.experiment.resolve import AutoValues
 from frugalvit.runs import layout
 from frugalvit.runs.resume import command_of
 from frugalvit.utils import console
-from frugalvit.utils.console import shell_quote
 from frugalvit.utils.text import truncate_list
 
 C = TypeVar("C", bound=RunConfig)
@@ -80,7 +79,7 @@ def load_model(
         if folder is None:
             hint = _MODELS
             if (path / layout.CONFIG).exists():
-                resume = f"frugalvit {command_of(path) or 'train'} --resume {shell_quote(path)}"
+                resume = f"frugalvit {command_of(path) or 'train'} --resume {console.shell_quote(path)}"
                 hint = f"The run is not finished: resume it with '{resume}'"
             elif runs := sorted(path.glob(f"*/seed_*/{layout.MODEL}")):
                 hint = f"It has several runs: pass one, for example {runs[0].parent}"
@@ -94,7 +93,13 @@ def load_model(
                 meta.pop("calibration", None)  # it was measured at the other size
         name = source if by_name else path.resolve().name
         if checkpoint is not None:
-            load_weights(backbone, _checkpoint_weights(checkpoint), strict=True)
+            state, fault = read_state(checkpoint)
+            if state is None:
+                advice = "Pass another checkpoint of the run, or the run itself"
+                raise UserError(f"{checkpoint} is damaged ({fault}). {advice}.")
+            prefix = "pyramid.backbone."  # of a detector or segmenter
+            dense = {name.partition(prefix)[2]: value for name, value in state["task"].items() if prefix in name}
+            load_weights(backbone, {"task": dense} if dense else checkpoint, strict=True)
             name, meta = f"{name}-{checkpoint.stem}", without_scores(meta) | {"checkpoint": True}
     elif path.is_file():
         backbone, meta = _load_file(path, source if by_name else architecture, img_size)
@@ -115,27 +120,18 @@ def load_model(
         name = source
     classes = meta.get("classes")
     calibration = read_calibration(folder or path, meta.get("calibration"), backbone.pooled_dim)
-    transform = EvalTransform(
-        backbone.img_size, backbone.mean, backbone.std, pixel_type=backbone.pixel_type, **backbone.eval_crop
-    )
-    return Model(backbone.to(device).eval(), transform, tuple(classes) if classes else None, name, meta, calibration)
+    classes, transform = tuple(classes) if classes else None, eval_transform(backbone)
+    return Model(backbone.to(device).eval(), transform, classes, name, meta, calibration)
 
 
-def _checkpoint_weights(checkpoint: Path) -> Path | Mapping[str, Any]:
-    """Return a run's checkpoint for ``load_weights``: the file, or a detector's backbone weights."""
-    state, fault = read_state(checkpoint)
-    if state is None:
-        raise UserError(f"{checkpoint} is damaged ({fault}). Pass another checkpoint of the run, or the run itself.")
-    prefix = "pyramid.backbone."
-    tensors = {name.partition(prefix)[2]: tensor for name, tensor in state["task"].items() if prefix in name}
-    return {"task": tensors} if tensors else checkpoint
+def eval_transform(backbone: Backbone) -> EvalTransform:
+    """Return the preprocessing of a backbone: resize, center crop, normalize."""
+    pixels, crop = backbone.pixel_type, backbone.eval_crop
+    return EvalTransform(backbone.img_size, backbone.mean, backbone.std, pixel_type=pixels, **crop)
 
 
 def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = True) -> C:
-    """Take the architecture options that the user did not set from the folder of --init.
-
-    with_size: take the input size too
-    """
+    """Take the architecture (``with_size``: and input size) that the user did not set from the folder of --init."""
     if not config.init or config.resume:
         return config
     path = find_init(config.init)
@@ -143,7 +139,7 @@ def adopt_init_architecture(config: C, auto: AutoValues, *, with_size: bool = Tr
     if folder is None and (path / layout.DATA).is_file():
         raise UserError(
             f"--init {config.init}: this run is not finished. Resume it, or use --init "
-            f"{shell_quote(f'{config.init}/{layout.CHECKPOINTS}/{layout.LAST}')} with its --backbone."
+            f"{console.shell_quote(f'{config.init}/{layout.CHECKPOINTS}/{layout.LAST}')} with its --backbone."
         )
     if folder is None and path.is_file():
         return _adopt_published(config, path, auto, with_size)

@@ -14,42 +14,9 @@ from typing import Any, TypeVar
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.registry import describe_model
 from frugalvit.backbones.weights.published import published_size, to_tag
+from frugalvit.config import defaults
 from frugalvit.config.data import SMALL_INPUT
-from frugalvit.config.defaults import (
-    AUTHORS_DROP_PATHS,
-    UNLABELLED_RATIO,
-    Facts,
-    augment_operations,
-    classifier_backbone,
-    ema_rate,
-    evaluation_interval,
-    exported_weights,
-    finetuning_epochs,
-    finetuning_lr,
-    finetuning_smoothing,
-    frozen_blocks,
-    images_per_epoch,
-    layer_decay,
-    localization_variant,
-    localization_weight,
-    logit_adjustment,
-    lora_lr,
-    mixing_probability,
-    papers_backbone,
-    pretraining_batch,
-    pretraining_epochs,
-    pretraining_lr,
-    prototype_count,
-    published_backbone,
-    supervised_batch,
-    supervised_epochs,
-    supervised_lr,
-    teacher_centering,
-    teacher_momentum,
-    teacher_temperature,
-    threshold_momentum,
-    unlabelled_ratio,
-)
+from frugalvit.config.defaults import Facts
 from frugalvit.config.distil import DistilConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.resolved import ResolvedDistilConfig, ResolvedPretrainConfig, ResolvedTrainConfig
@@ -123,12 +90,13 @@ def record_recipe(config: RunConfig, auto: AutoValues) -> None:
 def resolve_input(config: C, facts: Facts, auto: AutoValues) -> C:
     """Resolve backbone and input size."""
     classifies = isinstance(config, TrainConfig) or getattr(config, "method", "") == "instances"
-    rule = classifier_backbone if classifies else papers_backbone
+    rule = defaults.classifier_backbone if classifies else defaults.papers_backbone
     pretrained = isinstance(config, TrainConfig) and config.pretrained
-    backbone = auto.choose("backbone", config.backbone, *(published_backbone if pretrained else rule)(facts.device))
+    choice = (defaults.published_backbone if pretrained else rule)(facts.device)
+    backbone = auto.choose("backbone", config.backbone, *choice)
     if isinstance(config, TrainConfig) and config.drop_path == "paper":
         family = describe_model(backbone).family
-        rate = AUTHORS_DROP_PATHS.get(family, "auto")
+        rate = defaults.AUTHORS_DROP_PATHS.get(family, "auto")
         auto.append(AutoValue("drop_path", rate, f"what the authors of {family} use, else the model's own"))
     if pretrained:
         auto.choose("img_size", config.img_size, published_size(backbone), f"the input size of {to_tag(backbone)}")
@@ -148,63 +116,68 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     """Resolve supervised training: batch, length, learning rate, Drloc, augmentation, EMA, evaluation."""
     side, from_scratch = _choose_size(config, facts, auto), not (config.init or config.pretrained)
     labelled, semi = facts.images, config.semi
-    ratio = UNLABELLED_RATIO if semi.ratio == "auto" else semi.ratio
-    facts = replace(facts, images=images_per_epoch(labelled, facts.unlabelled, ratio))
-    batch = resolve_batch_size(config, labelled, supervised_batch(facts), auto, group=PAIR)
+    ratio = defaults.UNLABELLED_RATIO if semi.ratio == "auto" else semi.ratio
+    facts = replace(facts, images=defaults.images_per_epoch(labelled, facts.unlabelled, ratio))
+    batch = resolve_batch_size(config, labelled, defaults.supervised_batch(facts), auto, group=PAIR)
     if facts.unlabelled:
-        ratio = _resolve_ratio(config, batch, facts.unlabelled, auto)
-        facts = replace(facts, images=images_per_epoch(labelled, facts.unlabelled, ratio))
+        ratio = auto.choose("semi.ratio", semi.ratio, *defaults.unlabelled_ratio(batch, facts.unlabelled))
+        if ratio * batch > facts.unlabelled:
+            raise UserError(
+                f"A step needs {ratio * batch} unlabelled images (--semi.ratio {ratio} times --batch {batch}), but "
+                f"there are {facts.unlabelled:,}. Use a smaller --batch, or leave --unlabelled out."
+            )
+        facts = replace(facts, images=defaults.images_per_epoch(labelled, facts.unlabelled, ratio))
     fitted = facts.fits_classifier
     if fitted:
         choice = "logistic", "fitted on the features of the frozen network; a random one would spoil them"
         fitted = auto.choose("classifier", config.classifier, *choice) == "logistic"
     is_short = fitted and facts.device == "cpu"
-    epochs = finetuning_epochs(facts) if is_short else supervised_epochs(facts, batch)
+    epochs = defaults.finetuning_epochs(facts) if is_short else defaults.supervised_epochs(facts, batch)
     length = _resolve_length(config, auto, *epochs)
     auto.choose("target", config.target, facts.target, "what the labels of the data are")
-    auto.choose("logit_adjustment", config.logit_adjustment, *logit_adjustment(facts, balance=config.balance))
-    auto.choose("optimizer.layer_decay", config.optimizer.layer_decay, *layer_decay(facts))
-    auto.choose("freeze", config.freeze, *frozen_blocks(facts))
+    auto.choose("logit_adjustment", config.logit_adjustment, *defaults.logit_adjustment(facts, balance=config.balance))
+    auto.choose("optimizer.layer_decay", config.optimizer.layer_decay, *defaults.layer_decay(facts))
+    auto.choose("freeze", config.freeze, *defaults.frozen_blocks(facts))
     seen = batch * (1 + ratio) if facts.unlabelled else batch  # images in a step
-    lr = supervised_lr(batch, facts.parameters, family=facts.family, finetune=config.recipe == "finetune")
+    lr = defaults.supervised_lr(batch, facts.parameters, family=facts.family, finetune=config.recipe == "finetune")
     if config.lora:
-        lr = lora_lr(batch)
+        lr = defaults.lora_lr(batch)
     elif is_short:
-        lr = finetuning_lr(batch)
+        lr = defaults.finetuning_lr(batch)
     auto.choose("lr", config.lr, *lr)
     drloc = config.localization
     wanted = drloc.weight == "paper" or bool(_changed_options(config, _LOCALIZATION))
-    choice = localization_weight(facts, from_scratch=from_scratch, wanted=wanted)
+    choice = defaults.localization_weight(facts, from_scratch=from_scratch, wanted=wanted)
     option: float | Auto = "auto" if drloc.weight == "paper" else drloc.weight
     weight = auto.choose("localization.weight", option, *choice)
     if weight:
         allowed = from_scratch and drloc.form == "paper" and drloc.grid_size is not None
-        choice = localization_variant(facts, from_scratch=allowed)
+        choice = defaults.localization_variant(facts, from_scratch=allowed)
         variant = auto.choose("localization.variant", drloc.variant, *choice)
         grid = (None, "the grid of every block (Eq. 7)") if variant == "dense" else (7, "the paper's")
         auto.choose("localization.grid_size", drloc.grid_size, *grid)
     steps, per_epoch = total_steps(config.steps, length, facts.images, batch), steps_per_epoch(facts.images, batch)
     epochs = steps / per_epoch
-    operations = augment_operations(epochs, steps, facts.parameters, from_scratch=from_scratch)
+    operations = defaults.augment_operations(epochs, steps, facts.parameters, from_scratch=from_scratch)
     if is_short:
         operations = 0, "RandAugment is for longer runs"
     _resolve_augmentation(config, facts, steps, epochs, side, operations, auto)
-    auto.choose("ema", config.ema, *ema_rate(steps))
+    auto.choose("ema", config.ema, *defaults.ema_rate(steps))
     if weight:
         _resolve_head_width(config, facts, auto)
     if facts.unlabelled:
         reason = "pseudo-labels need confident predictions, which smoothing prevents"
         auto.choose("mixing.smoothing", config.mixing.smoothing, 0.0, reason)
         if semi.method in ("freematch", "softmatch"):
-            auto.choose("semi.momentum", semi.momentum, *threshold_momentum(steps))
+            auto.choose("semi.momentum", semi.momentum, *defaults.threshold_momentum(steps))
         if semi.region_weight:
-            auto.choose("semi.prototypes", semi.prototypes, *prototype_count(facts.unlabelled))
+            auto.choose("semi.prototypes", semi.prototypes, *defaults.prototype_count(facts.unlabelled))
     elif facts.target != "class":
         auto.choose("mixing.smoothing", config.mixing.smoothing, 0.0, "smoothing is for one class per image")
     elif is_short:
-        auto.choose("mixing.smoothing", config.mixing.smoothing, *finetuning_smoothing())
-    auto.choose("weights", config.weights, *exported_weights(facts))
-    every = evaluation_interval(steps, per_epoch, seen, facts.eval_images)
+        auto.choose("mixing.smoothing", config.mixing.smoothing, *defaults.FINETUNING_SMOOTHING)
+    auto.choose("weights", config.weights, *defaults.exported_weights(facts))
+    every = defaults.evaluation_interval(steps, per_epoch, seen, facts.eval_images)
     auto.choose("evaluate_every", config.evaluate_every, every, describe_interval(every, steps, per_epoch))
     return auto.apply(config, ResolvedTrainConfig)
 
@@ -220,7 +193,7 @@ def _resolve_augmentation(
 ) -> None:
     """Resolve mixing, RandAugment and crops of a run with one view per image. operations: number and reason."""
     if config.mixing.mixup or config.mixing.cutmix:
-        probability = mixing_probability(epochs, _changed_options(config, _MIXING), facts.family)
+        probability = defaults.mixing_probability(epochs, _changed_options(config, _MIXING), facts.family)
         auto.choose("mixing.prob", config.mixing.prob, *probability)
     if changed := _changed_options(config, _RANDAUGMENT):
         operations = 2, f"RandAugment as in the papers, because {changed[0]} is set"
@@ -230,25 +203,14 @@ def _resolve_augmentation(
     auto.choose("augment.crop", config.augment.crop, crop, reason)
 
 
-def _resolve_ratio(config: TrainConfig, batch: int, unlabelled: int, auto: AutoValues) -> int:
-    """Return the unlabelled images per labelled image of a batch."""
-    ratio = auto.choose("semi.ratio", config.semi.ratio, *unlabelled_ratio(batch, unlabelled))
-    if ratio * batch > unlabelled:
-        raise UserError(
-            f"A step needs {ratio * batch} unlabelled images (--semi.ratio {ratio} times --batch {batch}), but there "
-            f"are {unlabelled:,}. Use a smaller --batch, or leave --unlabelled out."
-        )
-    return ratio
-
-
 def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) -> ResolvedPretrainConfig:
     """Resolve what pre-training needs: batch, length, learning rate, heads, teacher, crops."""
     if config.method == "instances":
         return _resolve_instances(config, facts, auto)
     side = _choose_size(config, facts, auto)
-    batch = resolve_batch_size(config, facts.images, pretraining_batch(facts), auto)
-    length = _resolve_length(config, auto, *pretraining_epochs(facts, side))
-    auto.choose("lr", config.lr, *pretraining_lr(batch))
+    batch = resolve_batch_size(config, facts.images, defaults.pretraining_batch(facts), auto)
+    length = _resolve_length(config, auto, *defaults.pretraining_epochs(facts, side))
+    auto.choose("lr", config.lr, *defaults.pretraining_lr(batch))
     steps = total_steps(config.steps, length, facts.images, batch)
     epochs = steps / steps_per_epoch(facts.images, batch)
     _resolve_matching(config, facts, steps, epochs, side, auto)
@@ -265,10 +227,10 @@ def _resolve_matching(
 ) -> None:
     """Resolve the heads and the teacher of EsViT."""
     matching = config.matching
-    auto.choose("matching.prototypes", matching.prototypes, *prototype_count(facts.images))
-    auto.choose("matching.momentum", matching.momentum, *teacher_momentum(steps, side))
-    auto.choose("matching.teacher_temp", matching.teacher_temp, *teacher_temperature(epochs, side))
-    auto.choose("matching.centering", matching.centering, *teacher_centering())
+    auto.choose("matching.prototypes", matching.prototypes, *defaults.prototype_count(facts.images))
+    auto.choose("matching.momentum", matching.momentum, *defaults.teacher_momentum(steps, side))
+    auto.choose("matching.teacher_temp", matching.teacher_temp, *defaults.teacher_temperature(epochs, side))
+    auto.choose("matching.centering", matching.centering, *defaults.TEACHER_CENTERING)
     reason = f"four times the backbone's {facts.dim}, at most the paper's 2,048"
     auto.choose("matching.hidden", matching.hidden, min(2048, 4 * facts.dim), reason)
 
@@ -276,12 +238,12 @@ def _resolve_matching(
 def _resolve_instances(config: PretrainConfig, facts: Facts, auto: AutoValues) -> ResolvedPretrainConfig:
     """Resolve instance classification: a supervised run from scratch with as many classes as images."""
     side = _choose_size(config, facts, auto)
-    batch = resolve_batch_size(config, facts.images, supervised_batch(facts), auto, group=PAIR)
-    length = _resolve_length(config, auto, *supervised_epochs(facts, batch))
-    auto.choose("lr", config.lr, *supervised_lr(batch, facts.parameters, family=facts.family))
+    batch = resolve_batch_size(config, facts.images, defaults.supervised_batch(facts), auto, group=PAIR)
+    length = _resolve_length(config, auto, *defaults.supervised_epochs(facts, batch))
+    auto.choose("lr", config.lr, *defaults.supervised_lr(batch, facts.parameters, family=facts.family))
     steps = total_steps(config.steps, length, facts.images, batch)
     epochs = steps / steps_per_epoch(facts.images, batch)
-    operations = augment_operations(epochs, steps, facts.parameters, from_scratch=not config.init)
+    operations = defaults.augment_operations(epochs, steps, facts.parameters, from_scratch=not config.init)
     _resolve_augmentation(config, facts, steps, epochs, side, operations, auto)
     unused = AutoValues()  # a resolved configuration has no "auto", but nobody needs to read these
     _resolve_matching(config, facts, steps, epochs, side, unused)
@@ -292,9 +254,9 @@ def _resolve_instances(config: PretrainConfig, facts: Facts, auto: AutoValues) -
 def resolve_distillation(config: DistilConfig, facts: Facts, auto: AutoValues) -> ResolvedDistilConfig:
     """Resolve distillation: batch, length, learning rate, crops. One view per image, so a step is a supervised one."""
     side = _choose_size(config, facts, auto)
-    batch = resolve_batch_size(config, facts.images, supervised_batch(facts), auto)
-    _resolve_length(config, auto, *pretraining_epochs(facts, side))
-    auto.choose("lr", config.lr, *supervised_lr(batch, facts.parameters, family=facts.family))
+    batch = resolve_batch_size(config, facts.images, defaults.supervised_batch(facts), auto)
+    _resolve_length(config, auto, *defaults.pretraining_epochs(facts, side))
+    auto.choose("lr", config.lr, *defaults.supervised_lr(batch, facts.parameters, family=facts.family))
     crop = ("center", "the cached teacher sees it") if config.cache_teacher else (default_crop(side), "as in training")
     auto.choose("augment.crop", config.augment.crop, *crop)
     auto.choose("augment.operations", config.augment.operations, 0, "the teacher's features change with them")
@@ -311,13 +273,7 @@ def _resolve_head_width(config: TrainConfig | PretrainConfig, facts: Facts, auto
 def resolve_batch_size(
     config: RunConfig, images: int, default: tuple[int, str], auto: AutoValues, *, group: int = 1
 ) -> int:
-    """Return the batch size: the option or the default, at most the number of images.
-
-    All processes get equal parts. A resumed run keeps its batch size.
-
-    default: batch size and reason
-    group:   images that must be on the same process
-    """
+    """Return the option or default (with its reason), at most all images; ranks get equal parts of whole ``group``s."""
     reasons = [default[1]] if config.batch == "auto" else []
     batch = max(default[0], config.accumulate) if config.batch == "auto" else config.batch
     if batch > images:
@@ -355,9 +311,6 @@ _RANDAUGMENT = ("augment.magnitude", "augment.magnitude_std", "augment.operation
 
 
 def _changed_options(config: TrainConfig | PretrainConfig, names: Sequence[str]) -> list[str]:
-    """Return the options with a value that is neither the default nor 0.
-
-    ``config.is_set`` does not help: the runs of a comparison, and a named recipe, set all options.
-    """
+    """Return the options that are neither the default nor 0: comparisons and recipes set all, so is_set is no help."""
     default = TrainConfig()
     return [name for name in names if attrgetter(name)(config) not in (0, attrgetter(name)(default))]

@@ -27,10 +27,7 @@ from frugalvit.utils.tables import CommandResult, Table
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers of a classifier on N images, on the CPU: logits (N, C), pooled (N, D), and the others (N,).
-
-    index: the image's position in the store
-    """
+    """Answers of a classifier: logits (N, C), pooled (N, D), labels and index in the store (N,), on the CPU."""
 
     logits: Tensor
     pooled: Tensor
@@ -68,10 +65,7 @@ def collect_answers(backbone: Backbone, dataset: EvalSet, label: str) -> Answers
 def worst_mistakes(
     answers: Answers, store: ImageStore, classes: tuple[str, ...], location: str = "", count: int = 24
 ) -> list[dict[str, Any]]:
-    """Return the most confident wrong predictions, as thumbnails with both class names and the file name.
-
-    location: folder or table of the data; file names are relative to it
-    """
+    """Return the most confident wrong predictions with thumbnails; file names are relative to ``location``."""
     wrong = (~answers.right).nonzero()[:, 0]
     columns = (answers.confidence[wrong], answers.index[wrong], answers.labels[wrong], answers.predicted[wrong])
     mistakes = sorted(zip(*(column.tolist() for column in columns), strict=True), reverse=True)[:count]
@@ -82,10 +76,7 @@ def worst_mistakes(
 def show_mistakes(
     entries: Sequence[tuple[int, str, str, float | None]], store: ImageStore, location: str
 ) -> list[dict[str, Any]]:
-    """Return mistakes with thumbnails and file names.
-
-    entries: index, truth, prediction, and its probability or None
-    """
+    """Return mistakes, (index, truth, prediction, its probability or None), with thumbnails and file names."""
     thumbnails = _thumbnails(store, [index for index, *_ in entries])
     return [
         {
@@ -182,11 +173,7 @@ def run_facts(config: RunConfig, outcome: Mapping[str, Any], network: nn.Module)
 
 
 def run_result(summary: dict[str, Any], table: Table, commands: list[str], notes: Iterable[str] = ()) -> CommandResult:
-    """Return what a command prints about its finished run: numbers, paths, and next commands.
-
-    commands: to type next
-    notes:    printed before the commands
-    """
+    """Return what a command prints about its finished run: numbers, paths, notes, and the commands to type next."""
     folder = Path(summary["run"])
     lines = [f"run folder  {folder}"]
     lines += [f"time        {console.clock(summary['seconds'])}"] if "seconds" in summary else []
@@ -196,10 +183,8 @@ def run_result(summary: dict[str, Any], table: Table, commands: list[str], notes
     lines += notes
     lines += [f"report      {folder}/{layout.REPORT}"] if (folder / layout.REPORT).exists() else []
     lines += [f"{'' if number else 'next':<12}{command}" for number, command in enumerate(commands)]
-    shown = {
-        key: value for key, value in summary.items() if key not in ("auto", "classes", "confusion", "pseudo_values")
-    }
-    return CommandResult(shown, [table], lines)
+    hidden = ("auto", "classes", "confusion", "pseudo_values")
+    return CommandResult({key: value for key, value in summary.items() if key not in hidden}, [table], lines)
 
 
 def describe_weights(outcome: Mapping[str, Any], eval_split: str, weights: str) -> dict[str, Any]:

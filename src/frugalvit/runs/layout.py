@@ -50,18 +50,14 @@ COMPARISON = "comparison.json"
 COMPARISON_TABLES = ("comparison.md", "comparison.csv", "comparison.tex")
 COMPARISON_CHART = "comparison.png"
 
-AT_START = (CONFIG, DATA, DECISIONS)
-"""Written before the first step."""
-
+AT_START = (CONFIG, DATA, DECISIONS)  # written before the first step
 BEFORE_STEPS = (*AT_START, TRACKERS)
 RUN_FILES = (
     *BEFORE_STEPS,
     *(CHECKPOINTS, METRICS, TENSORBOARD, FAULT, MODEL, SUMMARY, REPORT, LENS),
     *(AUGMENTATIONS, MISTAKES, MISTAKES_PICTURE, TRAINING_IMAGES),
 )
-DENSE_FILES = (*RUN_FILES, DENSE_WEIGHTS, DENSE_FACTS, DENSE_REPORT, PICTURES)
-"""Written by detectors and segmenters."""
-
+DENSE_FILES = (*RUN_FILES, DENSE_WEIGHTS, DENSE_FACTS, DENSE_REPORT, PICTURES)  # written by detectors and segmenters
 COMPARISON_FILES = (*COMPARISON_TABLES, COMPARISON_CHART, COMPARISON, REPORT)
 EMPTY_RUN_FILES = {*AT_START, REQUEST, ".lock", CHECKPOINTS}
 
@@ -103,10 +99,7 @@ def write_error_hint(folder: Path) -> str:
 
 
 def check_free_for_run(folder: Path, names: Iterable[str] = RUN_FILES) -> None:
-    """Refuse a folder where a run would overwrite the user's files. Other files may be there.
-
-    Files of a run that failed before its first step may be overwritten.
-    """
+    """Refuse a folder where a run would overwrite the user's files, but not those of a run without a first step."""
     failed = (folder / ".lock").exists() or all((folder / name).exists() for name in AT_START)
     _refuse_overwriting(folder, [name for name in names if not (failed and name in BEFORE_STEPS)])
 
@@ -136,10 +129,7 @@ def missing_parents(folder: Path) -> list[Path]:
 
 
 def remove_empty_run(created: list[Path]) -> None:
-    """Remove the folders created for a run that failed before its first step.
-
-    created: from ``missing_parents``
-    """
+    """Remove the folders (of ``missing_parents``) created for a run that failed before its first step."""
     if not created or not created[0].is_dir():
         return
     folder, *parents = created

@@ -36,10 +36,7 @@ COMMANDS: dict[str, type[RunConfig]] = {
 
 
 def load_resumed_config(config: C) -> C:
-    """Return the stored options of the run to resume, with the free ones of ``config``. Reads config.yaml once.
-
-    Raise if the run belongs to another command, or if ``config`` changes an option that cannot change.
-    """
+    """Return the stored options of the run to resume, with the free ones of ``config``; raise if others change."""
     folder = find_run(str(config.resume))
     values = read_yaml(folder / layout.CONFIG)
     check_command(folder, values, type(config), "resume it with 'frugalvit {command} --resume {folder}'")
@@ -51,7 +48,12 @@ def load_resumed_config(config: C) -> C:
     if stored.plugin and not config.plugin:  # never run code because a stored file names it
         names = " ".join(map(shell_quote, stored.plugin))
         raise UserError(f"{folder} uses --plugin {names}. Pass --plugin again: it runs that file's code.")
-    _check_processes(config, stored, folder)
+    now = math.prod(devices_and_nodes(config.devices, config.nodes))
+    if stored.stream is True and (before := read_data_facts(folder).get("processes", now)) != now:
+        raise UserError(  # the shards would be divided among other processes: images would repeat
+            f"{folder} streams shards with {before} processes (--devices, --nodes), not {now}: the number cannot "
+            f"change on resume. Use {before}, or start a new run from its weights with --init {shell_quote(folder)}."
+        )
     _check_fixed_options(config, stored, folder, free)
     changes: dict[str, Any] = {"resume": str(folder)}
     for name in free:
@@ -88,24 +90,8 @@ def _was_adjusted(name: str, wanted: Any, before: Any, stored: RunConfig, folder
     return name == "accumulate" and stored.auto_batch
 
 
-def _check_processes(config: RunConfig, stored: RunConfig, folder: Path) -> None:
-    """Raise if streamed shards would be divided among another number of processes: images would repeat."""
-    if stored.stream is not True:
-        return
-    now = math.prod(devices_and_nodes(config.devices, config.nodes))
-    before = read_data_facts(folder).get("processes", now)
-    if before != now:
-        raise UserError(
-            f"{folder} streams shards with {before} processes (--devices, --nodes), not {now}: the number cannot "
-            f"change on resume. Use {before}, or start a new run from its weights with --init {shell_quote(folder)}."
-        )
-
-
 def check_command(folder: Path, options: Iterable[str], kind: type[RunConfig], hint: str) -> None:
-    """Raise if the stored options are not those of the command that ``kind`` configures.
-
-    hint: what to do instead, with {command} and {folder}
-    """
+    """Raise if the stored options are not those of ``kind``, with a hint that may contain {command} and {folder}."""
     unknown = set(options) - set(kind.model_fields)
     if not unknown:
         return
@@ -129,10 +115,7 @@ def command_of(folder: Path) -> str | None:
 
 
 def network_keywords(config: RunConfig) -> dict[str, Any]:
-    """Return the keywords of the network; a resumed run keeps those that were chosen at its start.
-
-    A later version may choose other values for small images, and the run's weights would not fit its network.
-    """
+    """Return the network's keywords; a resumed run keeps those of its start: a later version may choose others."""
     if config.resume:
         return config.backbone_args | read_data_facts(config.resume).get("network", {})
     return config.backbone_args

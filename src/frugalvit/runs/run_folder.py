@@ -17,7 +17,6 @@ from frugalvit.data.webdataset.streaming_dataset import ShardSurvey
 from frugalvit.engine.checkpoint import load_newest_state, load_or_warn, save_state
 from frugalvit.errors import UserError
 from frugalvit.runs import layout
-from frugalvit.runs.layout import find_run
 from frugalvit.runs.trackers import TensorBoard, Trackers
 from frugalvit.utils import console, files
 from frugalvit.utils.console import shell_quote
@@ -26,10 +25,7 @@ from frugalvit.utils.text import short_message
 
 
 def new_run_folder(out: str | None, *words: str, names: Iterable[str] = layout.RUN_FILES) -> Path:
-    """Create the folder ``out``, or ``runs/DATE_words``; never one that already holds a run.
-
-    names: files that the run will write
-    """
+    """Create ``out``, or ``runs/DATE_words``, for the files ``names``; never a folder that already holds a run."""
     if out:
         if files.utf8_safe(out) != out:  # TensorBoard and the trackers cannot write such a name
             raise UserError(f"--out {out} is not UTF-8. Choose another name.")
@@ -213,10 +209,7 @@ class RunFolder:
 
 
 def _lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the lines of a metrics file and their values.
-
-    A killed writer leaves half a line; a power failure may leave any bytes.
-    """
+    """Return the lines of a metrics file and their values; a kill or power failure may leave damaged ones."""
     lines: list[tuple[str, dict[str, Any]]] = []
     *complete, _ = files.read_user_text(path, errors="replace").split("\n")
     for line in complete:
@@ -268,7 +261,7 @@ def read_data_facts(folder: str | Path) -> dict[str, Any]:
 
 def finished_summary(path: str | Path) -> dict[str, Any] | None:
     """Return the result of a finished run and log that it is finished; None if it is not."""
-    summary = read_summary(find_run(path))
+    summary = read_summary(layout.find_run(path))
     if not summary:
         return None
     console.info(f"{path} is finished: this is its result. To start from its weights: --init {shell_quote(path)}")

@@ -2,7 +2,8 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 PARTS = 20
 """Image i is in part i mod 20. Leaving out one part at a time shows how much a score depends on the images."""
@@ -39,3 +40,26 @@ def jackknife_interval(
         return lowest, highest
     half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return max(lowest, score - half), min(highest, score + half)
+
+
+def jackknife_facts(
+    total: Mapping[str, float | None],
+    without: Sequence[Mapping[str, float | None]],
+    limits: Mapping[str, tuple[float, float]] | None = None,
+    highest: float = 100.0,
+    digits: int = 6,
+) -> dict[str, Any]:
+    """Return the interval and the pseudo-values of every score. Undefined scores (None, NaN) are left out.
+
+    total, without: the scores by name, of all images and without one part at a time
+    limits:         lowest and highest value of some scores; by default 0 and ``highest``
+    """
+    intervals: dict[str, Any] = {}
+    values: dict[str, list[float]] = {}
+    for name, score in total.items():
+        if score is not None:
+            parts = [part for scores in without if (part := scores.get(name)) is not None and math.isfinite(part)]
+            pseudo, (low, high) = pseudo_values(score, parts), (limits or {}).get(name, (0.0, highest))
+            intervals[f"{name}_interval"] = list(jackknife_interval(score, pseudo, high, low))
+            values[name] = [round(value, digits) for value in pseudo]
+    return intervals | {"pseudo_values": values}

@@ -73,10 +73,11 @@ def test_the_next_readable_image_is_the_substitute(
     assert [index for index, _ in found] == [0, 1, 3, 3, 4, 0]
     assert [int(pixels[0, 0, 0]) for _, pixels in found] == [0, 10, 30, 30, 40, 0]
     capsys.readouterr()
-    others = pictures.without_bad()
+    others = pictures
+    assert others.drop_bad(list("abcdef"), 2, 0.5) == ["a", "b", "d", "e"]
     assert [path.name for path in others.paths] == ["0.png", "1.png", "3.png", "4.png"] and not others.faults
     assert [int(others.read(index)[0, 0, 0]) for index in range(4)] == [0, 10, 30, 40]
-    assert [Path(name).name for name, _ in others.bad] == ["2.png", "5.png"]
+    assert [Path(name).name for name, _ in others.unreadable] == ["2.png", "5.png"]
     shutil.rmtree(tmp_path)  # cached images remain
     if where == "ram":
         assert [others.read_or_substitute(index)[0] for index in range(4)] == [0, 1, 2, 3]
@@ -89,7 +90,7 @@ def test_vanishing_images_are_named_until_too_many(tmp_path: Path, capsys: pytes
         (tmp_path / f"{number}.png").unlink()
     for _ in range(2):
         assert [pictures.read_or_substitute(index)[0] for index in range(6)] == [0, 3, 3, 3, 4, 5]
-    assert capsys.readouterr().err.count("(left out)") == 2 and len(pictures.bad) == 2
+    assert capsys.readouterr().err.count("(left out)") == 2 and len(pictures.unreadable) == 2
     (tmp_path / "4.png").unlink()
     with pytest.raises(UserError, match=r"3 of 6 images .*--cache\.max-bad"):
         pictures.read_or_substitute(4)

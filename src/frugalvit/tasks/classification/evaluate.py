@@ -43,12 +43,17 @@ _SHOWN_CONFUSIONS = 3  # per class, for --json
 
 def evaluate(config: EvalConfig) -> CommandResult:
     """Compute the scores with 95 % intervals (top-1, or mAP, or R²); list the worst classes or labels, and mistakes."""
-    started = time.monotonic()
-    out = _check_output(config.out)
+    started, out = time.monotonic(), None if config.out is None else Path(config.out)
+    if out is not None:
+        if out.exists():
+            raise UserError(f"{out} already exists. Choose another name with -o.")
+        make_folder(out.parent)
     model, names = load_classifier(config.model, config.device, config.img_size)
     target, calibration = load_target(model, names), check_coverage(model, config.coverage, config.mirror)
     source, run, split, examples, numbers = open_scored(config, target)
-    if run is not None and split in ("train", "all", *_learned_splits(run, source)):
+    stored = (read_summary(run) if run else None) or {}
+    learned_val = stored.get("task") == "probe" and "test" in source.splits  # a probe with a test split also uses val
+    if run is not None and split in ("train", "all", *(["val"] if learned_val else [])):
         console.warning(f"{config.model} was trained on these images ({split}): its scores on new images will be lower")
     extractor = make_extractor(model, config, "pooled")
     label = f"{source.name} {split}"
@@ -85,12 +90,9 @@ def evaluate(config: EvalConfig) -> CommandResult:
         "seconds": round(time.monotonic() - started, 2),
     }
     notes = list(source.notes)
-    if run is not None and (floor := _stored_floor(run, split, len(truth))):
+    if (floor := stored.get("floor")) and where == {name: stored.get(name) for name in where}:
         summary |= {"floor": floor, "alarms": check_floor(scores["top1"], floor)}
-        notes += [
-            f"floor: {describe_floor(floor, scores['top1'])}",
-            *(f"alarm: {alarm}" for alarm in summary["alarms"]),
-        ]
+        notes += [f"floor: {describe_floor(floor, scores['top1'])}", *(f"alarm: {text}" for text in summary["alarms"])]
     how = "not calibrated" if calibration is None else f"{before['error']:.1f} without the temperature; {calibration}"
     notes.append(f"confidence is {after['error']:.1f} points from accuracy (ECE), {how}")
     if config.coverage is not None and calibration is not None:
@@ -110,7 +112,10 @@ def evaluate(config: EvalConfig) -> CommandResult:
         for row in after["bins"]
     ]
     tables.append(Table(["confidence, %", "right, %", "images", ""], bars, "reliability"))
-    return _result(summary, [*tables, *_mistake_tables(per_class, mistakes)], notes, out, _csv(rows))
+    columns = ["image", "class", "predicted", "probability", "right"]
+    cells = [[*texts, f"{sure:.6f}", int(texts[1] == texts[2])] for *texts, sure in (row.values() for row in rows)]
+    tables += _mistake_tables(per_class, mistakes)
+    return _result(summary, tables, notes, out, as_csv(columns, cells))
 
 
 def _judge_stored(
@@ -164,64 +169,31 @@ def open_scored(config: EvalConfig, target: Target) -> tuple[DatasetSplits, Path
     return source, run, split, examples, numbers
 
 
-def _check_output(out: str | None) -> Path | None:
-    """Check the path of the predictions before the work starts."""
-    if out is None:
-        return None
-    path = Path(out)
-    if path.exists():
-        raise UserError(f"{path} already exists. Choose another name with -o.")
-    make_folder(path.parent)
-    return path
-
-
 def _open(config: EvalConfig, target: str) -> tuple[DatasetSplits, Path | None]:
-    """Open the data; also return the run if the model was trained on it. A run's own data is split as in training.
+    """Open the data; also return the run or saved probe if the model learned from it. It is split as in training.
 
-    The shards that a streamed run held out are not told apart here.
+    If a probe learned from train alone, the images that it held out are a split. The shards that a streamed run held
+    out are not told apart here.
     """
     location = described_by(Path(config.model)) or Path(config.model)
-    file = (location.parent if location.name == layout.MODEL else location) / layout.CONFIG
-    run = TrainConfig.from_run(file) if file.is_file() else None
-    if (read_summary(file.parent) or {}).get("task") == "probe":
-        return _open_as_probed(config, file.parent, target)
-    if run is None or not same_value("data", config.data, run.data):
-        return open_data(config.data, split="given", root=config.root, classes=config.classes, target=target), None
-    source = open_data(
-        config.data,
-        split="given" if should_stream(config.data, run.stream) else run.split,
-        val_fraction=run.val_fraction,
-        root=config.root or run.root,
-        classes=config.classes or run.classes,
-        target=target,
-    )
-    return source, file.parent
-
-
-def _open_as_probed(config: EvalConfig, probe: Path, target: str) -> tuple[DatasetSplits, Path | None]:
-    """Open the data for a saved probe; if it learned from train alone, the images that it held out are a split."""
-    source = open_data(config.data, split="given", root=config.root, classes=config.classes, target=target)
-    facts = read_json(probe / layout.DATA, dict) or {}
-    if not same_value("data", config.data, facts.get("data")):
-        return source, None
-    if held_out := set(facts.get("held_out") or ()):
+    folder = location.parent if location.name == layout.MODEL else location
+    run = TrainConfig.from_run(folder / layout.CONFIG) if (folder / layout.CONFIG).is_file() else None
+    reading: dict[str, Any] = {"split": "given", "root": config.root, "classes": config.classes}
+    is_known, held_out = False, set[str]()
+    if (read_summary(folder) or {}).get("task") == "probe":
+        facts = read_json(folder / layout.DATA, dict) or {}
+        is_known, held_out = same_value("data", config.data, facts.get("data")), set(facts.get("held_out") or ())
+    elif run is not None and same_value("data", config.data, run.data):
+        is_known = True
+        reading["split"] = "given" if should_stream(config.data, run.stream) else run.split
+        reading |= {"val_fraction": run.val_fraction, "root": config.root or run.root}
+        reading["classes"] = config.classes or run.classes
+    source = open_data(config.data, target=target, **reading)
+    if is_known and held_out:
         train = source.splits["train"]
         is_held_out = np.array([key in held_out for key in train.keys])
         source.splits |= {"train": train.subset(~is_held_out), HELD_OUT: train.subset(is_held_out)}
-    return source, probe
-
-
-def _learned_splits(run: Path, source: DatasetSplits) -> tuple[str, ...]:
-    """Return the splits besides train that a model learned from: a probe with a test split also uses val."""
-    is_probe = (read_summary(run) or {}).get("task") == "probe"
-    return ("val",) if is_probe and "test" in source.splits else ()
-
-
-def _stored_floor(run: Path, split: str, images: int) -> dict[str, Any] | None:
-    """Return the floor of a run if it was scored on the same images; None if not."""
-    summary = read_summary(run) or {}
-    same = (summary.get("scored_on"), summary.get("scored_images")) == (split, images)
-    return summary.get("floor") if same else None
+    return source, folder if is_known else None
 
 
 def _select_split(source: DatasetSplits, split: str) -> tuple[str, ImageDataset]:
@@ -313,11 +285,3 @@ def _mistake_tables(per_class: list[dict[str, Any]], mistakes: list[dict[str, An
         Table(["class", "images", "right, %", "taken for"], rows, "worst classes"),
         Table(["image", "class", "taken for"], confident, "most confident mistakes: check their labels"),
     ]
-
-
-def _csv(rows: list[dict[str, Any]]) -> str:
-    cells = (row.values() for row in rows)
-    return as_csv(
-        ["image", "class", "predicted", "probability", "right"],
-        [[image, label, answer, f"{p:.6f}", int(label == answer)] for image, label, answer, p in cells],
-    )

@@ -25,34 +25,22 @@ import numpy as np
 
 from frugalvit.engine.health import DEAD_RANK, Alarm, RunHealth
 
-_LEARNED = 0.02
-"""A gap above which a network has learned something."""
-
+_LEARNED = 0.02  # a gap above which a network has learned something
 _AT_CHANCE = 0.005
 """A gap below which a network that had learned is back at chance; it must also be an eighth of the best gap."""
 
 _LOWEST = -0.01
 """Larger losses count as this gap, so that one spike, which a run often recovers from, does not decide a mean."""
 
-_NEVER_LEARNED = 0.003
-"""A mean gap over a tenth of the run, below which a network has learned nothing."""
-
-_FEW_STEPS = 200
-"""Before this step a loss at chance is normal, however short the run."""
-
-_VANISHED = 1e-3
-"""A gradient norm, relative to that of the first lines, below which nothing is learned."""
-
+_NEVER_LEARNED = 0.003  # a mean gap over a tenth of the run, below which a network has learned nothing
+_FEW_STEPS = 200  # before this step a loss at chance is normal, however short the run
+_VANISHED = 1e-3  # a gradient norm, relative to that of the first lines, below which nothing is learned
 _EXPLODED, _LITTLE = 50, 0.1
 """A gradient norm, relative to that of the first lines, above which a gap below ``_LITTLE`` will not grow any more."""
 
 
 def chance_loss(counts: np.ndarray, smoothing: float = 0.0, *, balance: bool = False) -> tuple[float, float]:
-    """Return H(q), the loss of the best constant answer, and the deviation of its loss over images.
-
-    counts:  training images of each class
-    balance: classes are drawn equally often
-    """
+    """Return H(q) for images ``counts`` per class (``balance``: drawn equally often), and its deviation."""
     shares = (counts > 0).astype(float) if balance else counts.astype(float)
     shares /= shares.sum()
     target = (1 - smoothing) * shares + smoothing / len(shares)
@@ -63,28 +51,17 @@ def chance_loss(counts: np.ndarray, smoothing: float = 0.0, *, balance: bool = F
 
 @dataclass
 class SupervisedHealth(RunHealth):
-    """Compares a run with chance.
+    """Compares a run with chance."""
 
-    chance:      H(q)
-    noise:       deviation of a constant answer's loss in one line; 0 if the classes have equally many images
-    classes:     that have evaluation images; a constant answer has a mean per class of 100 / ``classes``
-    eval_images: their number, which says how much a score varies
-    steps:       of the run
-    warmup:      steps of the warm-up
-    log_every:   steps between two lines
-    lr:          highest learning rate, for the advice
-    loss:        the metric to compare with ``chance``
-    """
-
-    chance: float
-    noise: float
-    classes: int
-    eval_images: int
+    chance: float  # H(q)
+    noise: float  # deviation of a constant answer's loss in one line; 0 if the classes have equally many images
+    classes: int  # that have evaluation images; a constant answer has a mean per class of 100 / ``classes``
+    eval_images: int  # their number, which says how much a score varies
     steps: int
-    warmup: int
-    log_every: int
-    lr: float
-    loss: str = "cross_entropy"
+    warmup: int  # steps of the warm-up
+    log_every: int  # steps between two lines
+    lr: float  # highest learning rate, for the advice
+    loss: str = "cross_entropy"  # the metric to compare with ``chance``
     best: float = 0.0  # largest gap, a mean over ``recent``
     started: int = 0  # the step of the last restart from the initial weights
     first_norm: float = 0.0  # mean gradient norm of the first lines
@@ -114,11 +91,16 @@ class SupervisedHealth(RunHealth):
             self._take_losses(metrics)
         if len(self.recent) < (self.recent.maxlen or 0):
             return []
-        checks = (
-            *(self._fell_back(), self._never_learned(step)),
-            *(self._vanished(step), self._exploded(), self._dead(step)),
-        )
-        return [alarm for alarm in checks if alarm is not None and self._is_new(alarm)]
+        signs = {
+            "back at chance": self._fell_back(),
+            "nothing learned": self._never_learned(step),
+            "vanished gradients": self._vanished(step),
+            "exploded gradients": self._exploded(),
+            "dead features": self._dead(step),
+        }
+        advice = f"Lower --lr (it is {self.lr:.2g}), or lengthen --optimizer.warmup"
+        alarms = [Alarm(name, sign, advice) for name, sign in signs.items() if sign]
+        return [alarm for alarm in alarms if self._is_new(alarm)]
 
     @property
     def collapsed(self) -> bool:
@@ -166,49 +148,41 @@ class SupervisedHealth(RunHealth):
         if from_start:
             self.started, self.best, self.was_above = step, 0.0, False
 
-    # -- one check each
+    # -- one check each: the sign of an alarm, or nothing
 
-    def _fell_back(self) -> Alarm | None:
-        """Alarm if a run that had learned is at chance: by its loss, or by two evaluations and a loss near it."""
+    def _fell_back(self) -> str:
+        """Tell if a run that had learned is at chance: by its loss, or by two evaluations and a loss near it."""
         by_loss = self.best >= self.learned and self.gap <= min(_AT_CHANCE, self.best / 8)
         by_score = self.was_above and self.evaluations_at_chance >= 2 and self.gap <= _LEARNED
         if not by_loss and not by_score:
-            return None
+            return ""
         loss, best = ((1 - gap) * self.chance for gap in (self.gap, self.best))
-        sign = f"the loss is {loss:.3f} after {best:.3f}, and a constant answer has {self.chance:.3f}"
-        return Alarm("back at chance", sign, self._advice())
+        return f"the loss is {loss:.3f} after {best:.3f}, and a constant answer has {self.chance:.3f}"
 
-    def _never_learned(self, step: int) -> Alarm | None:
+    def _never_learned(self, step: int) -> str:
         waited = step - self.started
         needed = max(_FEW_STEPS, round(0.2 * self.steps), self.warmup + round(0.1 * self.steps))
         if waited < needed or len(self.long) < (self.long.maxlen or 0) or self.best > self.started_to_learn:
-            return None
+            return ""
         if fmean(self.long) > _NEVER_LEARNED or (self.was_above and not self.evaluations_at_chance):
-            return None
-        sign = f"after {waited:,} steps the loss is still {(1 - self.gap) * self.chance:.3f}, that of a constant answer"
-        return Alarm("nothing learned", sign, self._advice())
+            return ""
+        return f"after {waited:,} steps the loss is still {(1 - self.gap) * self.chance:.3f}, that of a constant answer"
 
-    def _vanished(self, step: int) -> Alarm | None:
+    def _vanished(self, step: int) -> str:
         if not self._may_judge(step) or fmean(self.norms) > _VANISHED * self.first_norm:
-            return None
-        sign = f"the gradient norm is {fmean(self.norms):.1g} after {self.first_norm:.1g}, and the loss is at chance"
-        return Alarm("vanished gradients", sign, self._advice())
+            return ""
+        return f"the gradient norm is {fmean(self.norms):.1g} after {self.first_norm:.1g}, and the loss is at chance"
 
-    def _exploded(self) -> Alarm | None:
+    def _exploded(self) -> str:
         norm = min(self.norms)  # not one spike
         if math.isinf(norm) or norm < _EXPLODED * self.first_norm or self.gap > _LITTLE:
-            return None
-        sign = f"the gradient norm is {norm:.3g} after {self.first_norm:.2g}, and the loss hardly falls"
-        return Alarm("exploded gradients", sign, self._advice())
+            return ""
+        return f"the gradient norm is {norm:.3g} after {self.first_norm:.2g}, and the loss hardly falls"
 
-    def _dead(self, step: int) -> Alarm | None:
-        if not self._may_judge(step) or not self.is_dead:
-            return None
-        return Alarm("dead features", "all images have the same features, and the loss is at chance", self._advice())
+    def _dead(self, step: int) -> str:
+        is_dead = self.is_dead and self._may_judge(step)
+        return "all images have the same features, and the loss is at chance" if is_dead else ""
 
     def _may_judge(self, step: int) -> bool:
         """True if the loss is at chance and the run is not in its first steps."""
         return self.gap <= _AT_CHANCE and step - self.started >= max(_FEW_STEPS // 2, round(0.05 * self.steps))
-
-    def _advice(self) -> str:
-        return f"Lower --lr (it is {self.lr:.2g}), or lengthen --optimizer.warmup"

@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from frugalvit.probing.metrics import PartCounts
-from frugalvit.utils.intervals import PARTS, jackknife_interval, pseudo_values
+from frugalvit.utils.intervals import PARTS, jackknife_facts
 
 
 class Scores(ABC):
@@ -24,9 +24,15 @@ class Scores(ABC):
     def add(self, logits: Tensor, labels: Tensor, index: Tensor) -> None:
         """Take a batch; index: (B,) of the images in their dataset."""
 
-    @abstractmethod
     def reduced(self, fabric: Fabric) -> Scores:
         """Combine the batches of all ranks."""
+        for part in self.sums() if fabric.world_size > 1 else ():
+            part.copy_(fabric.all_reduce(part, reduce_op="sum"))  # type: ignore[arg-type]
+        return self
+
+    @abstractmethod
+    def sums(self) -> tuple[Tensor, ...]:
+        """Return what is summed over all ranks."""
 
     @abstractmethod
     def is_at_chance(self) -> bool:
@@ -61,12 +67,8 @@ class ClassificationScores(Scores):
         cells = labels * classes + best[:, 0]
         self.confusion += torch.bincount(cells, minlength=classes * classes).view(classes, classes)
 
-    def reduced(self, fabric: Fabric) -> ClassificationScores:
-        if fabric.world_size > 1:
-            counts = (self.confusion, self.nonfinite, self.parts.counts)
-            summed: Any = [fabric.all_reduce(count, reduce_op="sum") for count in counts]
-            self.confusion, self.nonfinite, self.parts.counts = summed
-        return self
+    def sums(self) -> tuple[Tensor, ...]:
+        return self.confusion, self.nonfinite, self.parts.counts
 
     def is_at_chance(self) -> bool:
         """True if the predictions tell nothing about the labels.
@@ -109,12 +111,8 @@ class StoredScores(Scores):
         rows = index.to(self.seen.device)
         self.answers[rows], self.truth[rows], self.seen[rows] = answers.float(), truth.to(self.truth), 1.0
 
-    def reduced(self, fabric: Fabric) -> StoredScores:
-        if fabric.world_size > 1:
-            stored = (self.answers, self.truth, self.seen, self.nonfinite)
-            summed: Any = [fabric.all_reduce(part, reduce_op="sum") for part in stored]
-            self.answers, self.truth, self.seen, self.nonfinite = summed
-        return self
+    def sums(self) -> tuple[Tensor, ...]:
+        return self.answers, self.truth, self.seen, self.nonfinite
 
     def scored(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return answers, truth and indices of the scored images, on the CPU."""
@@ -128,14 +126,9 @@ class StoredScores(Scores):
         answers, truth, index = self.scored()
         parts = [index % PARTS != part for part in (index % PARTS).unique()]
         without = [self.target.measure(answers[part], truth[part]) for part in parts]
-        facts: dict[str, Any] = {"scored_on": split, "scored_images": len(index)}
-        facts |= {"chance": self.target.chance(truth), "pseudo_values": {}}
-        for name, score in self.target.measure(answers, truth).items():
-            pseudo = pseudo_values(score, [part[name] for part in without if math.isfinite(part[name])])
-            lowest, highest = {"r2": (-math.inf, 100.0), "mae": (0.0, math.inf)}.get(name, (0.0, 100.0))
-            facts[f"{name}_interval"] = list(jackknife_interval(score, pseudo, highest, lowest))
-            facts["pseudo_values"][name] = [round(value, 6) for value in pseudo]
-        return facts
+        facts = {"scored_on": split, "scored_images": len(index), "chance": self.target.chance(truth)}
+        limits = {"r2": (-math.inf, 100.0), "mae": (0.0, math.inf)}
+        return facts | jackknife_facts(self.target.measure(answers, truth), without, limits)
 
     def is_at_chance(self) -> bool:
         """True if the main score is at most one deviation above chance."""

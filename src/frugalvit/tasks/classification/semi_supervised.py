@@ -28,7 +28,7 @@ from frugalvit.data.augmentation.mixup import Blend, mix_images, partners
 from frugalvit.data.augmentation.transforms import WeakStrongViews
 from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
 from frugalvit.data.loader import Batch, BatchSource
-from frugalvit.data.rng import device_generator, generator_for, to_device_packed
+from frugalvit.data.rng import generator_for, to_device_packed
 from frugalvit.data.splits import subsample_labels
 from frugalvit.data.webdataset.shards import is_shards
 from frugalvit.data.webdataset.streaming_dataset import should_stream
@@ -39,33 +39,20 @@ from frugalvit.engine.step import TrainPlan
 from frugalvit.errors import UserError
 from frugalvit.experiment import builders
 from frugalvit.features import Features
-from frugalvit.objectives import RegionMatching, RelativeLocalization
+from frugalvit.objectives import RegionMatching, RelativeLocalization, pseudo_labels
 from frugalvit.objectives.drloc import Pairs, loss_at_pairs
-from frugalvit.objectives.pseudo_labels import (
-    FixMatch,
-    FlexMatch,
-    FreeMatch,
-    PseudoLabels,
-    SoftMatch,
-    pseudo_label_loss,
-    sum_over_processes,
-)
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.utils.tables import Table
 from frugalvit.utils.text import pluralize
 
-UNKNOWN = -1
-"""The class of an image whose label nobody knows."""
+UNKNOWN = -1  # the class of an image whose label nobody knows
 
 
 # -- data
 
 
 def separate_streams(config: TrainConfig) -> tuple[TrainConfig, TrainConfig | None]:
-    """Return the options that open DATA, and those that open --unlabelled if it names other data.
-
-    --stream says the same about both: if one of them is streamed, so is the other if it is shards.
-    """
+    """Return the options for DATA, and for --unlabelled if it is other data. Of shards, both or none are streamed."""
     if config.unlabelled in (None, REST):
         return config, None
     paths = [str(config.data), str(config.unlabelled)]
@@ -135,10 +122,7 @@ class SemiBatch(Batch):
 
 
 class SemiBatches(BatchSource):
-    """Labelled and unlabelled batches side by side: each is a function of (seed, step).
-
-    mix_strong: mix strong views with each other, as often as labelled images
-    """
+    """Labelled and unlabelled batches, each a function of (seed, step); strong views are mixed like images."""
 
     def __init__(self, labelled: BatchSource, unlabelled: BatchSource, *, mix_strong: bool) -> None:
         self.labelled, self.unlabelled, self.mix_strong = labelled, unlabelled, mix_strong
@@ -223,7 +207,7 @@ class SemiSupervisedTask(ClassificationTask):
         semi: SemiConfig,
         start: int,
         ramp: Schedule,
-        labels: PseudoLabels,
+        labels: pseudo_labels.PseudoLabels,
         regions: RegionMatching | None,
         **keywords: Any,
     ) -> None:
@@ -273,10 +257,7 @@ class SemiSupervisedTask(ClassificationTask):
         index: Tensor | None,
         share: Tensor | None,
     ) -> dict[str, Tensor]:
-        """Compute the losses from tensors alone. One pass of the student sees labelled and strong images.
-
-        Without unlabelled images, as before ``start``, these are the losses of a ClassificationTask.
-        """
+        """Compute the losses from tensors, in one pass of the student; without ``ramp`` those of labelled images."""
         if ramp is None or weak is None or strong is None or truth is None or index is None or share is None:
             losses = super().compute_losses(images, targets, None, pairs, weight)
             if self.regions is not None:  # DDP needs the same parameters in every step
@@ -286,13 +267,18 @@ class SemiSupervisedTask(ClassificationTask):
             teacher, teacher_logits = self.run_teacher(weak)
             probs = teacher_logits.softmax(1)
         features, logits = self.run_student(torch.cat((images, strong)))
-        labelled, unlabelled = (Features(*(part[rows] for part in features)) for rows in _slices(len(images)))
+        first, rest = slice(len(images)), slice(len(images), None)
+        labelled, unlabelled = (Features(*(part[rows] for part in features)) for rows in (first, rest))
         with torch.autocast(logits.device.type, enabled=False):
-            weights = self.labels(probs, index)
+            weights, temperature = self.labels(probs, index), self.semi.temperature
             self._count(probs.argmax(1), weights, truth)
-            cross_entropy = self.target.loss(logits[: len(images)], targets)
-            pseudo = self._pseudo_label_loss(logits[len(images) :], probs, weights, share)
-            fairness = self.labels.fairness_loss(logits[len(images) :], weights)
+            cross_entropy = self.target.loss(logits[first], targets)
+            # ``share`` of the loss of a mixed view is that of the view itself, the rest that of its partner.
+            partner = partners(len(probs), probs.device)
+            own = pseudo_labels.pseudo_label_loss(logits[rest], probs, weights, temperature)
+            other = pseudo_labels.pseudo_label_loss(logits[rest], probs[partner], weights[partner], temperature)
+            pseudo = share * own + (1 - share) * other
+            fairness = self.labels.fairness_loss(logits[rest], weights)
         losses = {"cross_entropy": cross_entropy, "pseudo_label_loss": pseudo}
         total = cross_entropy + ramp * self.semi.weight * pseudo
         if fairness is not None:
@@ -310,12 +296,6 @@ class SemiSupervisedTask(ClassificationTask):
         losses = {name: loss.detach() for name, loss in losses.items()}
         losses |= {"loss": total, "pseudo_labels_used": 100 * weights.mean()}
         return losses if self.objectives is None else self.objectives(losses, [labelled], [images], targets)
-
-    def _pseudo_label_loss(self, logits: Tensor, probs: Tensor, weights: Tensor, share: Tensor) -> Tensor:
-        """Return the loss of mixed views: ``share`` of it is that of the view itself, the rest that of its partner."""
-        temperature, partner = self.semi.temperature, partners(len(probs), probs.device)
-        own = pseudo_label_loss(logits, probs, weights, temperature)
-        return share * own + (1 - share) * pseudo_label_loss(logits, probs[partner], weights[partner], temperature)
 
     def run_student(self, images: Tensor) -> tuple[Features, Tensor]:
         """Return features and logits of the current weights."""
@@ -335,15 +315,9 @@ class SemiSupervisedTask(ClassificationTask):
             self.localization.compile(dynamic=False)
         self.use_cuda_graphs = graphs
 
-    def _pairs(self, batch: SemiBatch) -> Pairs:  # type: ignore[override]
+    def _pairs(self, batch: SemiBatch, *counts: int) -> Pairs:  # type: ignore[override]
         """Draw the token pairs of labelled and strong images."""
-        if not isinstance(self.localization, RelativeLocalization):
-            return None
-        size = self.backbone.grid_size((batch.images.shape[2], batch.images.shape[3]))
-        generator = device_generator(self.share.seed, "pairs", batch.number, batch.images.device)
-        counts = len(batch.images), batch.rows.numel()
-        drawn = [self._draw(self.localization, size, count, generator) for count in counts]
-        return None if drawn[0] is None else torch.cat(drawn, 1)  # type: ignore[arg-type]
+        return super()._pairs(batch, len(batch.images), batch.rows.numel())
 
     @torch.no_grad()
     def _count(self, label: Tensor, weights: Tensor, truth: Tensor) -> None:
@@ -351,7 +325,7 @@ class SemiSupervisedTask(ClassificationTask):
         if self.training:
             rows = torch.stack((torch.ones_like(weights), weights, weights * (truth >= 0), weights * (truth == label)))
             by_class = label[:, None] == torch.arange(self.window_counts.shape[1], device=label.device)
-            self.window_counts += sum_over_processes(rows @ by_class.to(rows))
+            self.window_counts += pseudo_labels.sum_over_processes(rows @ by_class.to(rows))
 
     def before_optimizer(self, step: int) -> None:
         if self.regions is not None and step >= self.start:
@@ -395,24 +369,18 @@ class SemiSupervisedTask(ClassificationTask):
         return Table(["class", "predicted %", "used %", "right %"], rows, "Pseudo-labels before the last evaluation")
 
 
-def _slices(first: int) -> tuple[slice, slice]:
-    return slice(first), slice(first, None)
-
-
 def make_semi_task(
     config: ResolvedTrainConfig, images: int, steps: int, backbone: Backbone, *arguments: Any, **keywords: Any
 ) -> SemiSupervisedTask:
     """Build the task for ``images`` unlabelled images; further arguments are those of ClassificationTask."""
     semi, classes, regions = config.semi, backbone.num_classes, None
     momentum = 0.999 if semi.momentum == "auto" else semi.momentum
-    if semi.method == "fixmatch":
-        labels: PseudoLabels = FixMatch(semi.threshold)
-    elif semi.method == "flexmatch":
-        labels = FlexMatch(classes, images, semi.threshold)
-    elif semi.method == "freematch":
-        labels = FreeMatch(classes, momentum, semi.fairness)
-    else:
-        labels = SoftMatch(classes, momentum)
+    labels = {
+        "fixmatch": lambda: pseudo_labels.FixMatch(semi.threshold),
+        "flexmatch": lambda: pseudo_labels.FlexMatch(classes, images, semi.threshold),
+        "freematch": lambda: pseudo_labels.FreeMatch(classes, momentum, semi.fairness),
+        "softmatch": lambda: pseudo_labels.SoftMatch(classes, momentum),
+    }[semi.method]()
     if semi.region_weight:
         assert semi.prototypes != "auto"
         regions = RegionMatching(backbone.dim, semi.prototypes, min(2048, 4 * backbone.dim))

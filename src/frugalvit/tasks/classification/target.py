@@ -24,12 +24,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.builders import EvalSet
 from frugalvit.experiment.calibration import Calibration, describe_calibration
 from frugalvit.experiment.load_model import Model
-from frugalvit.experiment.summary import (
-    collect_answers,
-    per_class_table,
-    show_mistakes,
-    worst_mistakes,
-)
+from frugalvit.experiment.summary import collect_answers, per_class_table, show_mistakes, worst_mistakes
 from frugalvit.probing.metrics import average_precisions, best_thresholds, chance_precision
 from frugalvit.tasks.classification.health import chance_loss
 from frugalvit.tasks.classification.metrics import ClassificationScores, Scores, StoredScores
@@ -41,6 +36,8 @@ _RANGES = 10  # of a number, in the table of answers
 
 Details = tuple[list[dict[str, Any]], Table, dict[str, Any]]
 """What a run shows of its answers: the worst mistakes with pictures, a table, and values for its summary."""
+Calibrated = Calibration | str | None
+"""The calibration of a run, the reason why it has none, or None if its target has no probabilities."""
 
 
 class Target(nn.Module, ABC):
@@ -67,9 +64,7 @@ class Target(nn.Module, ABC):
         """Return empty scores for a dataset."""
 
     @abstractmethod
-    def details(
-        self, scores: Any, network: Backbone, dataset: EvalSet, location: str, calibration: Calibration | str | None
-    ) -> Details:
+    def details(self, scores: Any, network: Backbone, dataset: EvalSet, location: str, found: Calibrated) -> Details:
         """Return details of the final scores; location: folder or table of the data."""
 
     @abstractmethod
@@ -138,15 +133,13 @@ class ClassTarget(Target):
     def make_scores(self, images: int, device: torch.device) -> ClassificationScores:
         return ClassificationScores(len(self.classes), device)
 
-    def details(
-        self, scores: Any, network: Backbone, dataset: EvalSet, location: str, calibration: Calibration | str | None
-    ) -> Details:
+    def details(self, scores: Any, network: Backbone, dataset: EvalSet, location: str, found: Calibrated) -> Details:
         answers = collect_answers(network, dataset, "collecting mistakes")
         summary = {"confusion": scores.confusion.tolist()}
-        if calibration is not None:
-            summary["calibration"] = describe_calibration(answers.logits, answers.labels, calibration)
-        if isinstance(calibration, Calibration):
-            answers = replace(answers, logits=answers.logits / calibration.temperature)
+        if found is not None:
+            summary["calibration"] = describe_calibration(answers.logits, answers.labels, found)
+        if isinstance(found, Calibration):
+            answers = replace(answers, logits=answers.logits / found.temperature)
         mistakes = worst_mistakes(answers, dataset.store, self.classes, location)
         return mistakes, per_class_table(scores.confusion, self.classes), summary
 
@@ -185,9 +178,7 @@ class StoredTarget(Target):
     def make_scores(self, images: int, device: torch.device) -> StoredScores:
         return StoredScores(images, self, device)
 
-    def details(
-        self, scores: Any, network: Backbone, dataset: EvalSet, location: str, calibration: Calibration | str | None
-    ) -> Details:
+    def details(self, scores: Any, network: Backbone, dataset: EvalSet, location: str, found: Calibrated) -> Details:
         answers, truth, index = scores.scored()
         entries = [(int(index[row]), true, answer, sure) for row, true, answer, sure in self.worst(answers, truth)]
         table = self.answer_table(answers, truth)

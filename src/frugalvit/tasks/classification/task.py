@@ -97,7 +97,13 @@ class ClassificationTask(Task):
         if isinstance(self.localization, DenseLocalization):
             assert weight is not None
             grids = self.backbone.blocks(batch.images if clean is None else clean)
-            losses["localization"], losses["localization_error"] = self._dense_localization(grids, batch.number)
+            generator = device_generator(self.share.seed, "pairs", batch.number, grids[0].device)
+
+            def loss(head: RelativeLocalization, grid: Tensor) -> tuple[Tensor, Tensor]:
+                return loss_at_pairs(head, grid, self._draw(head, (grid.shape[2], grid.shape[3]), len(grid), generator))
+
+            # The loss of all blocks' grids (B, C_l, h_l, w_l) at new pairs, and the last block's error.
+            losses["localization"], losses["localization_error"] = self.localization.apply_per_level(grids, loss)
             losses["loss"] = losses["loss"] + weight * losses["localization"]
         return losses
 
@@ -149,28 +155,19 @@ class ClassificationTask(Task):
             losses = losses | logged | {"loss": losses["loss"] + guidance, name: plain.detach()}
         return losses if self.objectives is None else self.objectives(losses, [features], [images], targets)
 
-    def _pairs(self, batch: Batch) -> Pairs:
-        """Draw the token pairs of the localization loss."""
+    def _pairs(self, batch: Batch, *counts: int) -> Pairs:
+        """Draw the token pairs of the localization loss. ``counts``: images of each part of the batch."""
         if not isinstance(self.localization, RelativeLocalization):
             return None
         size = self.backbone.grid_size((batch.images.shape[2], batch.images.shape[3]))
         generator = device_generator(self.share.seed, "pairs", batch.number, batch.images.device)
-        return self._draw(self.localization, size, len(batch.images), generator)
+        parts = [self._draw(self.localization, size, count, generator) for count in counts or [len(batch.images)]]
+        return parts[0] if len(parts) == 1 or parts[0] is None else torch.cat(parts, 1)  # type: ignore[arg-type]
 
     def _draw(
         self, head: RelativeLocalization, size: tuple[int, int], images: int, generator: torch.Generator
     ) -> Pairs:
         return draw_batch_pairs(head, size, images, generator, rank=self.share.rank, world=self.share.world)
-
-    def _dense_localization(self, grids: Sequence[Tensor], number: int) -> tuple[Tensor, Tensor]:
-        """Return the loss of all blocks' grids (B, C_l, h_l, w_l) at new pairs, and the last block's error."""
-        assert isinstance(self.localization, DenseLocalization)
-        generator = device_generator(self.share.seed, "pairs", number, grids[0].device)
-
-        def loss(head: RelativeLocalization, grid: Tensor) -> tuple[Tensor, Tensor]:
-            return loss_at_pairs(head, grid, self._draw(head, (grid.shape[2], grid.shape[3]), len(grid), generator))
-
-        return self.localization.apply_per_level(grids, loss)
 
     @property
     def supports_cuda_graphs(self) -> bool:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from lightning_fabric import Fabric
 from torch import nn
 
@@ -86,8 +85,6 @@ HARDLY = 0.8  # of the error of a constant answer; above it Drloc's task counts 
 
 def train(config: TrainConfig) -> CommandResult:
     """Train or fine-tune a classifier."""
-    if config.data is None and config.resume is None:
-        raise UserError("There is no data to train on. Pass a folder of images: 'frugalvit train photos/'.")
     return ClassificationExperiment(config).run()
 
 
@@ -109,7 +106,13 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         _refuse_dense_labels(source)
         check_trainable(source)
         check_options(self.options, source.target)
-        self.images, self.evaluated, self.eval_split, self.unseen = _choose_splits(self.options, source)
+        chosen = builders.choose_splits(source.splits, source.location)
+        self.images, self.evaluated, self.eval_split, self.unseen = chosen
+        if (labels := self.options.labels) != 1 and self.images.streaming is not None:
+            raise UserError("--labels needs access to single images, which a stream does not have: use --stream false.")
+        if labels != 1 and self.images.truth is not None:
+            groups = np.zeros(len(self.images), np.int64) if self.images.labels is None else self.images.labels
+            self.images = self.images.subset(subsample_labels(groups, labels, self.options.seed))
         builders.check_enough_images(self.options, self.images, PAIR)
         if self.options.unlabelled is not None:
             self.unlabelled = open_unlabelled(self.options, source, fabric).with_pixels(self.images.pixels)
@@ -121,12 +124,9 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         if options.init is None or images.streaming is not None or not Path(options.init).is_dir():
             return []
         seen = learned_images(Path(options.init), options.data, self.eval_split, images.keys)
-        if not seen:
-            return []
-        return [
-            f"the classifier of --init {options.init} may have learned from {seen:,} of the {len(images):,} images of "
-            f"{self.eval_split}: their score is too high. --pretrained starts without this"
-        ]
+        where = f"{seen:,} of the {len(images):,} images of {self.eval_split}"
+        note = f"the classifier of --init {options.init} may have learned from {where}: their score is too high"
+        return [f"{note}. --pretrained starts without this"] if seen else []
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -172,13 +172,17 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return builders.resolve_readers(options, fewest, self.fabric, self.auto_values)
 
     def build_backbone(self, options: TrainConfig) -> Backbone:
-        torch.manual_seed(options.seed)
         pretrained = options.pretrained and builders.needs_initial_weights(options)
         return make_network(options, self.classes, pretrained=pretrained)
 
     def resolve_values(self, options: TrainConfig, facts: Facts) -> ResolvedTrainConfig:
-        config = resolve_training(options, facts, self.auto_values)
-        _check_grid(config, self.backbone)
+        config, network = resolve_training(options, facts, self.auto_values), self.backbone
+        height, width = network.grid_size(network.img_size)
+        if config.localization.weight != 0 and height * width < 2:
+            raise UserError(
+                f"{network.name} ends in a {height}×{width} grid at {network.img_size[0]}×{network.img_size[1]} px: "
+                "there is nothing to localize. Use a larger --img-size, or --localization.weight 0."
+            )
         return config
 
     def build_plan(self) -> TrainPlan:
@@ -195,32 +199,22 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         self.target = make_target(self.config, self.classes, self.images)
         if builders.needs_initial_weights(self.config):
             if self.config.classifier == "logistic":
-                self._fit_classifier()
+                if self.images.streaming is not None:
+                    raise UserError("--classifier logistic needs access to single images: use --stream false.")
+                strength = self._fit_classifier(self.backbone)
+                console.info(f"the classifier starts from logistic regression on frozen features (λ = {strength:g})")
             else:
                 self.target.start_classifier(self.backbone, loaded=self._init_fits())
         return make_task(self.config, self.backbone, self.plan, len(self.unlabelled or ()), self.target)
 
-    def _fit_classifier(self) -> None:
-        """Start the classifier from logistic regression on the frozen features of the training images."""
-        if self.images.streaming is not None:
-            raise UserError("--classifier logistic needs access to single images: use --stream false.")
-        dataset = builders.eval_set(self.images, self.backbone, self.config, self.fabric)
-        strength = self._set_logistic(self.backbone, [dataset])
-        console.info(f"the classifier starts from logistic regression on frozen features (λ = {strength:g})")
-
-    def _set_logistic(self, network: Backbone, datasets: Sequence[builders.EvalSet]) -> float:
-        """Set the classifier of a network to the logistic regression on these images; return its λ."""
+    def _fit_classifier(self, network: Backbone, *others: EvalSet) -> float:
+        """Set the classifier to the logistic regression on the training images and the others; return its λ."""
+        datasets = [builders.eval_set(self.images, self.backbone, self.config, self.fabric), *others]
         weight, bias, strength = run_on_rank_zero(
             self.fabric, lambda: fit_on_features(network, datasets, len(self.classes), self.fabric)
         )
         network.set_classifier(weight, self.target.adjust_fitted(bias))
         return strength
-
-    def _refit_classifier(self) -> None:
-        """Fit the classifier of the start on val too: val has chosen, and the probe also learns from it."""
-        dataset = builders.eval_set(self.images, self.backbone, self.config, self.fabric)
-        self._set_logistic(self.task.result, [dataset, self.eval_set])
-        console.info("no later weights were better on val: the first ones stay, and the classifier learns from val too")
 
     def build_batches(self) -> None:
         config, backbone, task = self.config, self.backbone, self.task
@@ -254,8 +248,9 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             task.cached_scores = None
         kept_start = outcome["best_step"] == 0 and (config.classifier, config.weights) == ("logistic", "best")
         self.learned_val = kept_start and self.unseen is not None  # without test, val scores the weights
-        if self.learned_val:
-            self._refit_classifier()
+        if self.learned_val:  # val has chosen, and a probe also learns from it
+            self._fit_classifier(task.result, self.eval_set)
+            console.info("no later weights were better on val: the first stay, and the classifier learns from val too")
         self.final_set, unseen = self.eval_set, self.unseen
         if unseen is not None:
             self.final_set = builders.eval_set(unseen, task.backbone, config, self.fabric)
@@ -265,9 +260,10 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             self.scores = task.score(self.final_set)
         top = self.scores.summary()
         floor = self._floor() if self.run_folder.writer else {"skipped": "rank 0 computes it"}
-        below = self._check_floor(top, floor)
+        below, at_chance = self._check_floor(top, floor), self.scores.is_at_chance()
         for alarm in below:
             console.warning(alarm)
+        alarms = [*map(str, self.health.all_alarms()), *(f"rescue {describe_rescue(r)}" for r in outcome["rescues"])]
         return {
             "run": str(self.run_folder.folder),
             "task": "train",
@@ -278,10 +274,10 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             f"val_{task.best_metric}": finite(outcome["best"]),
             **describe_weights(outcome, task.eval_split, config.weights),
             **task.localization_summary(),
-            "at_chance": self.scores.is_at_chance(),
+            "at_chance": at_chance,
             "health": self.health.verdict(),
             "rescues": outcome["rescues"],
-            "alarms": [*_describe_alarms(self.health, outcome["rescues"], self.scores.is_at_chance()), *below],
+            "alarms": [*alarms, *([_AT_CHANCE] if at_chance else []), *below],
             **task.pseudo_label_scores(),
             **run_facts(config, outcome, task.backbone),
         }
@@ -332,10 +328,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return details | {"pseudo_labels": {"columns": table.columns, "rows": table.rows}}
 
     def _training_set(self) -> EvalSet | None:
-        """Return training images without augmentation; None for a stream.
-
-        The report tells over- from underfitting by them, and predictions are compared with their features.
-        """
+        """Return training images without augmentation, for the report and the calibration; None for a stream."""
         if self.images.streaming is not None:
             return None
         images = self.images.subset(spread_rows(len(self.images)).numpy())
@@ -356,10 +349,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return dict(list(scores.summary().items())[:1]) | {"count": count} if count else {}
 
     def _calibrate(self, training: EvalSet | None) -> tuple[Calibration | str, dict[str, Any]]:
-        """Calibrate on val, or say why this is impossible; also return the accuracy on training images.
-
-        The names of the training images are recorded.
-        """
+        """Calibrate on val, or say why not; return the accuracy on training images too, and record their names."""
         gallery, known = None, {}
         if training is not None:
             with console.quiet():
@@ -389,7 +379,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         rescues = [f"{'rescue':<12}{describe_rescue(rescue)}" for rescue in summary["rescues"]]
         notes = [f"{'floor':<12}{describe_floor(floor, summary.get('top1'))}"]
         notes += [f"{'alarm':<12}{alarm}" for alarm in self._check_floor(summary, floor)]
-        notes += [*rescues, *_note_pseudo_labels(summary), *_note_localization(summary)]
+        notes += [*rescues, *_describe_losses(summary)]
         result = run_result(summary, table, commands, notes)
         result.notes += [f"{'failed':<12}{_AT_CHANCE}"] if summary["at_chance"] else []
         return result
@@ -413,26 +403,13 @@ def make_health(
     )
 
 
-def _describe_alarms(health: SupervisedHealth, rescues: list[dict[str, Any]], at_chance: bool) -> list[str]:
-    """Return the alarms, the rescues, and whether the run failed, for the report."""
-    lines = [*map(str, health.all_alarms()), *(f"rescue {describe_rescue(rescue)}" for rescue in rescues)]
-    return [*lines, _AT_CHANCE] if at_chance else lines
-
-
 def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan:
     """Build the schedule of a run in steps, for ``images`` training images on ``world`` processes."""
     plan = TrainPlan.from_config(config, images, world, group=PAIR)
     optimizer = config.optimizer
     warmup = warmup_steps(optimizer.warmup, plan.steps_per_epoch, plan.steps)
-    lowest, first = config.lr * optimizer.min_lr, config.lr * 1e-3
-    lr = Cosine(
-        config.lr,
-        lowest,
-        _schedule_steps(config, plan),
-        warmup,
-        warmup_from=first,
-        from_zero=optimizer.cosine_from_start,
-    )
+    length, options = _schedule_steps(config, plan), {"from_zero": optimizer.cosine_from_start}
+    lr = Cosine(config.lr, config.lr * optimizer.min_lr, length, warmup, warmup_from=config.lr * 1e-3, **options)
     rescues = 2 if config.rescue and plan.steps >= SHORTEST_RESCUED else 0
     first = config.classifier == "logistic"
     return replace(plan, lr=lr, evaluate_every=config.evaluate_every, evaluate_first=first, rescues=rescues)
@@ -445,18 +422,14 @@ def _schedule_steps(config: TrainConfig, plan: TrainPlan) -> int:
 
 def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretrained: bool = False) -> Backbone:
     """Build the classifier's network."""
-    keywords = {} if config.drop_path in ("auto", "paper") else {"drop_path": config.drop_path}
     grid_norm = config.localization.grid == "normed"
-    return builders.make_backbone(config, classes, pretrained=pretrained, grid_norm=grid_norm, **keywords)
+    return builders.make_backbone(config, classes, pretrained=pretrained, grid_norm=grid_norm)
 
 
 def make_task(
     config: ResolvedTrainConfig, backbone: Backbone, plan: TrainPlan, unlabelled: int = 0, target: Target | None = None
 ) -> ClassificationTask:
-    """Build the classifier with its losses; Drloc is left out at λ = 0. ``unlabelled``: number of images.
-
-    Freezes the first layers, or all but LoRA and the classifier.
-    """
+    """Build the classifier and its losses for this many unlabelled images. Freeze layers, or add LoRA."""
     if config.freeze:
         console.info(f"{freeze_first(backbone.model, config.freeze):,} parameters frozen")
     if config.lora:
@@ -496,36 +469,25 @@ def _make_localization(config: ResolvedTrainConfig, backbone: Backbone) -> Relat
     else:
         head = make_localization(settings, backbone.dim, backbone.grid_size(backbone.img_size))
     if settings.form == "released" and backbone.family in ("swin", "t2t"):
-        head.apply(_init_as_released)
+        # Drloc's code for Swin and T2T initializes all modules, the loss's head too.
+        for module in head.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
     return head
 
 
-def _init_as_released(module: nn.Module) -> None:
-    """Initialize as Drloc's code does for Swin and T2T: it sets all modules, the loss's head too."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        nn.init.zeros_(module.bias)
-
-
-def _note_pseudo_labels(summary: dict[str, Any]) -> list[str]:
-    """Return a note on the pseudo-labels of a run with unlabelled images."""
+def _describe_losses(summary: dict[str, Any]) -> list[str]:
+    """Return notes on the pseudo-labels, and on Drloc's task if it was hardly learned."""
     used, right = summary.get("pseudo_labels_used"), summary.get("pseudo_labels_right")
-    if used is None:
-        return []
     known = "" if right is None else f"; {right:.1f} % of these were right (hidden labels)"
-    return [f"pseudo      {used:.1f} % of the pseudo-labels counted{known}"]
-
-
-def _note_localization(summary: dict[str, Any]) -> list[str]:
-    """Return a note if Drloc's task was hardly learned."""
+    notes = [] if used is None else [f"pseudo      {used:.1f} % of the pseudo-labels counted{known}"]
     error, constant = summary.get("localization_error"), summary.get("constant_answer_error")
     if error is None or constant is None or not error >= HARDLY * constant:  # also for NaN
-        return []
-    return [
-        f"drloc       its task was hardly learned: the error is {error:.2f} grid cells, a constant answer has "
-        f"{constant:.2f}",
-        "            raise --localization.weight, or set it to 0; 'frugalvit compare' shows which is better",
-    ]
+        return notes
+    answers = f"the error is {error:.2f} grid cells, a constant answer has {constant:.2f}"
+    advice = "raise --localization.weight, or set it to 0; 'frugalvit compare' shows which is better"
+    return [*notes, f"drloc       its task was hardly learned: {answers}", f"{'':12}{advice}"]
 
 
 # -- data
@@ -546,36 +508,4 @@ def _refuse_dense_labels(source: DatasetSplits) -> None:
             f"{source.location} has {kind.text}, but no image classes. Use 'frugalvit {kind.verb} train {path}' (with "
             "--init RUN after 'frugalvit pretrain'). A classifier needs one folder per class, or a table with labels"
             f"{', or --target labels, which learns the objects of an image' if kind.verb == 'detect' else ''}."
-        )
-
-
-def _choose_splits(
-    config: TrainConfig, source: DatasetSplits
-) -> tuple[ImageDataset, ImageDataset, str, ImageDataset | None]:
-    """Return training images, evaluation images, their split's name, and test images if val exists.
-
-    Without val the run is evaluated on test and exports its last weights: test must not choose the best.
-    """
-    images, validation, test = source.splits["train"], source.splits.get("val"), source.splits.get("test")
-    if config.labels != 1 and images.streaming is not None:
-        raise UserError("--labels needs access to single images, which a stream does not have: use --stream false.")
-    if config.labels != 1 and images.truth is not None:
-        groups = np.zeros(len(images), np.int64) if images.labels is None else images.labels
-        images = images.subset(subsample_labels(groups, config.labels, config.seed))
-    if validation is not None:
-        return images, validation, "val", test
-    if test is not None:
-        return images, test, "test", None
-    raise UserError(
-        f"{source.location} has no images to score on. Use --split auto, which makes val from train; it needs two "
-        "images of some class, or two shards of a stream."
-    )
-
-
-def _check_grid(config: ResolvedTrainConfig, backbone: Backbone) -> None:
-    height, width = backbone.grid_size(backbone.img_size)
-    if config.localization.weight != 0 and height * width < 2:
-        raise UserError(
-            f"{backbone.name} ends in a {height}×{width} grid at {backbone.img_size[0]}×{backbone.img_size[1]} px: "
-            "there is nothing to localize. Use a larger --img-size, or --localization.weight 0."
         )

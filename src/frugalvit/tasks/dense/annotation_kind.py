@@ -1,5 +1,6 @@
 """Recognise folders with boxes or masks, for commands that expect classes."""
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,12 +13,7 @@ from frugalvit.utils.text import pluralize
 
 
 class AnnotationInfo(NamedTuple):
-    """The annotations of a folder, and the command that trains on them.
-
-    verb:   "detect" or "segment"
-    text:   the annotations in words
-    splits: number of images per split
-    """
+    """Annotations: the command for them ("detect" or "segment"), a text, and the number of images per split."""
 
     verb: str
     text: str
@@ -25,29 +21,17 @@ class AnnotationInfo(NamedTuple):
 
 
 def find_annotation_kind(where: str | Path, classes: Sequence[str] | None = None) -> AnnotationInfo | None:
-    """Find boxes or masks in a folder whose images have no classes; None if there are none.
-
-    classes: class folders; they count as none if they are only the folders of a known layout (train, JPEGImages, …)
-    """
+    """Find boxes or masks in a folder without classes, or with those of a known layout (train, …); None without any."""
     root = Path(where)
     if not root.is_dir() or not (classes is None or are_layout_folders(classes)):
         return None
-    for find in (_find_boxes, _find_masks):
-        try:
-            return find(root)
-        except UserError:  # not this kind of data
-            continue
+    with contextlib.suppress(UserError):  # not this kind of data
+        contents = read_contents(root)[1]
+        objects = sum(len(content["annotations"]) for content in contents.values())
+        categories = {entry["name"] for content in contents.values() for entry in content["categories"]}
+        text = f"boxes of {pluralize(objects, 'object')} in {pluralize(len(categories), 'category')}"
+        return AnnotationInfo("detect", text, {split: len(content["images"]) for split, content in contents.items()})
+    with contextlib.suppress(UserError):
+        splits = {split: len(pairs) for split, pairs in find_pairs(root)[0].items()}
+        return AnnotationInfo("segment", f"masks of {pluralize(sum(splits.values()), 'image')}", splits)
     return None
-
-
-def _find_boxes(root: Path) -> AnnotationInfo:
-    contents = read_contents(root)[1]
-    objects = sum(len(content["annotations"]) for content in contents.values())
-    categories = {entry["name"] for content in contents.values() for entry in content["categories"]}
-    text = f"boxes of {pluralize(objects, 'object')} in {pluralize(len(categories), 'category')}"
-    return AnnotationInfo("detect", text, {split: len(content["images"]) for split, content in contents.items()})
-
-
-def _find_masks(root: Path) -> AnnotationInfo:
-    splits = {split: len(pairs) for split, pairs in find_pairs(root)[0].items()}
-    return AnnotationInfo("segment", f"masks of {pluralize(sum(splits.values()), 'image')}", splits)

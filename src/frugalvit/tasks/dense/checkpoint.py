@@ -38,11 +38,7 @@ def save_trained(folder: Path, task: DenseTask, facts: dict[str, Any]) -> None:
 def load_trained(
     where: str, kind: str, build: Callable[[Backbone, dict[str, Any]], T], device: str, batch: int
 ) -> tuple[T, dict[str, Any]]:
-    """Load a trained detector or segmenter for evaluation; return its task and its facts.
-
-    kind:  "detect" or "segment"
-    build: makes an equal task from the backbone and the facts
-    """
+    """Load a trained ``kind`` ("detect", "segment") into the task that ``build`` makes; return task and facts."""
     facts = read_facts(where, kind)
     backbone = from_spec(facts["backbone"], mean=facts["mean"], std=facts["std"], pretrained=False)
     task = build(backbone, facts)

@@ -11,14 +11,13 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from lightning_fabric import Fabric
 
-from frugalvit.backbones import Backbone, create_backbone
+from frugalvit.backbones import Backbone
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.config.defaults import Facts
 from frugalvit.config.dense import DetectEvalConfig, SegmentEvalConfig, TransferConfig
 from frugalvit.config.resolved import ResolvedTransferConfig
 from frugalvit.config.train import same_value
 from frugalvit.config.yaml import read_yaml
-from frugalvit.data.bad_images import SkippedFile
 from frugalvit.data.dataset import FileExamples
 from frugalvit.engine.distributed import collective_timeout
 from frugalvit.engine.loop import TrainPlan
@@ -29,14 +28,14 @@ from frugalvit.experiment.experiment import Experiment
 from frugalvit.experiment.resolve_dense import resolve_dense_input
 from frugalvit.experiment.summary import describe_weights, finite, run_facts, run_result
 from frugalvit.runs import layout
-from frugalvit.runs.data_record import write_data_usage
-from frugalvit.runs.resume import network_keywords
+from frugalvit.runs.data_record import record_data_usage
 from frugalvit.tasks.dense.checkpoint import save_trained
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader, worker_count
 from frugalvit.tasks.dense.task import DenseTask
 from frugalvit.utils import console
-from frugalvit.utils.files import make_folder
-from frugalvit.utils.tables import CommandResult, Table
+from frugalvit.utils.files import make_folder, write_text
+from frugalvit.utils.scores import read_scores, score_table
+from frugalvit.utils.tables import CommandResult, Table, to_json
 
 LEARN_MORE = "Train longer (--epochs), raise --lr, or start from trained weights (--pretrained, --init)"
 _SHOWN_CLASSES = 20
@@ -60,16 +59,10 @@ class DenseExperiment(Experiment[C, R]):
 
     # -- functions of each task, defined above its experiment
 
-    open_annotations: Callable[[Any], Any]
-    """options -> data"""
-    make_task: Callable[[Any, Any, Backbone], DenseTask]
-    """config, data, backbone -> task"""
-    make_schedule: Callable[[Any, int], Schedule]
-    """config, steps -> learning rate"""
-    score_task: Callable[[Any, Any, Path | None], dict[str, Any]]
-    """task, dataset, folder -> scores; writes the material of the report into the folder"""
-    make_tables: Callable[[dict[str, Any]], list[Table]]
-    """summary -> tables to print"""
+    open_annotations: Callable[[Any], Any]  # options -> data
+    make_task: Callable[[Any, Any, Backbone], DenseTask]  # config, data, backbone -> task
+    make_schedule: Callable[[Any, int], Schedule]  # config, steps -> learning rate
+    score_task: Callable[[Any, Any, Path | None], dict[str, Any]]  # see ``evaluate_model``
 
     @abstractmethod
     def model_facts(self) -> dict[str, Any]:
@@ -77,14 +70,10 @@ class DenseExperiment(Experiment[C, R]):
 
     # -- what all dense tasks share
 
-    def run(self) -> CommandResult:
-        if self.options.data is None and self.options.resume is None:
-            raise UserError(f"There is no data to train on. Pass a folder: 'frugalvit {self.command} DATA'.")
-        return super().run()
-
     def open_data(self, fabric: Fabric | None) -> Any:
         data, options = self.open_annotations(self.options), self.options
-        self.items, self.eval_items, self.eval_split, self.unseen = choose_splits(data.splits, str(options.data))
+        chosen = builders.choose_splits(data.splits, options.data)
+        self.items, self.eval_items, self.eval_split, self.unseen = chosen
         return data
 
     def facts(self) -> Facts:
@@ -92,22 +81,12 @@ class DenseExperiment(Experiment[C, R]):
         facts = Facts(len(self.items), len(self.data.classes), side, self.fabric.device.type)
         return replace(facts, tested=self.unseen is not None)
 
-    def resolve(self) -> None:
-        torch.manual_seed(self.options.seed)  # before --init builds a network, which draws random numbers too
-        super().resolve()
-
     def resolve_input(self, options: C, facts: Facts) -> C:
         return resolve_dense_input(options, facts, self.auto_values)
 
     def build_backbone(self, options: C) -> Backbone:
-        keywords: dict[str, Any] = {} if options.drop_path == "auto" else {"drop_path": options.drop_path}
-        backbone = create_backbone(
-            options.backbone,
-            img_size=224 if options.img_size == "auto" else options.img_size,
-            pretrained=options.pretrained and builders.needs_initial_weights(options),
-            **network_keywords(options) | keywords,
-        )
-        return builders.load_initial_weights(backbone, options)
+        pretrained = options.pretrained and builders.needs_initial_weights(options)
+        return builders.make_backbone(options, 0, pretrained=pretrained)
 
     def build_plan(self) -> TrainPlan:
         plan = TrainPlan.from_config(self.config, len(self.items), self.fabric.world_size)
@@ -149,11 +128,7 @@ class DenseExperiment(Experiment[C, R]):
         self._record_usage()
 
     def _open_training_set(self) -> Any:
-        """Open the images to train on; readable images replace unreadable ones.
-
-        Images that are not cached are not decoded here: the unreadable ones show up in training, and the order of
-        images does not depend on the cache.
-        """
+        """Open the images to train on. Uncached ones are not decoded yet: their order never depends on the cache."""
         config, items = self.config, self.items
         pictures = open_pictures(items, config.cache.location, self.fabric.device)
         bad = pictures.find_bad(worker_count(config.workers), config.cache.max_bad)
@@ -162,17 +137,14 @@ class DenseExperiment(Experiment[C, R]):
 
     def _open_eval_set(self, items: list[Any]) -> Any:
         """Open the images to score on; warn of unreadable ones and leave them out."""
-        config, device = self.config, self.fabric.device
-        intact, pictures = readable(items, config.cache.max_bad, config.workers, config.cache.location, device)
+        config, pictures = self.config, open_pictures(items, self.config.cache.location, self.fabric.device)
+        intact = pictures.drop_bad(items, worker_count(config.workers), config.cache.max_bad)
         builders.check_same_images(self.fabric, len(intact), len(items), config)
         return self.task.make_dataset(intact, self.data, pictures)
 
     def _record_usage(self) -> None:
-        """Write the notes on the data, the number of images of each split, and the skipped files."""
-        bad = [SkippedFile(name, *entry) for name, part in self.used.items() for entry in part.pictures.bad]
-        used = {name: len(part) - len(part.pictures.faults) for name, part in self.used.items()}
-        while_training = ["train"] if not self.used["train"].pictures.is_cached else []
-        write_data_usage(self.run_folder, self.data.notes, used, [*self.data.bad, *bad], while_training)
+        parts = {name: part.pictures for name, part in self.used.items()}
+        record_data_usage(self.run_folder, self.data.notes, parts, self.data.bad)
 
     def compile_task(self) -> None:
         if self.config.compile is True:
@@ -214,22 +186,27 @@ class DenseExperiment(Experiment[C, R]):
         return {"classes": list(self.data.classes)}
 
     def result(self, summary: dict[str, Any]) -> CommandResult:
-        tables = self.make_tables(summary)
+        tables = make_tables(summary)
         commands = [f"frugalvit {self.kind} predict {console.shell_quote(summary['run'])} IMAGE…"]
         notes = [f"{'alarm':<12}{alarm}" for alarm in summary.get("alarms", ())]
         return replace(run_result(summary, tables[0], commands, notes), tables=tables)
 
 
-def per_class_tables(summary: dict[str, Any]) -> list[Table]:
-    """Return the scores of each class in per cent, worst first."""
-    per_class = summary.get("per_class") or {"rows": []}
-    if len(per_class["rows"]) < 2:
-        return []
-    rows: list[list[object]] = [
-        [f"{100 * cell:.1f} %" if isinstance(cell, float) else cell for cell in row] for row in per_class["rows"]
-    ]
-    shown = rows[:_SHOWN_CLASSES]
-    return [Table(per_class["columns"], shown, f"each class, worst first ({len(shown)} of {len(rows)})")]
+def make_tables(summary: dict[str, Any]) -> list[Table]:
+    """Return the scores, and those of each class in per cent, worst first."""
+    scores, per_class = read_scores(summary), summary.get("per_class") or {"rows": []}
+    tables = [score_table(scores, title="" if scores else "no objects to score on")]
+    shown = per_class["rows"][:_SHOWN_CLASSES]
+    rows: list[Any] = [[f"{100 * cell:.1f} %" if isinstance(cell, float) else cell for cell in row] for row in shown]
+    if len(rows) > 1:
+        title = f"each class, worst first ({len(rows)} of {len(per_class['rows'])})"
+        tables.append(Table(per_class["columns"], rows, title))
+    return tables
+
+
+def save_material(folder: Path, **material: Any) -> None:
+    """Write what the report shows besides the scores."""
+    write_text(folder / layout.DENSE_REPORT, to_json(material, indent=1))
 
 
 def _list_files(paths: list[Path]) -> FileExamples:
@@ -239,41 +216,9 @@ def _list_files(paths: list[Path]) -> FileExamples:
     return files
 
 
-def choose_splits(splits: dict[str, list[Any]], data: str) -> tuple[list[Any], list[Any], str, list[Any] | None]:
-    """Return training images, evaluation images, their split's name, and test images if val exists."""
-    if not splits.get("train"):
-        raise UserError(f"{data} has no training images; its splits are {', '.join(splits) or 'empty'}.")
-    if splits.get("val"):
-        return splits["train"], splits["val"], "val", splits.get("test") or None
-    if splits.get("test"):
-        return splits["train"], splits["test"], "test", None  # test never chooses the best weights
-    raise UserError(f"{data} has no images to score on. --split auto makes val from train, which needs two images.")
-
-
-def readable(
-    items: list[Any],
-    max_bad: float = 1.0,
-    workers: int | str = "auto",
-    where: str = "auto",
-    device: torch.device | None = None,
-) -> tuple[list[Any], ImageReader]:
-    """Return the items with readable images, and the reader; warn of the others, raise if too many.
-
-    All images are decoded: a score must not depend on the memory for the cache.
-    """
-    pictures = open_pictures(items, where, device)
-    bad = set(pictures.find_bad(worker_count(workers), max_bad, decode=True))
-    return [item for index, item in enumerate(items) if index not in bad], pictures.without_bad()
-
-
 def open_pictures(items: list[Any], where: str = "auto", device: torch.device | None = None) -> ImageReader:
     sizes = [(item.height, item.width) for item in items]
     return ImageReader([item.path for item in items], sizes, where=where, device=device)
-
-
-def limit_warmup(warmup: int, steps: int) -> int:
-    """Return the warm-up in steps, at most a fifth of the run."""
-    return min(warmup, steps // 5)
 
 
 # -- eval and predict
@@ -283,11 +228,11 @@ def evaluate_model(
     config: E,
     open_model: Callable[[E], tuple[DenseTask, Any, str]],
     score: Callable[[Any, Any, Path | None], dict[str, Any]],
-    make_tables: Callable[[dict[str, Any]], list[Table]],
 ) -> CommandResult:
     """Score a trained model on a split; with --out write pictures and the table of classes.
 
     open_model: returns the task, the data with one split, and the name of what is scored
+    score:      task, dataset, folder -> scores; it writes the material of the report into the folder
     """
     start = time.monotonic()
     folder = None if config.out is None else make_folder(check_empty_folder(config.out))
@@ -297,7 +242,8 @@ def evaluate_model(
     for note in data.notes:
         console.info(note)
     (split,) = data.splits.values()
-    items, pictures = readable(split)
+    pictures = open_pictures(split)
+    items = pictures.drop_bad(split, worker_count("auto"), 1.0)
     scores = score(task, task.make_dataset(items, data, pictures), folder)
     task.refuse_nonfinite(config.model)
     seconds = round(time.monotonic() - start, 2)

@@ -12,12 +12,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from frugalvit.runs import layout
 from frugalvit.tasks.segmentation.metrics import IGNORED
-from frugalvit.utils.files import write_atomically
+from frugalvit.utils.files import make_folder, write_atomically
 
-_GREY = (90, 90, 90)
-"""Colour of ignored pixels."""
-_SHOWN = 6
-"""Number of the best and of the worst images in a report."""
+_GREY = (90, 90, 90)  # colour of ignored pixels
+_SHOWN = 6  # number of the best and of the worst images in a report
 
 
 def colour(number: int) -> tuple[int, int, int]:
@@ -115,12 +113,8 @@ def save_picture(picture: Image.Image, path: Path) -> None:
 def draw_best_and_worst(
     scores: Iterable[tuple[float, int]], draw: Callable[[float, int], tuple[Image.Image, str]], folder: Path
 ) -> dict[str, list[dict[str, str]]]:
-    """Draw the images with the highest and the lowest scores; return the files and captions.
-
-    scores: (score, index) of the images
-    draw:   score, index -> picture, caption
-    """
-    ranked = sorted(scores)
+    """Draw the images of the best and worst (score, index): score, index -> picture, caption. Return the files."""
+    ranked, _ = sorted(scores), make_folder(folder / layout.PICTURES)
     shown: dict[str, list[dict[str, str]]] = {"best": [], "worst": []}
     for kind, chosen in (("best", ranked[::-1]), ("worst", ranked)):
         for number, (score, index) in enumerate(chosen[:_SHOWN], 1):

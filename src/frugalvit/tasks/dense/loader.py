@@ -4,14 +4,13 @@ Dense tasks keep the shape of each image, so they cannot use the classifier's st
 are drawn for the global batch, and each rank takes its part; the next step loads while the device works.
 """
 
-import copy
 import functools
 import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,35 +25,33 @@ from frugalvit.utils import console
 from frugalvit.utils.system import cores
 
 T = TypeVar("T")
-_SHARE_OF_MEMORY = 0.25
-"""Share of the free memory that cached images and masks may take; more than this is not cached."""
+_SHARE_OF_MEMORY = 0.25  # share of the free memory that cached images and masks may take; more than this is not cached
 
 
 class ImageReader:
-    """Decode images to uint8 (3, H, W) and cache them in memory if they fit.
-
-    is_cached:  whether images are cached
-    free_bytes: bytes left for the masks of cached images
-    bad:        (file, reason) of unreadable images
-    faults:     {index: error} of the unreadable images known so far
-    """
+    """Decode images to uint8 (3, H, W) and cache them in memory if they fit."""
 
     def __init__(
         self, paths: Sequence[Path], sizes: Sequence[tuple[int, int]], *, where: str = "auto", device: Any = None
     ) -> None:
         self.paths, self.sizes = list(paths), list(sizes)
         needed = 3 * sum(height * width for height, width in sizes)
-        self.free_bytes = _SHARE_OF_MEMORY * memory_share() - needed if where == "auto" else math.inf
+        self.free_bytes = _SHARE_OF_MEMORY * memory_share() - needed if where == "auto" else math.inf  # for masks
         self.is_cached = where != "off" and self.free_bytes > 0
+        self.decodes_on_demand = not self.is_cached  # so that more images may turn out to be unreadable
         self.device = device if where == "device" else None
         self._cache: dict[int, Tensor] = {}
-        self.bad: list[tuple[str, str]] = []
-        self.faults: dict[int, UnreadableImage] = {}
+        self.unreadable: list[tuple[str, str]] = []  # (file, reason)
+        self.faults: dict[int, UnreadableImage] = {}  # by index, of those in ``paths``
         self.max_bad = 1.0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @property
+    def readable(self) -> int:
+        return len(self) - len(self.faults)
 
     def read_or_substitute(self, index: int) -> tuple[int, Tensor]:
         """Return the index and the pixels of a training image; of the next one if it is unreadable."""
@@ -72,7 +69,7 @@ class ImageReader:
             if index in self.faults:
                 return
             self.faults[index] = fault
-            self.bad.append((fault.name, fault.reason))
+            self.unreadable.append((fault.name, fault.reason))
             console.warning(f"{fault} (left out)")
             check_bad(list(self.faults.values()), len(self), self.max_bad)
 
@@ -87,10 +84,7 @@ class ImageReader:
         return pixels
 
     def find_bad(self, workers: int, max_bad: float, *, decode: bool = False) -> list[int]:
-        """Find unreadable images before training and return their indices; too many are an error.
-
-        Images that are cached, or all with ``decode``, are decoded; of the others only header and end are read.
-        """
+        """Find unreadable images. Cached ones, or all with ``decode``, are decoded; others are read at both ends."""
         decode = decode or self.is_cached
         with ThreadPoolExecutor(workers) as pool:
             results = pool.map(lambda index: self._fault(index, decode), range(len(self)))
@@ -98,17 +92,17 @@ class ImageReader:
             faults = enumerate(console.progress(results, total=len(self), label=label))
             self.faults = {index: fault for index, fault in faults if fault is not None}
         warn_unreadable(list(self.faults.values()), len(self), max_bad)
-        self.bad, self.max_bad = [(fault.name, fault.reason) for fault in self.faults.values()], max_bad
+        self.unreadable, self.max_bad = [(fault.name, fault.reason) for fault in self.faults.values()], max_bad
         return list(self.faults)
 
-    def without_bad(self) -> Self:
-        """Return a reader of the readable images, with their cached pixels."""
-        readable = [index for index in range(len(self)) if index not in self.faults]
-        reader = copy.copy(self)
-        reader.paths, reader.sizes = [self.paths[i] for i in readable], [self.sizes[i] for i in readable]
-        reader._cache = {new: self._cache[old] for new, old in enumerate(readable) if old in self._cache}
-        reader.faults = {}
-        return reader
+    def drop_bad(self, items: Sequence[T], workers: int, max_bad: float) -> list[T]:
+        """Drop unreadable images; return the items of the others. All are decoded, whatever the cache holds."""
+        bad = set(self.find_bad(workers, max_bad, decode=True))
+        readable = [index for index in range(len(self)) if index not in bad]
+        self.paths, self.sizes = [self.paths[i] for i in readable], [self.sizes[i] for i in readable]
+        self._cache = {new: self._cache[old] for new, old in enumerate(readable) if old in self._cache}
+        self.faults, self.decodes_on_demand = {}, False
+        return [items[index] for index in readable]
 
     def _fault(self, index: int, decode: bool) -> UnreadableImage | None:
         try:
@@ -126,11 +120,7 @@ def worker_count(workers: int | str) -> int:
 
 
 class StepLoader(Generic[T]):
-    """Load this rank's part of every step: items and their random numbers.
-
-    load:    index -> an item on the CPU; called by ``workers`` threads
-    columns: uniform random numbers per item
-    """
+    """Load this rank's items of a step, by ``load`` in threads, and ``columns`` uniform random numbers for each."""
 
     def __init__(
         self,

@@ -13,7 +13,6 @@ from torch import Tensor
 from frugalvit.data.decode import as_pixels
 from frugalvit.data.image_inputs import as_list
 from frugalvit.engine import hardware
-from frugalvit.engine.hardware import cpu_settings
 from frugalvit.tasks.detection import commands
 from frugalvit.tasks.segmentation import commands as segment_commands
 
@@ -28,13 +27,17 @@ class Detection:
     mask: np.ndarray | None = None
 
 
-class ReadyDetector:
-    """A trained detector; ``classes`` are the names of its classes."""
+class _Ready:
+    """A trained model for predictions; ``classes`` are the names of its classes."""
 
-    def __init__(self, run: str | Path, device: str | torch.device = "auto") -> None:
+    def __init__(self, load: Any, run: str | Path, device: str | torch.device) -> None:
         with hardware.preserve_onednn(), torch.random.fork_rng(devices=[]):
-            self._task, facts = commands.load_task(str(run), str(device))
+            self._task, facts = load(str(run), str(device))
         self.classes: tuple[str, ...] = tuple(facts["classes"])
+
+
+class ReadyDetector(_Ready):
+    """A trained detector; ``classes`` are the names of its classes."""
 
     def predict(self, pictures: Any, threshold: float = 0.5) -> list[list[Detection]]:
         """Return the objects of each image with a score of at least ``threshold``, the highest first.
@@ -42,7 +45,7 @@ class ReadyDetector:
         pictures: a path, a PIL image, a uint8 array (H, W) or (H, W, C), or a list of them
         """
         self._task.net.set_score_threshold(threshold)
-        with cpu_settings(self._task.device):
+        with hardware.cpu_settings(self._task.device):
             results = [self._task.detect([pixels], threshold)[0] for pixels in _tensors(pictures)]
         return [[self._object(entry) for entry in sorted(objects, key=lambda e: -e["score"])] for objects in results]
 
@@ -51,28 +54,23 @@ class ReadyDetector:
         return Detection(self.classes[entry["label"] - 1], entry["score"], tuple(entry["bbox"]), mask)
 
 
-class ReadySegmenter:
+class ReadySegmenter(_Ready):
     """A trained segmenter; ``classes`` are the names of the numbers it predicts."""
-
-    def __init__(self, run: str | Path, device: str | torch.device = "auto") -> None:
-        with hardware.preserve_onednn(), torch.random.fork_rng(devices=[]):
-            self._task, facts = segment_commands.load_task(str(run), str(device))
-        self.classes: tuple[str, ...] = tuple(facts["classes"])
 
     def predict(self, pictures: Any) -> list[np.ndarray]:
         """Return for each image (H, W) the index in ``classes`` of every pixel. Inputs are as for a detector."""
-        with cpu_settings(self._task.device):
+        with hardware.cpu_settings(self._task.device):
             return [self._task.predict([p], self._task.test)[0].cpu().numpy() for p in _tensors(pictures)]
 
 
 def load_detector(run: str | Path, device: str | torch.device = "auto") -> ReadyDetector:
     """Load the detector of a finished run of ``frugalvit detect train``."""
-    return ReadyDetector(run, device)
+    return ReadyDetector(commands.load_task, run, device)
 
 
 def load_segmenter(run: str | Path, device: str | torch.device = "auto") -> ReadySegmenter:
     """Load the segmenter of a finished run of ``frugalvit segment train``."""
-    return ReadySegmenter(run, device)
+    return ReadySegmenter(segment_commands.load_task, run, device)
 
 
 def _tensors(pictures: Any) -> Iterator[Tensor]:

@@ -113,10 +113,7 @@ def _probe_side(backbone: Backbone) -> int:
 
 
 def freeze_unused(backbone: Backbone) -> None:
-    """Freeze the parameters that no stage uses: the classifier, the final norm.
-
-    Distributed training would wait for their gradients forever.
-    """
+    """Freeze what no stage uses (classifier, final norm): distributed training would wait for its gradients forever."""
     was_training = backbone.training
     backbone.eval()
     with torch.enable_grad():

@@ -19,10 +19,7 @@ from frugalvit.tasks.dense.pyramid import Pyramid
 
 
 class DenseTask(Task):
-    """A network on a backbone. Subclasses define batches, losses and scores.
-
-    freeze_norms: keep the statistics of the backbone's batch norms: it is pre-trained, and batches are small
-    """
+    """A network on a backbone. ``freeze_norms``: its batch norms keep their statistics: batches are small."""
 
     net: Any  # Detector or Segmenter
     mean: Tensor

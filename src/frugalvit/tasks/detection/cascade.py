@@ -25,13 +25,7 @@ from frugalvit.tasks.dense.pyramid import FeaturePyramid
 from frugalvit.tasks.detection.heads import DetectorHead
 from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, Maps, Sizes, Target, mask_layers, roi_align
 from frugalvit.tasks.detection.masks import mask_loss, select_masked
-from frugalvit.tasks.detection.matching import (
-    add_objects,
-    gather_boxes,
-    match_regions,
-    select_positives,
-    take,
-)
+from frugalvit.tasks.detection.matching import add_objects, gather_boxes, match_regions, select_positives, take
 
 OVERLAPS = (0.5, 0.6, 0.7)
 # Offsets of refined boxes are smaller: these weights keep their deviation near 1.

@@ -20,18 +20,8 @@ from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.schedules import Schedule, Steps
 from frugalvit.errors import UserError
 from frugalvit.experiment.resolve_dense import resolve_detection
-from frugalvit.runs import layout
+from frugalvit.tasks.dense import commands as dense
 from frugalvit.tasks.dense.checkpoint import load_trained
-from frugalvit.tasks.dense.commands import (
-    LEARN_MORE,
-    DenseExperiment,
-    check_empty_folder,
-    evaluate_model,
-    limit_warmup,
-    per_class_tables,
-    splitting_of,
-    unique_names,
-)
 from frugalvit.tasks.dense.drawing import draw_best_and_worst, draw_objects, save_picture, side_by_side
 from frugalvit.tasks.dense.pyramid import Pyramid, pyramid_strides, with_top
 from frugalvit.tasks.detection.dataset import DetectionDataset, View
@@ -40,12 +30,10 @@ from frugalvit.tasks.detection.metrics import agreement
 from frugalvit.tasks.detection.model import Detector
 from frugalvit.tasks.detection.task import DetectionTask, summary_of
 from frugalvit.utils.files import make_folder, write_text
-from frugalvit.utils.scores import read_scores, score_table
-from frugalvit.utils.tables import CommandResult, Table, to_json
+from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize, truncate_list
 
-_MIN_SCORE = 0.5
-"""Detections with at least this score are drawn in a report and count for best and worst."""
+_MIN_SCORE = 0.5  # detections with at least this score are drawn in a report and count for best and worst
 
 
 def train(config: DetectConfig) -> CommandResult:
@@ -84,7 +72,7 @@ def make_schedule(config: ResolvedDetectConfig, steps: int) -> Schedule:
     """Return the learning rate: a warm-up, then drops at the milestones."""
     lr, optimizer = config.lr, config.optimizer
     milestones = tuple(round(share * steps) for share in optimizer.milestones)
-    return Steps(lr, milestones, optimizer.factor, limit_warmup(optimizer.warmup, steps), warmup_from=lr * 1e-3)
+    return Steps(lr, milestones, optimizer.factor, min(optimizer.warmup, steps // 5), warmup_from=lr * 1e-3)
 
 
 def score_detector(task: DetectionTask, dataset: DetectionDataset, folder: Path | None) -> dict[str, Any]:
@@ -102,13 +90,8 @@ def score_detector(task: DetectionTask, dataset: DetectionDataset, folder: Path 
     columns = ["class", "objects", *(f"{names[kind]} AP" for kind in scores)]
     per_class = {"columns": columns, "rows": sorted(rows, key=lambda row: row[2] or 0)}
     if folder is not None:
-        make_folder(folder / layout.PICTURES)
-        material = {
-            "curves": {names[kind]: ap.curves for kind, ap in scores.items()},
-            "per_class": per_class,
-            **_draw_images(dataset, detections, folder),
-        }
-        write_text(folder / layout.DENSE_REPORT, to_json(material, indent=1))
+        curves = {names[kind]: ap.curves for kind, ap in scores.items()}
+        dense.save_material(folder, curves=curves, per_class=per_class, **_draw_images(dataset, detections, folder))
     facts = {"per_class": per_class, "alarms": find_alarms(scores["bbox"].ap50, rows, detections)}
     return summary_of(scores) | task.jackknife(dataset, detections, scores) | facts
 
@@ -120,9 +103,9 @@ def find_alarms(ap50: float | None, per_class: list[list[Any]], detections: list
     sure = sum(entry["score"] >= _MIN_SCORE for entry in detections)
     missed = [str(name) for name, _, ap, *_ in per_class if not ap]
     if len(missed) < len(per_class):
-        return [f"it finds none of {truncate_list(missed)}: their AP is 0. {LEARN_MORE}"] if missed else []
+        return [f"it finds none of {truncate_list(missed)}: their AP is 0. {dense.LEARN_MORE}"] if missed else []
     found = f"{pluralize(sure, 'wrong detection') if sure else 'no detection'} with a score of {_MIN_SCORE} or more"
-    return [f"the detector finds nothing ({found}): the box AP of all classes is 0. {LEARN_MORE}"]
+    return [f"the detector finds nothing ({found}): the box AP of all classes is 0. {dense.LEARN_MORE}"]
 
 
 def _draw_images(
@@ -152,13 +135,7 @@ def _draw_images(
     return draw_best_and_worst(scores, draw, folder)
 
 
-def _make_tables(summary: dict[str, Any]) -> list[Table]:
-    """Return the scores; those of sizes without objects are left out."""
-    scores = read_scores(summary)
-    return [score_table(scores, title="" if scores else "no objects to score on"), *per_class_tables(summary)]
-
-
-class DetectExperiment(DenseExperiment[DetectConfig, ResolvedDetectConfig]):
+class DetectExperiment(dense.DenseExperiment[DetectConfig, ResolvedDetectConfig]):
     command, kind, columns = "detect train", "detect", 2
     data: CocoData
     task: DetectionTask
@@ -166,7 +143,6 @@ class DetectExperiment(DenseExperiment[DetectConfig, ResolvedDetectConfig]):
     make_task = staticmethod(make_task)
     make_schedule = staticmethod(make_schedule)
     score_task = staticmethod(score_detector)
-    make_tables = staticmethod(_make_tables)
 
     def resolve_values(self, options: DetectConfig, facts: Facts) -> ResolvedDetectConfig:
         data, strides = self.data, with_top(pyramid_strides(self.backbone))
@@ -199,13 +175,13 @@ def load_task(where: str, device: str, batch: int = 1) -> tuple[DetectionTask, d
 
 def evaluate(config: DetectEvalConfig) -> CommandResult:
     """Score a trained detector with COCO AP."""
-    return evaluate_model(config, _open_model, score_detector, _make_tables)
+    return dense.evaluate_model(config, _open_model, score_detector)
 
 
 def _open_model(config: DetectEvalConfig) -> tuple[DetectionTask, CocoData, str]:
     task, facts = load_task(config.model, config.device, config.batch)
     known = dict(zip(facts["category_ids"], facts["classes"], strict=True))
-    parts: dict[str, Any] = {"only": config.split, **splitting_of(config.model, config.data)}
+    parts: dict[str, Any] = {"only": config.split, **dense.splitting_of(config.model, config.data)}
     data = open_coco(config.data, categories=facts["categories"], known=known, max_bad=1.0, **parts)
     return task, data, config.split if Path(config.data).is_dir() else Path(config.data).name
 
@@ -213,9 +189,9 @@ def _open_model(config: DetectEvalConfig) -> tuple[DetectionTask, CocoData, str]
 def predict(config: DetectPredictConfig) -> CommandResult:
     """Detect objects in images; write pictures with boxes and masks, and one COCO-format JSON."""
     start = time.monotonic()
-    folder = check_empty_folder(config.out)
+    folder = dense.check_empty_folder(config.out)
     inputs = InputImages(config.images)
-    names = unique_names(inputs.paths)
+    names = dense.unique_names(inputs.paths)
     task, facts = load_task(config.model, config.device, config.batch)
     task.net.set_score_threshold(config.threshold)
     make_folder(folder)

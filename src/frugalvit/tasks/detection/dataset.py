@@ -18,10 +18,8 @@ from frugalvit.data.formats.coco import CocoData, CocoImage, masks_of
 from frugalvit.tasks.dense.loader import ImageReader, to_device_flat
 from frugalvit.tasks.detection.layers import Target
 
-_TRAIN_SIZES = 11
-"""Number of short sides in training: 480, 512, …, 800 in the papers."""
-_MULTIPLE = 32
-"""Both sides of the network's input are multiples of this, so that every stage fits."""
+_TRAIN_SIZES = 11  # number of short sides in training: 480, 512, …, 800 in the papers
+_MULTIPLE = 32  # both sides of the network's input are multiples of this, so that every stage fits
 
 
 @dataclass(frozen=True)
@@ -46,22 +44,16 @@ class View:
 
 @dataclass(frozen=True)
 class Objects:
-    """The n objects of an image: boxes (n, 4), labels (n,), and masks of the image's size as bits.
-
-    mask_of: (n,) index of each object's mask, -1 for none; None if each object has its own
-    """
+    """The n objects of an image: boxes (n, 4), labels (n,), and masks of the image's size as bits."""
 
     boxes: Tensor
     labels: Tensor
     bits: Tensor | None
-    mask_of: Tensor | None = None
+    mask_of: Tensor | None = None  # (n,) index of each object's mask, -1 for none; None if each has its own
 
 
 class DetectionDataset:
-    """Images with their objects as tensors on the CPU; objects are cached if they fit beside the images.
-
-    n masks take n / 24 of the memory of an image, so hundreds of objects take much more than the image.
-    """
+    """Images with their objects as tensors on the CPU, cached if they fit: n masks take n / 24 of the image."""
 
     def __init__(self, images: list[CocoImage], data: CocoData, pictures: ImageReader, masks: bool) -> None:
         self.images, self.data, self.pictures, self.masks = images, data, pictures, masks
@@ -142,9 +134,12 @@ def make_targets(
 ) -> list[Target]:
     """Return boxes, labels and masks of resized and flipped images, on the device."""
     counts = [len(part.labels) for part in objects]
-    boxes = to_device_flat(
-        [resize_boxes(o.boxes, b, a, f) for o, b, a, f in zip(objects, before, after, flips, strict=True)], device
-    )
+    resized = []
+    for part, old, (height, width), flip in zip(objects, before, after, flips, strict=True):
+        box = part.boxes * torch.tensor([width / old[1], height / old[0]] * 2)
+        mirrored = torch.stack([width - box[:, 2], box[:, 1], width - box[:, 0], box[:, 3]], 1)
+        resized.append(mirrored if flip else box)
+    boxes = to_device_flat(resized, device)
     labels = to_device_flat([part.labels for part in objects], device)
     pairs = zip(boxes.view(-1, 4).split(counts), labels.split(counts), strict=True)
     targets = [{"boxes": box, "labels": label} for box, label in pairs]
@@ -160,14 +155,6 @@ def make_targets(
             for target, indices in zip(targets, to_device_flat(mask_of, device).split(counts), strict=True):
                 target["mask_of"] = indices
     return targets
-
-
-def resize_boxes(boxes: Tensor, before: tuple[int, int], after: tuple[int, int], flip: bool) -> Tensor:
-    height, width = after
-    boxes = boxes * torch.tensor([width / before[1], height / before[0]] * 2)
-    if flip:
-        boxes = torch.stack([width - boxes[:, 2], boxes[:, 1], width - boxes[:, 0], boxes[:, 3]], 1)
-    return boxes
 
 
 def resize_masks(masks: Tensor, after: tuple[int, int], flip: bool) -> Tensor:

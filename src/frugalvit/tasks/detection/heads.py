@@ -27,10 +27,7 @@ from frugalvit.tasks.detection.matching import select_positives
 
 
 class DetectorHead(nn.Module, ABC):
-    """Second stage of a detector: proposed regions -> objects. ``Detector`` builds it as ``cls(spec, features)``.
-
-    score_thresh: detections with a lower score are dropped; predictions may lower it
-    """
+    """Second stage: regions -> objects with at least ``score_thresh``. ``Detector`` builds ``cls(spec, features)``."""
 
     score_thresh: float
 
@@ -50,10 +47,7 @@ class DetectorHead(nn.Module, ABC):
 
 
 class MaskRCNNHead(RoIHeads, DetectorHead):
-    """The second stage of Mask R-CNN (He et al. 2017): torchvision's box and mask heads with the paper's settings.
-
-    torchvision's own mask targets are off by half a pixel (masks.py).
-    """
+    """The second stage of Mask R-CNN (He et al. 2017): torchvision's heads, with our mask targets (masks.py)."""
 
     def __init__(self, spec: DetectorSpec, features: FeaturePyramid) -> None:
         super().__init__(

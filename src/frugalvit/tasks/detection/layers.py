@@ -25,14 +25,9 @@ Target = dict[str, Tensor]
 mask_of (n,): the index of each object's mask, -1 for none. Without mask_of each object has its own: k = n.
 """
 
-Maps = dict[str, Tensor]
-"""Maps of the pyramid by level, (B, C, h, w)."""
-
-Sizes = list[tuple[int, int]]
-"""(height, width) of each image in the padded input."""
-
-MIN_SCORE = 0.05
-"""Detections with a lower score are dropped; COCO's scores are usually computed with this number."""
+Maps = dict[str, Tensor]  # maps of the pyramid by level, (B, C, h, w)
+Sizes = list[tuple[int, int]]  # (height, width) of each image in the padded input
+MIN_SCORE = 0.05  # detections with a lower score are dropped; COCO's scores are usually computed with this number
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,7 @@ def mask_loss(
 def select_masked(
     regions: Sequence[Tensor], owners: Sequence[Tensor], targets: Sequence[dict[str, Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Keep the regions (r, 4) and owners (r,) whose object has a mask; the others train boxes only.
-
-    This happens before the mask head, so that the others cost nothing and do not enter the mean.
-    """
+    """Keep regions (r, 4) and owners (r,) whose object has a mask; the others cost nothing and are not in the mean."""
     if "mask_of" not in targets[0]:
         return list(regions), list(owners)
     known = [_mask_indices(target, owner) >= 0 for target, owner in zip(targets, owners, strict=True)]

@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,19 +12,14 @@ from faster_coco_eval import COCO, COCOeval_faster
 from torchvision.ops import box_convert, box_iou
 
 from frugalvit.data.formats.coco import CocoData, CocoImage, rle
-from frugalvit.utils.intervals import PARTS, jackknife_interval, pseudo_values
+from frugalvit.utils.intervals import PARTS
 
-_MIN_OVERLAP = 0.5
-"""IoU from which COCO counts a box as detected."""
+_MIN_OVERLAP = 0.5  # IoU from which COCO counts a box as detected
 
 
 @dataclass
 class AveragePrecision:
-    """COCO's scores; None if there is no object of a size, of a class, or none at all.
-
-    curves:  {IoU: precision at 101 recalls, mean over classes}
-    classes: AP of each class
-    """
+    """COCO's scores; None without objects. ``curves``: {IoU: precision at 101 recalls}; ``classes``: AP of each."""
 
     ap: float | None
     ap50: float | None
@@ -79,27 +74,16 @@ def average_precision(
 AP_KEYS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 
 
-def precision_facts(
-    images: list[CocoImage], data: CocoData, detections: list[dict[str, Any]], kind: str, total: AveragePrecision
-) -> dict[str, tuple[list[float], list[float]]]:
-    """Return the 95 % interval and the pseudo-values of every score, from scoring without one part at a time."""
-    without: dict[str, list[float]] = {key: [] for key in AP_KEYS}
+def leave_parts_out(
+    images: list[CocoImage], detections: list[dict[str, Any]]
+) -> Iterator[tuple[list[CocoImage], list[dict[str, Any]]]]:
+    """Yield the images and their detections without one part at a time, for ``jackknife_facts``."""
     for part in range(min(PARTS, len(images))):
         rest = [index for index in range(len(images)) if index % PARTS != part]
-        if not rest:
-            continue
         number = {index: position for position, index in enumerate(rest)}
         found = [entry | {"image": number[entry["image"]]} for entry in detections if entry["image"] in number]
-        scores = average_precision([images[index] for index in rest], data, found, kind)
-        for key, values in without.items():
-            if getattr(scores, key) is not None:
-                values.append(getattr(scores, key))
-    facts: dict[str, tuple[list[float], list[float]]] = {}
-    for key, values in without.items():
-        if (score := getattr(total, key)) is not None:
-            pseudo = pseudo_values(score, values)
-            facts[key] = list(jackknife_interval(score, pseudo, 1.0)), [round(value, 8) for value in pseudo]
-    return facts
+        if rest:
+            yield [images[index] for index in rest], found
 
 
 def ground_truth(images: Sequence[CocoImage], data: CocoData) -> dict[str, Any]:
@@ -134,10 +118,7 @@ def _curves(precision: np.ndarray) -> dict[str, list[float]]:
 
 
 def agreement(truth: list[dict[str, Any]], detections: list[dict[str, Any]]) -> float:
-    """Return the F1 of an image's detections against its objects.
-
-    In the order of scores, each detection takes the free object of its ``label`` that it overlaps most.
-    """
+    """Return the F1 of an image: by score, each detection takes the free object of its label that it overlaps most."""
     if not truth or not detections:
         return 0.0
     detected, objects = (

@@ -14,9 +14,10 @@ from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask
 from frugalvit.tasks.detection.dataset import DetectionDataset, Objects, View, make_targets, padded_size, stack_images
 from frugalvit.tasks.detection.layers import Target
-from frugalvit.tasks.detection.metrics import AP_KEYS, AveragePrecision, average_precision, precision_facts
+from frugalvit.tasks.detection.metrics import AP_KEYS, AveragePrecision, average_precision, leave_parts_out
 from frugalvit.tasks.detection.model import Detector
 from frugalvit.utils import console
+from frugalvit.utils.intervals import jackknife_facts
 
 
 @dataclass
@@ -144,14 +145,11 @@ class DetectionTask(DenseTask):
         self, dataset: DetectionDataset, detections: list[dict[str, Any]], scores: dict[str, AveragePrecision]
     ) -> dict[str, Any]:
         """Return intervals and pseudo-values of the scores; a detector has no chance level to speak of."""
-        intervals: dict[str, Any] = {}
-        pseudo: dict[str, list[float]] = {}
-        for kind, total in scores.items():
-            facts = precision_facts(dataset.images, dataset.data, detections, kind, total)
-            name = {"bbox": "box", "segm": "mask"}[kind]
-            intervals |= {f"{name}_{key}_interval": interval for key, (interval, _) in facts.items()}
-            pseudo |= {f"{name}_{key}": values for key, (_, values) in facts.items()}
-        return intervals | {"pseudo_values": pseudo}
+        without = [
+            summary_of({kind: average_precision(images, dataset.data, found, kind) for kind in scores})
+            for images, found in leave_parts_out(dataset.images, detections)
+        ]
+        return jackknife_facts(summary_of(scores), without, highest=1.0, digits=8)
 
 
 def summary_of(scores: dict[str, AveragePrecision]) -> dict[str, float | None]:

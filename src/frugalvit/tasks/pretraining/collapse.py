@@ -38,8 +38,7 @@ _UNIFORM_GAP = 0.01
 All measured runs that learned stayed above 0.16; teachers flattened on purpose reach 1e-6.
 """
 
-_MIN_STAGNATION_STEP = 200
-"""Before this step a constant loss is normal."""
+_MIN_STAGNATION_STEP = 200  # before this step a constant loss is normal
 
 
 class Level(NamedTuple):
@@ -59,15 +58,11 @@ def _levels(metrics: Mapping[str, float]) -> list[Level]:
 
 @dataclass
 class Health(RunHealth):
-    """Checks the metrics of pre-training, or of distillation (``prototypes`` is 0).
-
-    ``settled`` is the first step at which collapse can be detected: every run starts with nearly uniform outputs and a
-    frozen last layer.
-    """
+    """Checks the metrics of pre-training, or of distillation (``prototypes`` is 0)."""
 
     prototypes: int
     steps: int
-    settled: int
+    settled: int  # first step at which collapse can be detected: runs start with uniform outputs, a frozen last layer
     stop: bool = False
     series: defaultdict[str, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
     """(step, value) of every metric."""
@@ -75,10 +70,7 @@ class Health(RunHealth):
     """For each combination of loss parts: the first and the lowest total loss, and the number of lines."""
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
-        """Take one metrics line; return the new alarms.
-
-        Non-finite values are ignored: the trainer counts non-finite steps itself.
-        """
+        """Take one metrics line; return the new alarms. Non-finite values are ignored: the trainer counts steps."""
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         for name, value in metrics.items():
             self.series[name].append((step, value))
@@ -115,10 +107,7 @@ class Health(RunHealth):
         )
 
     def _separates_images(self, metrics: Mapping[str, float], level: Level, flat: float) -> bool:
-        """True if the outputs differ by other evidence: the other level's loss, or features that stay spread.
-
-        A random network's features are spread too, but shrink in a uniform collapse.
-        """
+        """True if the other level learns, or features stay spread: those of a random network shrink in a collapse."""
         other = "region_loss" if level.name == "view" else "view_loss"
         spread = [value for _, value in self.series["feature_deviation"]]
         return metrics.get(other, flat) < 0.9 * flat or (bool(spread) and spread[-1] > max(0.5, 0.9 * spread[0]))

@@ -19,7 +19,6 @@ from frugalvit.engine.step import total_steps
 from frugalvit.errors import UserError
 from frugalvit.experiment.resolve import AutoValue, AutoValues
 from frugalvit.runs import layout
-from frugalvit.runs.layout import find_run, has_checkpoint
 from frugalvit.runs.resume import check_command
 from frugalvit.runs.run_folder import RunFolder, read_data_facts, read_summary
 from frugalvit.tasks.pretraining.task import PretrainingTask
@@ -40,7 +39,7 @@ class ContinuedRun:
     """The run that --continue names: its options and facts, read once."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.folder = path, find_run(path)
+        self.path, self.folder = path, layout.find_run(path)
         values = read_yaml(self.folder / layout.CONFIG)
         check_command(self.folder, values, PretrainConfig, "--continue takes runs of 'frugalvit pretrain'")
         self.config = PretrainConfig.from_stored(values)
@@ -61,7 +60,9 @@ class ContinuedRun:
             inherited["backbone_args"] = keywords
         auto += [AutoValue(name, value, reason) for name, value in inherited.items()]
         if not set_options & {"steps", "epochs"}:
-            auto.append(AutoValue("steps", 2 * self._planned_steps(), f"twice the length of {self.path}"))
+            resolved: Any = source  # because it is stored
+            steps = source.steps or total_steps(None, resolved.epochs, self.facts["images"], resolved.batch)
+            auto.append(AutoValue("steps", 2 * steps, f"twice the length of {self.path}"))
         config = auto.apply(config, PretrainConfig)
         done = (read_summary(self.folder) or {}).get("steps")
         if done is not None and config.steps is not None:  # before a folder is created
@@ -75,29 +76,22 @@ class ContinuedRun:
         changes = [f"{name} {ours} (there {value})" for name, ours, value in pairs if ours != value]
         return f"unlike {self.path}: {', '.join(changes)}" if changes else ""
 
-    def network_keywords(self, config: PretrainConfig) -> dict[str, Any]:
-        """Return the keywords that the source run's network was built with, if the network is the same."""
-        if (config.backbone, config.img_size) != (self.config.backbone, self.config.img_size):
-            return {}
-        return self.facts.get("network", {}) | config.backbone_args
-
     def _inheritable(self, config: PretrainConfig) -> list[str]:
         """Return the names of the options to inherit; those for reading data only if the data is the same."""
         same_data = config.data is None or Path(config.data).resolve() == Path(str(self.config.data)).resolve()
         excluded = {*_NEVER_INHERITED, *(() if same_data else _READING)}
         return [name for name in flat_fields(PretrainConfig) if name not in excluded and not name.startswith("cache.")]
 
-    def _planned_steps(self) -> int:
-        source: Any = self.config  # resolved, because it is stored
-        return source.steps or total_steps(None, source.epochs, self.facts["images"], source.batch)
+    def network_keywords(self, config: PretrainConfig) -> dict[str, Any]:
+        """Return the keywords that the source run's network was built with, if the network is the same."""
+        if (config.backbone, config.img_size) != (self.config.backbone, self.config.img_size):
+            return {}
+        return self.facts.get("network", {}) | config.backbone_args
 
 
 def import_checkpoint(path: str, task: PretrainingTask, steps: int) -> dict[str, Any]:
-    """Return another run's last checkpoint as this run's first: weights, centers, optimizer, step.
-
-    A level that the other run did not have keeps its new head (the same in teacher and student) and a zero center.
-    """
-    state = RunFolder(find_run(path), writer=False).load_checkpoint()
+    """Return another run's last checkpoint as this run's first. A new level keeps its head and a zero center."""
+    state = RunFolder(layout.find_run(path), writer=False).load_checkpoint()
     if state is None:
         raise UserError(f"{path} has no checkpoint to continue from.")
     _check_longer(path, state["step"], steps)
@@ -137,7 +131,7 @@ def start_from_heads(task: PretrainingTask, path: str) -> None:
     if source.is_file():
         loaded = _load_file_heads(task, source)
     else:
-        state = RunFolder(source, writer=False).load_checkpoint() if has_checkpoint(source) else None
+        state = RunFolder(source, writer=False).load_checkpoint() if layout.has_checkpoint(source) else None
         theirs, ours = {} if state is None else state["task"], task.state_dict()
         names = [name for name in theirs if name.startswith(("views.", "regions.")) and name in ours]
         fitting = {name: theirs[name] for name in names if theirs[name].shape == ours[name].shape}

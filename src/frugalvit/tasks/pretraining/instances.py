@@ -31,9 +31,6 @@ class InstanceTask(FeatureTask):
     def result(self) -> Backbone:
         return self.average
 
-    def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        return self.compute_losses(*self.step_inputs(batch, step))
-
     def step_inputs(self, batch: Batch, step: int) -> tuple[Any, ...]:
         """Return the arguments of :meth:`compute_losses`."""
         return batch.images, batch.targets

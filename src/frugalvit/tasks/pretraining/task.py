@@ -140,9 +140,6 @@ class PretrainingTask(FeatureTask):
         assert self.batches is not None
         return self.batches.augment.config.global_crops  # type: ignore[union-attr]
 
-    def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        return self.compute_losses(*self.step_inputs(batch, step))
-
     def step_inputs(self, batch: Batch, step: int) -> tuple[Any, ...]:
         """Return the arguments of :meth:`compute_losses`."""
         crops: list[Tensor] = batch.images  # type: ignore[assignment]
@@ -238,10 +235,7 @@ class PretrainingTask(FeatureTask):
     def _health_metrics(
         self, student: list[Features], teacher: list[Features], temperature: Tensor, with_regions: bool
     ) -> Losses:
-        """Return the health metrics of the heads: the view level's, then the region level's as ``region_…``.
-
-        Without a view level the region level's metrics also come without the prefix.
-        """
+        """Return the health of both levels, the region level's as ``region_…`` (without a view level also plain)."""
         metrics: Losses = {}
         if self.views is not None:
             metrics |= self.views.health(student, teacher, temperature)
@@ -263,10 +257,7 @@ class PretrainingTask(FeatureTask):
                 level.drop_last_layer_grads()
 
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
-        """Update the teacher: θ_t ← λ θ_t + (1 - λ) θ_s for the backbone and the heads.
-
-        Parameters only: the teacher's BatchNorm keeps the statistics of its own activations.
-        """
+        """Update the teacher's parameters, θ_t ← λ θ_t + (1 - λ) θ_s; its batch norms keep statistics of their own."""
         momentum = self.momentum.at(step)
         self.teacher_update.update(momentum, skipped)
         for level in (self.views, self.regions):

@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from lightning_fabric import Fabric
 
 from frugalvit.backbones import Backbone
@@ -41,16 +40,13 @@ from frugalvit.utils.tables import CommandResult, Table
 C = TypeVar("C", bound=LabelFreeConfig)
 R = TypeVar("R", bound=ResolvedLabelFreeConfig)
 
-SAMPLE = "sample"
-"""The split name in metrics for evaluation images that are also trained on."""
+SAMPLE = "sample"  # the split name in metrics for evaluation images that are also trained on
 _TRAINED = {"train": ("train",), "train+val": ("train", "val"), "all": ("train", "val", "test")}
 """The splits that each value of --images trains on."""
 
 
 def pretrain(config: PretrainConfig) -> CommandResult:
     """Train a backbone without labels; the run folder then holds the teacher as ``model/``."""
-    if config.data is None and config.resume is None and config.continue_from is None:
-        raise UserError("There is no data to train on. Pass a folder of images: 'frugalvit pretrain images/'.")
     if sum(config.matching.weights()) <= 0:
         raise UserError("matching.view_weight and matching.region_weight are both 0: there is nothing to learn.")
     return PretrainExperiment(config).run()
@@ -77,7 +73,6 @@ class LabelFreeExperiment(Experiment[C, R]):
         return Facts(len(self.images), len(self.data.classes or ()), side, self.fabric.device.type)
 
     def build_backbone(self, options: C) -> Backbone:
-        torch.manual_seed(options.seed)
         return make_network(options)
 
     def build_plan(self) -> TrainPlan:
@@ -89,9 +84,8 @@ class LabelFreeExperiment(Experiment[C, R]):
     def set_data(self, images: ImageDataset, augment: Augment, health: Health, mixing: Mixing | None = None) -> None:
         """Pass the batches, the monitor of the features and the health checks to the task."""
         config, student = self.config, self.backbone
-        batches = builders.make_batches(
-            images, student.img_size, self.plan, config, self.fabric, augment=augment, mixing=mixing
-        )
+        views: dict[str, Any] = {"augment": augment, "mixing": mixing}
+        batches = builders.make_batches(images, student.img_size, self.plan, config, self.fabric, **views)
         monitor, split = make_monitor(config, self.data, student, self.fabric)
         self.health = health
         self.task.set_data(batches, monitor, health, self.fabric, split)
@@ -126,8 +120,10 @@ class LabelFreeExperiment(Experiment[C, R]):
         batches: Any = task.batches  # --auto-batch may have replaced them
         record_data_usage(run, self.data.notes, {"train": batches})
         save_pictures(run, None, augmentation_sheet(batches, task.student))
-        health = health_table(self.health.verdict(), _last_values(run.metrics()), self.health.raised.values())
-        run.table("health", health)
+        signs: dict[str, float | None] = {}  # the newest value of every metric
+        for line in run.metrics():
+            signs |= {k: v for k, v in line.items() if isinstance(v, int | float) and k not in ("step", "epoch", "lr")}
+        run.table("health", health_table(self.health.verdict(), signs, self.health.raised.values()))
         return {}
 
     def report_inputs(self) -> dict[str, Any]:
@@ -157,9 +153,7 @@ class PretrainExperiment(LabelFreeExperiment[PretrainConfig, ResolvedPretrainCon
             self.options = self.source_run.inherit_options(options, self.auto_values)  # also how to read the data
 
     def build_backbone(self, options: PretrainConfig) -> Backbone:
-        torch.manual_seed(options.seed)
-        stored = {} if self.source_run is None else self.source_run.network_keywords(options)
-        return make_network(options, **stored)
+        return make_network(options, **({} if self.source_run is None else self.source_run.network_keywords(options)))
 
     def resolve_values(self, options: PretrainConfig, facts: Facts) -> ResolvedPretrainConfig:
         return resolve_pretraining(options, facts, self.auto_values)
@@ -234,16 +228,17 @@ def make_task(
 ) -> PretrainingTask:
     """Build student, teacher, heads and schedules."""
     matching = config.matching
-    heads: dict[str, Any] = {
-        "prototypes": matching.prototypes,
-        "hidden": matching.hidden,
-        "bottleneck": matching.bottleneck,
-        "norm_last": matching.norm_last,
-        "student_temp": matching.student_temp,
-        "center_momentum": matching.center_momentum,
-        "centering": matching.centering,
-        "chunked": matching.chunked,
+    names = {
+        "prototypes",
+        "hidden",
+        "bottleneck",
+        "norm_last",
+        "student_temp",
+        "center_momentum",
+        "centering",
+        "chunked",
     }
+    heads = matching.model_dump(include=names)
     weight, (view_weight, region_weight) = config.localization.weight, matching.weights()
     further = {"localization": weight > 0, "koleo": matching.koleo > 0}
     warm = warmup_steps(matching.teacher_temp_warmup, plan.steps_per_epoch, plan.steps, share=1 / 3)
@@ -284,7 +279,6 @@ def _check_crops(backbone: Backbone, augment: MultiCrop, config: PretrainConfig)
 
 def make_network(config: LabelFreeConfig, **keywords: Any) -> Backbone:
     """Build the student of a run."""
-    keywords |= {} if config.drop_path == "auto" else {"drop_path": config.drop_path}
     return builders.make_backbone(config, 0, **keywords)
 
 
@@ -331,11 +325,3 @@ def _sample(examples: ImageDataset, count: int) -> ImageDataset:
     if len(examples) <= count:
         return examples
     return examples.subset(np.sort(np.random.default_rng(0).permutation(len(examples))[:count]))
-
-
-def _last_values(lines: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Return the newest value of every metric."""
-    values: dict[str, float | None] = {}
-    for line in lines:
-        values |= {k: v for k, v in line.items() if isinstance(v, int | float) and k not in ("step", "epoch", "lr")}
-    return values

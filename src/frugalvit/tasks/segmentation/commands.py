@@ -20,38 +20,19 @@ from frugalvit.data.image_inputs import InputImages
 from frugalvit.engine.schedules import Polynomial, Schedule
 from frugalvit.errors import UserError
 from frugalvit.experiment.resolve_dense import resolve_segmentation
-from frugalvit.runs import layout
+from frugalvit.tasks.dense import commands as dense
+from frugalvit.tasks.dense import drawing
 from frugalvit.tasks.dense.checkpoint import load_trained
-from frugalvit.tasks.dense.commands import (
-    LEARN_MORE,
-    DenseExperiment,
-    check_empty_folder,
-    evaluate_model,
-    limit_warmup,
-    per_class_tables,
-    splitting_of,
-    unique_names,
-)
-from frugalvit.tasks.dense.drawing import (
-    colours_of,
-    draw_best_and_worst,
-    draw_classes,
-    save_picture,
-    side_by_side,
-    with_legend,
-)
 from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.segmentation.dataset import SceneData, SegmentationDataset, open_scenes
 from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
 from frugalvit.tasks.segmentation.task import COLUMNS, SegmentationTask
 from frugalvit.tasks.segmentation.upernet import Segmenter, SegmenterSpec
-from frugalvit.utils.files import make_folder, write_text
-from frugalvit.utils.scores import read_scores, score_table
-from frugalvit.utils.tables import CommandResult, Table, to_json
+from frugalvit.utils.files import make_folder
+from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import truncate_list
 
-_PANEL = 320
-"""Longer side of small images in a report, in pixels: three fill the page's width."""
+_PANEL = 320  # longer side of small images in a report, in pixels: three fill the page's width
 
 
 def train(config: SegmentConfig) -> CommandResult:
@@ -91,15 +72,12 @@ def make_task(config: ResolvedSegmentConfig, data: SceneData, backbone: Backbone
 def make_schedule(config: ResolvedSegmentConfig, steps: int) -> Schedule:
     """Return the learning rate: a warm-up, then a polynomial decay."""
     lr, optimizer = config.lr, config.optimizer
-    warmup = limit_warmup(optimizer.warmup, steps)
+    warmup = min(optimizer.warmup, steps // 5)  # at most a fifth of the run
     return Polynomial(lr, steps, optimizer.power, lr * optimizer.min_lr, warmup, warmup_from=lr * 1e-3)
 
 
 def score_segmenter(task: SegmentationTask, dataset: SegmentationDataset, folder: Path | None) -> dict[str, Any]:
-    """Return mIoU and mean accuracy; write the table of classes and the best and worst images.
-
-    With multi-scale testing ``miou`` is the multi-scale score; ``single_scale_miou`` is the plain one.
-    """
+    """Return mIoU (also at a single scale) and accuracy; write the table of classes, the best and worst images."""
     confusion, shares = task.cached_scores(dataset, task.test)
     scores: dict[str, Any] = confusion.summary() | confusion.facts()
     if task.test.multi_scale:
@@ -109,13 +87,8 @@ def score_segmenter(task: SegmentationTask, dataset: SegmentationDataset, folder
     per_class = _per_class(confusion, dataset)
     scores |= {"per_class": per_class, "alarms": find_alarms(confusion, dataset.data.classes)}
     if folder is not None:
-        make_folder(folder / layout.PICTURES)
-        material = {
-            "per_class": per_class,
-            "colours": colours_of(dataset.data.classes),
-            **_draw_images(task, dataset, shares, folder),
-        }
-        write_text(folder / layout.DENSE_REPORT, to_json(material, indent=1))
+        colours = drawing.colours_of(dataset.data.classes)
+        dense.save_material(folder, per_class=per_class, colours=colours, **_draw_images(task, dataset, shares, folder))
     return scores
 
 
@@ -126,10 +99,10 @@ def find_alarms(confusion: Confusion, classes: Sequence[str]) -> list[str]:
     if not missed:
         miou, chance = 100 * confusion.summary()["miou"], 100 * confusion.facts()["chance"]["miou"]
         same = f"mIoU {miou:.1f} % is not above {chance:.1f} %, which calling every pixel the most frequent class has"
-        return [f"{same}. {LEARN_MORE}"] if miou <= chance < 100 else []
+        return [f"{same}. {dense.LEARN_MORE}"] if miou <= chance < 100 else []
     used = [name for name, found in zip(classes, predicted, strict=True) if found]
     what = f"it calls every pixel '{used[0]}'" if len(used) == 1 else "it never predicts some classes"
-    return [f"{what}: the IoU of {truncate_list(missed)} is 0. {LEARN_MORE}"]
+    return [f"{what}: the IoU of {truncate_list(missed)} is 0. {dense.LEARN_MORE}"]
 
 
 def _per_class(confusion: Confusion, dataset: SegmentationDataset) -> dict[str, Any]:
@@ -155,19 +128,17 @@ def _draw_images(
         predicted = task.predict([picture], task.test)[0].cpu().numpy()
         pixels = picture.cpu().permute(1, 2, 0).numpy()
         truth = dataset.labels(index).numpy()
-        panels = side_by_side([draw_classes(pixels, part, enlarge=_PANEL) for part in (None, truth, predicted)])
+        panels = drawing.side_by_side(
+            [drawing.draw_classes(pixels, part, enlarge=_PANEL) for part in (None, truth, predicted)]
+        )
         present = np.union1d(np.unique(truth), np.unique(predicted))
         caption = f"{dataset.scenes[index].path.name}: {100 * correct:.1f} % correct"
-        return with_legend(panels, present, dataset.data.classes), caption
+        return drawing.with_legend(panels, present, dataset.data.classes), caption
 
-    return draw_best_and_worst([(share, index) for index, share in shares], draw, folder)
-
-
-def _make_tables(summary: dict[str, Any]) -> list[Table]:
-    return [score_table(read_scores(summary)), *per_class_tables(summary)]
+    return drawing.draw_best_and_worst([(share, index) for index, share in shares], draw, folder)
 
 
-class SegmentExperiment(DenseExperiment[SegmentConfig, ResolvedSegmentConfig]):
+class SegmentExperiment(dense.DenseExperiment[SegmentConfig, ResolvedSegmentConfig]):
     command, kind, columns = "segment train", "segment", COLUMNS
     data: SceneData
     task: SegmentationTask
@@ -175,7 +146,6 @@ class SegmentExperiment(DenseExperiment[SegmentConfig, ResolvedSegmentConfig]):
     make_task = staticmethod(make_task)
     make_schedule = staticmethod(make_schedule)
     score_task = staticmethod(score_segmenter)
-    make_tables = staticmethod(_make_tables)
 
     def resolve_input(self, options: SegmentConfig, facts: Facts) -> SegmentConfig:
         self.auto_values.choose("drop_path", options.drop_path, 0.2, "the paper's")
@@ -208,14 +178,14 @@ def load_task(
 
 def evaluate(config: SegmentEvalConfig) -> CommandResult:
     """Score a trained segmenter with mIoU."""
-    return evaluate_model(config, _open_model, score_segmenter, _make_tables)
+    return dense.evaluate_model(config, _open_model, score_segmenter)
 
 
 def _open_model(config: SegmentEvalConfig) -> tuple[SegmentationTask, SceneData, str]:
     task, facts = load_task(config.model, config.device, config.batch, config.test)
     ignore = facts["ignored"] if config.ignore_index == "auto" else config.ignore_index
     count = max(facts["labels"]) + 1
-    parts: dict[str, Any] = {"only": config.split, **splitting_of(config.model, config.data)}
+    parts: dict[str, Any] = {"only": config.split, **dense.splitting_of(config.model, config.data)}
     parts |= {"instances": facts.get("instances", False)}
     data = open_scenes(config.data, ignore=ignore, count=count, max_bad=1.0, **parts)
     names = [classes for classes in (list(data.classes), facts["classes"]) if not all(map(str.isdecimal, classes))]
@@ -230,9 +200,9 @@ def _open_model(config: SegmentEvalConfig) -> tuple[SegmentationTask, SceneData,
 def predict(config: SegmentPredictConfig) -> CommandResult:
     """Segment images. Write a PNG with the dataset's own labels, and a picture of the classes over the image."""
     start = time.monotonic()
-    folder = check_empty_folder(config.out)
+    folder = dense.check_empty_folder(config.out)
     inputs = InputImages(config.images)
-    names = unique_names(inputs.paths)
+    names = dense.unique_names(inputs.paths)
     task, facts = load_task(config.model, config.device, config.batch, config.test)
     make_folder(folder)
     labels, class_names = np.array(facts["labels"], np.uint8), facts["classes"]
@@ -246,8 +216,10 @@ def predict(config: SegmentPredictConfig) -> CommandResult:
         task.refuse_nonfinite(config.model)
         for (index, path, pixels), classes in zip(group, predicted.cpu().numpy(), strict=True):
             mask, picture = (folder / f"{names[index]}{kind}" for kind in (".png", ".jpg"))
-            save_picture(Image.fromarray(labels[classes]), mask)
-            save_picture(with_legend(draw_classes(pixels, classes), np.unique(classes), class_names), picture)
+            drawing.save_picture(Image.fromarray(labels[classes]), mask)
+            drawing.save_picture(
+                drawing.with_legend(drawing.draw_classes(pixels, classes), np.unique(classes), class_names), picture
+            )
             shares = np.bincount(classes.ravel(), minlength=len(labels)) / classes.size
             most = [f"{class_names[k]} {shares[k]:.0%}" for k in np.argsort(-shares)[:3] if shares[k] >= 0.005]
             rows.append([str(path), ", ".join(most)])
@@ -256,5 +228,5 @@ def predict(config: SegmentPredictConfig) -> CommandResult:
             predictions.append({**files, "shares": by_name})
     seconds = round(time.monotonic() - start, 2)
     data = {"out": str(folder), "images": len(rows), "classes": class_names, "seconds": seconds}
-    data |= {"colours": colours_of(class_names), "predictions": predictions, "unreadable": inputs.unreadable}
+    data |= {"colours": drawing.colours_of(class_names), "predictions": predictions, "unreadable": inputs.unreadable}
     return CommandResult(data, [Table(["image", "most of it"], rows)], [f"masks (PNG) and pictures (JPEG) in {folder}"])

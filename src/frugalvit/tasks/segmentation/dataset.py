@@ -20,7 +20,7 @@ from torch import Tensor
 
 from frugalvit.data.bad_images import SkippedFile
 from frugalvit.data.formats.annotated_images import make_splits, read_image_sizes, select_split
-from frugalvit.data.formats.masks import Pairs, find_pairs, read_labels
+from frugalvit.data.formats.masks import find_pairs, read_labels
 from frugalvit.errors import UserError
 from frugalvit.tasks.dense.loader import ImageReader
 from frugalvit.tasks.segmentation.metrics import IGNORED
@@ -96,18 +96,19 @@ def open_scenes(
     only: str | None = None,
     max_bad: float = 0.05,
 ) -> SceneData:
-    """Read and check a dataset, and make the missing splits; every mistake is an error before training.
+    """Read and check a dataset (``only``: one split), and make the missing splits; mistakes are errors.
 
     instances: all labels above 0 become the class "object"; "auto" asks if the masks seem to number objects
-    only:    read only this split
-    max_bad: share of a split's images that may be unreadable
     """
     root = Path(where)
     if not root.is_dir():
         raise UserError(f"There is no folder {root}.")
     pairs, layout = find_pairs(root, only, split)
     bad: list[SkippedFile] = []
-    splits = {name: _read_scenes(name, files, max_bad, bad) for name, files in pairs.items()}
+    splits: dict[str, list[Scene]] = {}
+    for name, files in pairs.items():
+        sizes = read_image_sizes(name, [image for image, _ in files], max_bad, bad)
+        splits[name] = [Scene(*pair, *size) for pair, size in zip(files, sizes, strict=True) if size is not None]
     names = _class_names(root, layout)
     ignored, reason = _choose_ignored(ignore, layout, names)
     notes = [f"ignored labels: {IGNORED}" + (f" and {ignored} ({reason})" if ignored != IGNORED else "")]
@@ -123,16 +124,8 @@ def open_scenes(
     return SceneData(root.resolve().name, classes, table, ignored, splits, notes, bad, instances is True)
 
 
-def _read_scenes(split: str, pairs: Pairs, max_bad: float, bad: list[SkippedFile]) -> list[Scene]:
-    sizes = read_image_sizes(split, [image for image, _ in pairs], max_bad, bad)
-    return [Scene(*pair, *size) for pair, size in zip(pairs, sizes, strict=True) if size is not None]
-
-
 def _find_labels(splits: dict[str, list[Scene]], ask: bool) -> dict[int, Path]:
-    """Read all masks; return every label with a mask that has it.
-
-    ask: raise if the labels seem to number objects: 0 to k without a gap in every mask, with different k
-    """
+    """Return every label with a mask that has it. ``ask``: raise if labels seem to number objects, from 0 to k."""
     scenes = [scene for scenes in splits.values() for scene in scenes]
     examples: dict[int, Path] = {}
     counts: list[int] = []

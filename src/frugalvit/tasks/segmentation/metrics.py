@@ -5,17 +5,13 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from frugalvit.utils.intervals import PARTS, jackknife_interval, pseudo_values
+from frugalvit.utils.intervals import PARTS, jackknife_facts
 
-IGNORED = 255
-"""Class of the pixels that do not count, after a dataset's labels are mapped to classes."""
+IGNORED = 255  # class of the pixels that do not count, after a dataset's labels are mapped to classes
 
 
 class Confusion:
-    """Pixels by true class (rows) and predicted class (columns), without those of class ``IGNORED``.
-
-    parts: the same pixels by part of the images, (PARTS, C, C), for intervals
-    """
+    """Pixels by true and predicted class, without ``IGNORED`` ones; ``parts``: by part of the images, (PARTS, C, C)."""
 
     def __init__(self, classes: int, device: torch.device | str = "cpu") -> None:
         self.classes = classes
@@ -46,10 +42,7 @@ class Confusion:
         return self.counts.diagonal().double() / self.counts.sum(1)
 
     def summary(self) -> dict[str, float]:
-        """Return ``miou``, ``mean_accuracy`` and ``pixel_accuracy``.
-
-        ``miou`` is over the classes in truth or prediction, ``mean_accuracy`` over those in truth.
-        """
+        """Return mIoU over classes in truth or prediction, mean accuracy over those in truth, and pixel accuracy."""
         total = self.counts.sum()
         correct = self.counts.diagonal().sum()
         return {
@@ -59,24 +52,16 @@ class Confusion:
         }
 
     def facts(self) -> dict[str, Any]:
-        """Return intervals, pseudo-values and chance levels of the scores.
-
-        Chance is what calling every pixel the most frequent class has.
-        """
-        total, counts = self.summary(), self.counts
+        """Return intervals, pseudo-values, and chance levels: what calling every pixel the most frequent class has."""
+        counts = self.counts
         without = []
         for part in self.parts[self.parts.sum((1, 2)) > 0]:
             rest = Confusion(self.classes, counts.device)
             rest.parts[0] = counts - part
             without.append(rest.summary())
-        values = {name: pseudo_values(total[name], [scores[name] for scores in without]) for name in total}
         guess = Confusion(self.classes, counts.device)
         guess.parts[0, :, int(counts.sum(1).argmax())] = counts.sum(1)
-        return {
-            **{f"{name}_interval": list(jackknife_interval(total[name], values[name], 1.0)) for name in total},
-            "chance": guess.summary(),
-            "pseudo_values": {name: [round(value, 8) for value in part] for name, part in values.items()},
-        }
+        return {"chance": guess.summary(), **jackknife_facts(self.summary(), without, highest=1.0, digits=8)}
 
 
 def _mean(values: Tensor) -> float:

@@ -21,13 +21,10 @@ from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
 from frugalvit.tasks.segmentation.upernet import Segmenter, most_probable, probabilities
 from frugalvit.utils import console
 
-_TRIES = 10
-"""Positions tried to find a crop that one class does not fill."""
-_MAX_ASPECT = 4
-"""Limit of an image's long side at test, relative to the short side: strips would take too much memory."""
+_TRIES = 10  # positions tried to find a crop that one class does not fill
+_MAX_ASPECT = 4  # limit of an image's long side at test, relative to the short side: strips would take too much memory
 _COLOUR_COLUMNS = 8
-COLUMNS = 2 + 2 * _TRIES + _COLOUR_COLUMNS
-"""Uniform numbers per item: scale, flip, positions, colours."""
+COLUMNS = 2 + 2 * _TRIES + _COLOUR_COLUMNS  # uniform numbers per item: scale, flip, positions, colours
 
 
 @dataclass
@@ -90,11 +87,7 @@ def distort(images: Tensor, numbers: Tensor, inside: Tensor) -> Tensor:
 
 
 class SegmentationTask(DenseTask):
-    """A segmenter and its losses.
-
-    side: side of the training crops, and short side of images at test
-    test: scales, flips and windows of the final scores; evaluations during training use one scale
-    """
+    """A segmenter and its losses. ``side``: of crops, and short side at test; ``test``: views of the final scores."""
 
     best_metric = "miou"
     loader: StepLoader[tuple[Tensor, Tensor]] | None
@@ -183,10 +176,7 @@ class SegmentationTask(DenseTask):
         return self.scores(dataset, test)
 
     def scores(self, dataset: SegmentationDataset, test: TestConfig) -> tuple[Confusion, list[tuple[int, float]]]:
-        """Return the confusion matrix of all images, and (index, share of correct pixels) of each.
-
-        Images whose pixels are all ignored have no share.
-        """
+        """Return the confusion matrix of all images, and (index, share of correct pixels) of each with counted ones."""
         assert self.fabric is not None
         confusion = Confusion(self.net.spec.classes, self.device)
         shares: list[tuple[int, float]] = []

@@ -24,8 +24,7 @@ from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.segmentation.metrics import IGNORED
 
 POOLED = (1, 2, 3, 6)
-_MAX_PROBABILITIES = 2**26
-"""Probabilities in memory at once at an image's full resolution: 256 MB."""
+_MAX_PROBABILITIES = 2**26  # probabilities in memory at once at an image's full resolution: 256 MB
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,7 @@ class Segmenter(nn.Module):
 
 
 def pixel_loss(logits: Tensor, labels: Tensor, stride: float) -> Tensor:
-    """Return the cross-entropy at full resolution: sum over counted pixels, divided by all pixels.
-
-    So the loss of a batch is the mean of its images' losses, for any number of ignored pixels.
-    """
+    """Return the cross-entropy at full resolution, sum over counted / all pixels: a batch is the mean of its images."""
     full = _to_scale(logits.float(), stride, (labels.shape[1], labels.shape[2]))
     return F.cross_entropy(full, labels, ignore_index=IGNORED, reduction="sum") / labels.numel()
 
