@@ -139,6 +139,21 @@ def test_images_limit_what_more_seeds_can_show(tmp_path: Path) -> None:
     assert "the 60 images are the limit, not the seeds: score on more images" in result.notes[0]
 
 
+def test_a_negative_r2_is_inside_its_interval(tmp_path: Path) -> None:
+    random = np.random.default_rng(2)
+    facts = {"seconds": 1.0, "seconds_per_step": 0.1, "run": str(tmp_path), "scored_on": "val", "scored_images": 40}
+    parts = random.normal(-40, 20, (2, 3, 20))
+    scores = {
+        name: [
+            facts | {"seed": i, "r2": run.mean(), "pseudo_values": {"r2": run.tolist()}} for i, run in enumerate(part)
+        ]
+        for name, runs in zip("ab", parts, strict=True)
+    }
+    row = module.write_comparison(tmp_path, scores, "r2", report=False).tables[0].rows[0]
+    low, high = map(float, str(row[2]).removesuffix(" %").split(" to "))
+    assert low < parts[0].mean() < high
+
+
 @pytest.mark.parametrize("seeds", [2, 3, 10])
 @pytest.mark.parametrize("images", [6, 100])
 def test_seeds_do_not_replace_images(seeds: int, images: int, tmp_path: Path) -> None:

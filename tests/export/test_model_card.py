@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+import frugalvit as fv
 from frugalvit.config.tools import ExportConfig
 from frugalvit.export.command import export
-from frugalvit.export.model_card import known_scores
+from frugalvit.export.model_card import _architecture, known_scores
 from frugalvit.utils.intervals import wilson_interval
 from helpers.exported_models import made
 
@@ -54,6 +55,16 @@ def test_scores_of_another_size_are_left_out(tmp_path: Path) -> None:
         card, meta = (out / "README.md").read_text(), json.loads((out / "config.json").read_text())["frugalvit"]["meta"]
         assert ("91.23" in card) == ("top1" in meta) == (size == 64) and "data" in meta
         assert ("scores" in notes) == ("Not scored" in card) == (size == 96)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"), [("class", "a classifier of 3"), ("labels", "of 3 labels"), ("number", "answers a number")]
+)
+def test_the_card_says_what_the_network_answers(target: str, words: str, tmp_path: Path) -> None:
+    folder, _ = made(tmp_path / "run", "swin")
+    model = fv.load(folder)
+    model.meta["target"] = target
+    assert words in _architecture(model)
 
 
 @pytest.mark.parametrize(("classes", "labels"), [(5, ["top-1 accuracy"]), (6, ["top-1 accuracy", "top-5 accuracy"])])

@@ -417,7 +417,8 @@ def _intervals(
         found = [(fmean(low for low, _ in ends), fmean(high for _, high in ends))] if ends else []  # of one run
         if len(group) > 1:
             found = [*found, statistics.mean_interval(spreads[name].mean, parts[name])] if parts else []
-        least, most = (0.0, 100.0) if is_percent(metric) else (-math.inf, math.inf)
+        most = 100.0 if is_percent(metric) else math.inf
+        least = 0.0 if is_percent(metric) and not metric.endswith("r2") else -math.inf  # R² may be negative
         low, high = min((low for low, _ in found), default=0.0), max((high for _, high in found), default=0.0)
         intervals[name] = (max(least, low), min(most, high)) if found else ()
     return intervals

@@ -65,7 +65,12 @@ def _architecture(model: ReadyModel) -> str:
     height, width = backbone.img_size
     size = sum(parameter.numel() for parameter in backbone.parameters()) / 1e6
     grid = " × ".join(map(str, backbone.grid_size(backbone.img_size)))
+    purposes = {
+        "labels": f"which tells which of {backbone.num_classes} labels an image has",
+        "number": "which answers a number",
+    }
     purpose = f"a classifier of {backbone.num_classes} classes" if backbone.num_classes else "a feature extractor"
+    purpose = purposes.get(model.meta.get("target", ""), purpose)
     return (
         f"`{backbone.name}` with {size:.2f} M parameters, {purpose}, for images of {height} × {width} pixels. "
         f"Its output is {backbone.dim} features and a final grid of {grid}. Made with frugalvit {__version__}."
@@ -125,7 +130,7 @@ def _use(model: ReadyModel) -> str:
         "With transformers (4.53 or newer):\n\n```python\n"
         "from transformers import pipeline\n\n"
         'classify = pipeline("image-classification", model="FOLDER")\nclassify(read_rgb("photo.jpg"))\n```\n\n'
-        if is_timms and model.backbone.num_classes
+        if is_timms and model.backbone.num_classes and model.meta.get("target", "class") == "class"
         else ""
     )
     calibrated = ""
