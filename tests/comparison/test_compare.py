@@ -143,12 +143,10 @@ def test_a_negative_r2_is_inside_its_interval(tmp_path: Path) -> None:
     random = np.random.default_rng(2)
     facts = {"seconds": 1.0, "seconds_per_step": 0.1, "run": str(tmp_path), "scored_on": "val", "scored_images": 40}
     parts = random.normal(-40, 20, (2, 3, 20))
-    scores = {
-        name: [
-            facts | {"seed": i, "r2": run.mean(), "pseudo_values": {"r2": run.tolist()}} for i, run in enumerate(part)
-        ]
-        for name, runs in zip("ab", parts, strict=True)
-    }
+    scores: dict[str, list[dict[str, Any]]] = {"a": [], "b": []}
+    for name, runs in zip(scores, parts, strict=True):
+        for i, run in enumerate(runs):
+            scores[name].append(facts | {"seed": i, "r2": run.mean(), "pseudo_values": {"r2": run.tolist()}})
     row = module.write_comparison(tmp_path, scores, "r2", report=False).tables[0].rows[0]
     low, high = map(float, str(row[2]).removesuffix(" %").split(" to "))
     assert low < parts[0].mean() < high
