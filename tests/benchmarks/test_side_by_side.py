@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ from frugalvit.errors import UserError
 
 TINY = "--backbone swin_nano --img-size 16 --batch 4 --local-crops 1 --hidden 8 --prototypes 16 --workers 0 --repeats 1"
 RATES = TINY + " --steps 1 --device cpu --cores 1 --json"
+
+
+@pytest.fixture(autouse=True)
+def _precision() -> Iterator[None]:
+    """The script allows TF32; other tests expect PyTorch's own setting."""
+    yield
+    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(scope="module")

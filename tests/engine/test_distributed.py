@@ -232,9 +232,8 @@ def test_all_ranks_cache_the_same_images(lengths: tuple[int, int], error: str, m
 
 def test_detection_ranks_use_the_same_images(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = threading.local()
-    monkeypatch.setattr(running, "readable", lambda items, *_: (items[ranks.own :], None))
-    bad = SimpleNamespace(find_bad=lambda *_: range(ranks.own))
-    monkeypatch.setattr(running, "open_pictures", lambda *_: bad)
+    pictures = SimpleNamespace(find_bad=lambda *_: range(ranks.own), drop_bad=lambda items, *_: items[ranks.own :])
+    monkeypatch.setattr(running, "open_pictures", lambda *_: pictures)
 
     def open_set(fabric: Any, training: bool) -> None:
         ranks.own = fabric.global_rank

@@ -126,7 +126,9 @@ class Experiment(ABC, Generic[C, R]):
         """Run the command in a new folder, or resume a run. Show the result of a finished run."""
         requested = self.options
         if not (requested.data or requested.resume or getattr(requested, "continue_from", None)):
-            raise UserError(f"There is no data to train on. Pass a folder of images: 'frugalvit {self.command} DATA'.")
+            raise UserError(
+                f"There is no data to train on. Pass a folder of images: 'frugalvit {self.command} photos/'."
+            )
         check_trackers(requested.track)
         load_plugins(requested.plugin)
         if requested.resume:

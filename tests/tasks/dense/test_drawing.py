@@ -48,5 +48,5 @@ def test_colours_are_in_json_and_report(
     with Image.open(tmp_path / "found" / "0.jpg") as picture:
         assert picture.width == 480 and picture.height > 480  # enlarged, over its legend
     page = (segmenter / "report.html").read_text(encoding="utf-8")
-    rows = re.findall(r'<th scope="row"><svg[^>]*><rect[^>]*fill="(#\w+)"/></svg> (\w+)</th>', page)
+    rows = re.findall(r'<th scope="row"><svg[^>]*><[^>]*fill="(#\w+)"/></svg> (\w+)</th>', page)
     assert rows and all(result["colours"][name] == shade for shade, name in rows)
