@@ -184,7 +184,8 @@ def calibration(record: RunRecord) -> str:
     if error is None or not bins:
         return ""
     images = sum(row["images"] for row in bins)
-    how = f" {found[0].upper()}{found[1:]}." if (found := str(stored.get("how") or "")) else ""
+    found = str(stored.get("how") or "").replace("not calibrated: ", "it is not corrected, because ")
+    how = f" {found[0].upper()}{found[1:]}." if found else ""
     if images < _CALIBRATION_IMAGES:
         return f"<p>{pluralize(images, 'image')}: too few to judge the confidence of the model.{escape(how)}</p>"
     surplus = sum(row["images"] * (row["confidence"] - row["accuracy"]) for row in bins) / images
