@@ -53,9 +53,9 @@ def check_onnx(folder: Path, output: str, out: Path, photographs: Path) -> float
 
 # Each case takes a dozen seconds, and features differ from logits by one matrix: most cases are slow tests.
 CASES = [("vit", "features")]
-QUANTISED = ("swin", "logits")
+SHOWN = ("swin", "logits")
 REST = [(name, output) for name in MODELS for output in ("logits", "features")]
-REST = [case for case in REST if case not in (*CASES, QUANTISED)]
+REST = [case for case in REST if case not in (*CASES, SHOWN)]
 REST = [pytest.param(*case, marks=pytest.mark.slow) for case in REST]
 
 
@@ -65,23 +65,16 @@ def test_onnx_equals_torch_on_photographs(name: str, output: str, tmp_path: Path
     assert check_onnx(folder, output, tmp_path / "out", photographs) < 1e-3
 
 
-def test_onnx_equals_torch_loads_without_warnings_and_can_be_quantized(
+def test_onnx_equals_torch_and_loads_without_warnings(
     tmp_path: Path, photographs: Path, capfd: pytest.CaptureFixture[str]
 ):
     onnxruntime = pytest.importorskip("onnxruntime")
-    quantization = pytest.importorskip("onnxruntime.quantization")
-    name, output = QUANTISED
+    name, output = SHOWN
     folder = train_briefly(tmp_path, *MODELS[name], photographs)
     assert check_onnx(folder, output, tmp_path / "out", photographs) < 1e-3
-    images = np.random.default_rng(0).normal(size=(2, 3, 64, 64)).astype(np.float32)
     capfd.readouterr()
-    original = onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), providers=["CPUExecutionProvider"])
+    onnxruntime.InferenceSession(str(tmp_path / "out" / "model.onnx"), providers=["CPUExecutionProvider"])
     assert capfd.readouterr().err == ""
-    quantization.quantize_dynamic(tmp_path / "out" / "model.onnx", tmp_path / "small.onnx")
-    small = onnxruntime.InferenceSession(str(tmp_path / "small.onnx"), providers=["CPUExecutionProvider"])
-    expected, rounded = (session.run(None, {"images": images})[0] for session in (original, small))
-    assert rounded.shape == expected.shape
-    assert np.abs(rounded - expected).max() < 0.05 * np.abs(expected).max()
 
 
 @pytest.mark.slow

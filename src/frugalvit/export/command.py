@@ -28,7 +28,7 @@ from frugalvit.experiment.load_model import described_by, without_scores
 from frugalvit.export.format import ExportFormat, ExportJob, Run
 from frugalvit.export.hub import push_folder
 from frugalvit.export.inference_model import ReadyModel, load
-from frugalvit.export.int8 import NOTE, write_int8
+from frugalvit.export.int8 import NOTE, open_scored_images, write_int8
 from frugalvit.runs import layout
 from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.utils import console
@@ -62,6 +62,7 @@ def export(config: ExportConfig) -> CommandResult:
     with torch.inference_mode():
         if not bool(model(images).isfinite().all()):
             raise UserError(nonfinite_message(config.model))
+    scored = open_scored_images(model, config, run_data) if config.int8 else None
     console.info(f"writing {model.backbone.name} for {config.to}, then checking it on {source}")
     with _staged(out) as folder:
         network, exported = export_format.write(ExportJob(config, model, folder, meta, settings, resized))
@@ -73,7 +74,7 @@ def export(config: ExportConfig) -> CommandResult:
                 f"{source} and was deleted. A network of your own must load timm's weights (docs/extending.md). "
                 f"Otherwise please report this model: {model.backbone.name}."
             )
-        loss = write_int8(folder / "model.onnx", model, config, run_data) if config.int8 else None
+        loss = write_int8(folder / "model.onnx", model, scored) if scored is not None else None
     address = push_folder(config.push, out, config.private) if config.push else None
     files = {path.name: path.stat().st_size for path in sorted(out.iterdir())}
     data = {

@@ -39,7 +39,7 @@ def test_unused_options_are_refused_and_hidden(model: type[TransferConfig]) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["detect", "train"], "frugalvit detect train DATA"),
+        (["detect", "train"], "frugalvit detect train photos/"),
         (["detect", "train", "nowhere"], "nowhere"),
         (["segment", "train", "nowhere"], "nowhere"),
         (["detect", "train", "x", "--head", "ssd"], "head = 'ssd'"),
