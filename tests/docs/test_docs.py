@@ -214,9 +214,9 @@ def _without(words: list[str], names: dict[str, int]) -> list[str]:
     return out
 
 
-# A transcript, and guides whose commands train full-size networks: only with --slow.
+# A transcript, and guides that train full-size or many networks: only with --slow.
 GUIDES = ("small_images", "few_labels", "no_labels", "segmentation", "detection", "many_nodes", "one_gpu", "choosing")
-LONG = ("docs/FIRST_HOUR.md", *(f"docs/guides/{name}.md" for name in GUIDES))
+LONG = ("docs/FIRST_HOUR.md", *(f"docs/guides/{name}.md" for name in (*GUIDES, "labels", "answers")))
 WITH_BLOCKS = [
     pytest.param(page, id=page_id(page), marks=[pytest.mark.slow] * (page_id(page) in LONG))
     for page in PAGES
