@@ -24,7 +24,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.builders import EvalSet
 from frugalvit.experiment.calibration import Calibration, describe_calibration
 from frugalvit.experiment.load_model import Model
-from frugalvit.experiment.summary import collect_answers, per_class_table, show_mistakes, worst_mistakes
+from frugalvit.experiment.summary import Answers, per_class_table, show_mistakes, worst_mistakes
 from frugalvit.probing.metrics import average_precisions, best_thresholds, chance_precision
 from frugalvit.tasks.classification.health import chance_loss
 from frugalvit.tasks.classification.metrics import ClassificationScores, Scores, StoredScores
@@ -64,8 +64,13 @@ class Target(nn.Module, ABC):
         """Return empty scores for a dataset."""
 
     @abstractmethod
-    def details(self, scores: Any, network: Backbone, dataset: EvalSet, location: str, found: Calibrated) -> Details:
-        """Return details of the final scores; location: folder or table of the data."""
+    def details(
+        self, scores: Any, final: Answers | None, dataset: EvalSet, location: str, found: Calibrated
+    ) -> Details:
+        """Return details of the final scores.
+
+        final: the answers to the images, if they have one class.   location: folder or table of the data
+        """
 
     @abstractmethod
     def answers(self, logits: Tensor) -> Tensor:
@@ -133,9 +138,11 @@ class ClassTarget(Target):
     def make_scores(self, images: int, device: torch.device) -> ClassificationScores:
         return ClassificationScores(len(self.classes), device)
 
-    def details(self, scores: Any, network: Backbone, dataset: EvalSet, location: str, found: Calibrated) -> Details:
-        answers = collect_answers(network, dataset, "collecting mistakes")
-        summary = {"confusion": scores.confusion.tolist()}
+    def details(
+        self, scores: Any, final: Answers | None, dataset: EvalSet, location: str, found: Calibrated
+    ) -> Details:
+        assert final is not None
+        answers, summary = final, {"confusion": scores.confusion.tolist()}
         if found is not None:
             summary["calibration"] = describe_calibration(answers.logits, answers.labels, found)
         if isinstance(found, Calibration):
@@ -178,7 +185,9 @@ class StoredTarget(Target):
     def make_scores(self, images: int, device: torch.device) -> StoredScores:
         return StoredScores(images, self, device)
 
-    def details(self, scores: Any, network: Backbone, dataset: EvalSet, location: str, found: Calibrated) -> Details:
+    def details(
+        self, scores: Any, final: Answers | None, dataset: EvalSet, location: str, found: Calibrated
+    ) -> Details:
         answers, truth, index = scores.scored()
         entries = [(int(index[row]), true, answer, sure) for row, true, answer, sure in self.worst(answers, truth)]
         table = self.answer_table(answers, truth)
@@ -403,4 +412,4 @@ def check_options(config: TrainConfig, kind: str) -> None:
     for option, is_used in refused.items():
         if is_used and kind != "class":
             has = "several labels" if kind == "labels" else "a number"
-            raise UserError(f"{option} needs one class per image, but these images have {has}. Leave it out.")
+            raise UserError(f"{option} needs one class per image. These images have {has}. Remove {option}.")

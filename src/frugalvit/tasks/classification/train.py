@@ -40,6 +40,7 @@ from frugalvit.experiment.extra_objectives import make_objectives
 from frugalvit.experiment.load_model import find_init
 from frugalvit.experiment.resolve import PAIR, resolve_input, resolve_training
 from frugalvit.experiment.summary import (
+    Answers,
     augmentation_sheet,
     collect_answers,
     describe_weights,
@@ -306,15 +307,14 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         meta = {"classes": list(classes), "data": self.data.name, "recipe": self.config.recipe}
         meta |= {name: summary[name] for name in list(self.scores.summary())[:1]} | target.meta()
         merge_lora(task.result)
-        training = self._training_set()
+        training, answers = self._training_set(), None
         if target.kind == "class":
-            calibration, known = self._calibrate(training)
+            answers = collect_answers(task.result, self.final_set, "collecting mistakes")
+            calibration, known = self._calibrate(training, answers)
             console.info(str(calibration))
         else:
             calibration, known = None, self._score_training(training)
-        mistakes, table, details = target.details(
-            self.scores, task.result, self.final_set, self.data.location, calibration
-        )
+        mistakes, table, details = target.details(self.scores, answers, self.final_set, self.data.location, calibration)
         save_pictures(run, mistakes, augmentation_sheet(batches, task.backbone))
         run.table("per_class", table)
         details |= {"classes": list(classes)} | ({"training_images": known} if known else {})
@@ -348,8 +348,11 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         count = scores.facts("train")["scored_images"]
         return dict(list(scores.summary().items())[:1]) | {"count": count} if count else {}
 
-    def _calibrate(self, training: EvalSet | None) -> tuple[Calibration | str, dict[str, Any]]:
-        """Calibrate on val, or say why not; return the accuracy on training images too, and record their names."""
+    def _calibrate(self, training: EvalSet | None, final: Answers) -> tuple[Calibration | str, dict[str, Any]]:
+        """Calibrate on val, or say why not; return the accuracy on training images too, and record their names.
+
+        final: the answers to the images of the final score, which may be those of val
+        """
         gallery, known = None, {}
         if training is not None:
             with console.quiet():
@@ -365,7 +368,9 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             return why, known
         if self.learned_val:
             return "not calibrated: the classifier learned from val too", known
-        held_out = collect_answers(self.task.result, self.eval_set, "calibrating on val")
+        held_out = final
+        if self.final_set is not self.eval_set:
+            held_out = collect_answers(self.task.result, self.eval_set, "calibrating on val")
         return calibrate(held_out.logits, held_out.labels, "val", gallery, held_out.pooled), known
 
     def report_inputs(self) -> dict[str, Any]:
