@@ -94,7 +94,7 @@ def minimize(
 ) -> Minimum:
     """Minimize f, until |gradient| <= tolerance * λ|W|. It starts at ``weight``, ``bias`` or 0.
 
-    targets: (N, C), 0/1 or one-hot; -1 marks a label to ignore. At the minimum the gradients of loss and penalty
+    targets: (N, C), 0/1, one-hot or shares that sum to one; -1 marks a label to ignore. At the minimum the gradients of loss and penalty
     cancel; the criterion is the share that remains. f is λ-strongly convex in W, so f - min f <= tolerance² * λ/2 |W|².
     This says little about the bias if λ is strong and W small, so the bias has its own criterion (``is_balanced``).
     """
@@ -117,6 +117,7 @@ class _Search:
         self.known = (targets >= 0).to(axes.rows) if bool((targets < 0).any()) else None
         self.targets = targets.clamp_min(0).to(axes.rows)
         self.others = 1 - self.targets
+        self.has_shares = bool(((self.targets > 0) & (self.targets < 1)).any())
         self.steepest = self.spectrum.sum().clamp_min(torch.finfo(start.dtype).tiny)
         self.penalty, self.parameters = start.new_tensor(strength), start
         self.stalled = False  # no descent step is left at this precision
@@ -178,6 +179,8 @@ class _Search:
         For a well classified image 1 - p loses all digits below 1e-7, and the gradient of a weakly regularized
         classifier consists of them. The sum of the other classes' p keeps these digits.
         """
+        if self.has_shares:
+            return (logits.sigmoid() if self.several_labels else logits.softmax(dim=1)) - self.targets
         if self.several_labels:
             residual = torch.sigmoid(torch.where(self.targets > 0, -logits, logits))
             residual = torch.where(self.targets > 0, -residual, residual)

@@ -34,6 +34,7 @@ from frugalvit.probing.metrics import (
     score_facts,
 )
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
+from frugalvit.probing.propagation import UNKNOWN, propagate_labels
 from frugalvit.probing.saved_probe import LinearClassifier
 from frugalvit.probing.splits import ProbeData, ProbeSplit, concat, leave_fifths_out, make_probe_splits
 from frugalvit.probing.validation import as_features, as_labels, as_targets
@@ -54,8 +55,12 @@ def logistic(config: LogisticConfig) -> CommandResult:
         splits = make_probe_splits(
             inputs.features, inputs.classes, config.val_fraction, config.seed, labels=config.labels
         )
+        others = splits.unlabelled if config.unlabelled else None
+        if config.unlabelled and others is None:
+            raise UserError("--unlabelled rest: every training image has a label. Leave some out with --labels.")
         several = splits.train.targets.ndim == 2
-        data, result = fit_and_score(splits, "map" if several else "accuracy", inputs.device, config.max_iterations)
+        metric: Metric = "map" if several else "accuracy"
+        data, result = fit_and_score(splits, metric, inputs.device, config.max_iterations, others)
         total, interval, best = (data.pop(name) for name in ("score", "score_interval", "validation"))
         meta: dict[str, Any] = {}
         if several:
@@ -77,7 +82,7 @@ def logistic(config: LogisticConfig) -> CommandResult:
         def fit(part: ProbeSplit) -> Callable[[Tensor], Tensor]:
             # The loss is a sum: with λ / N as in the full fit, the scale of the logits stays.
             strength = result.strength * len(part) / len(learned)
-            problem = LogisticRegression(part.features, part.targets, splits.classes, inputs.device)
+            problem = LogisticRegression(*with_unlabelled(part.features, part.targets, others), splits.classes, inputs.device)
             found = problem.fit(strength, max_iterations=config.max_iterations)
             return lambda features: found.scores(features).clamp_min(-1e9)
 
@@ -146,7 +151,10 @@ class LogisticRegression:
     def __init__(
         self, features: Tensor, targets: Tensor, classes: int | None = None, device: torch.device | str | None = None
     ) -> None:
-        """features (N, D); targets (N,) classes, or for several labels (N, C) of 0, 1 and -1 = unknown."""
+        """features (N, D); targets (N,) classes, or for several labels (N, C) of 0, 1 and -1 = unknown.
+
+        Some of the classes may be UNKNOWN: the others spread to these images first, as shares of classes.
+        """
         self.several_labels = targets.ndim == 2
         device = features.device if device is None else torch.device(device)
         features = features.to(device, torch.float64 if features.dtype == torch.float64 else torch.float32)
@@ -156,11 +164,15 @@ class LogisticRegression:
             self.present = torch.arange(self.classes, device=device)
             self.targets = targets
         else:
-            self.present, compact = targets.unique(return_inverse=True)
             self.classes = classes or int(targets.max()) + 1
+            self.present = targets[targets != UNKNOWN].unique()
             if len(self.present) < 2:
                 raise UserError("Logistic regression needs training images of at least two classes; there is one.")
-            self.targets = compact[:, None] if len(self.present) == 2 else F.one_hot(compact, len(self.present))
+            if bool((targets == UNKNOWN).any()):
+                shares = propagate_labels(features, targets, self.classes)[:, self.present]
+            else:
+                shares = F.one_hot(targets, self.classes)[:, self.present]
+            self.targets = shares[:, 1:] if len(self.present) == 2 else shares
         self.axes: Axes = principal_axes(features)
 
     @torch.no_grad()
@@ -226,6 +238,13 @@ class LogisticRegression:
         return LogisticFit(weight, bias, strength, *shared, minimum.iterations, minimum.converged)
 
 
+def with_unlabelled(features: Tensor, labels: Tensor, others: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Append the features of unlabelled images, with the label UNKNOWN."""
+    if others is None:
+        return features, labels
+    return torch.cat([features, others.to(features)]), torch.cat([labels, labels.new_full((len(others),), UNKNOWN)])
+
+
 def search_strength(evaluate: Callable[[list[float]], list[float]]) -> tuple[float, dict[float, float]]:
     """Return the best λ by CLIP's binary search, on 8 steps a decade, and the score of every λ tried.
 
@@ -277,8 +296,11 @@ def logistic_probe(
     device: torch.device | str | None = None,
     max_iterations: int = MAX_ITERATIONS,
     tolerance: float = TOLERANCE,
+    unlabelled: Tensor | None = None,
 ) -> LogisticResult:
     """Choose λ on the validation images, fit on training + validation images, and score the test images.
+
+    unlabelled: features to which the labels spread first (``propagate_labels``)
 
     train_targets, val_targets: integers from 0; with the metrics "map" and "map11" several labels per image, (N, C)
         of 1 = present, 0 = absent and -1 = unknown.
@@ -292,10 +314,13 @@ def logistic_probe(
         train_targets, val_targets = as_labels(train_targets, train, classes), as_labels(val_targets, val, classes)
         classes = classes or 1 + max(int(train_targets.max()), int(val_targets.max()))
     device = train.device if device is None else torch.device(device)
-    problem, val = LogisticRegression(train, train_targets, classes, device), val.to(device)
+    problem = LogisticRegression(*with_unlabelled(train, train_targets, unlabelled), classes, device)
+    val = val.to(device)
     strength, tried, fits = problem.search(val, val_targets.to(device), metric, max_iterations, tolerance)
     targets = torch.cat([train_targets, val_targets.to(train_targets.device)])
-    both = LogisticRegression(torch.cat([train.to(device), val]), targets, classes, device)
+    both = LogisticRegression(
+        *with_unlabelled(torch.cat([train.to(device), val]), targets, unlabelled), classes, device
+    )
     # From zero, not from the fit without the validation images: with a weak λ its mistakes are corrected slowly.
     final = both.fit(strength, (), max_iterations, tolerance)
     facts = (strength, tried[strength], tried, final.iterations, final.converged)
@@ -303,34 +328,41 @@ def logistic_probe(
 
 
 def fit_on_features(
-    backbone: Backbone, datasets: Sequence[Any], classes: int, fabric: Fabric
+    backbone: Backbone, datasets: Sequence[Any], classes: int, fabric: Fabric, unlabelled: Any = None
 ) -> tuple[Tensor, Tensor, float]:
     """Fit logistic regression on the pooled features of datasets (``EvalSet``): weight, bias and λ.
 
     A fifth of the images chooses λ; then all of them are fitted.
+
+    unlabelled: images to which the labels spread first
     """
     backbone.to(fabric.device).eval()
-    parts: list[tuple[Tensor, Tensor]] = []
-    with torch.no_grad(), fabric.autocast():
-        for dataset in datasets:
-            batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
-            for images, labels, _ in console.progress(batches, dataset.batches, "frozen features"):
-                assert labels is not None
-                parts.append((backbone(images).pooled.float().cpu(), labels.cpu()))
-    features, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+
+    def embed(dataset: Any, label: str = "frozen features") -> tuple[Tensor, Tensor]:
+        parts = []
+        batches = eval_batches(dataset.store, dataset.transform, dataset.batch)
+        with torch.no_grad(), fabric.autocast():
+            for images, labels, _ in console.progress(batches, dataset.batches, label):
+                known = torch.full((len(images),), UNKNOWN) if labels is None else labels.cpu()
+                parts.append((backbone(images).pooled.float().cpu(), known))
+        features, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+        return features, labels
+
+    features, labels = (torch.cat(column) for column in zip(*map(embed, datasets), strict=True))
+    others = None if unlabelled is None else embed(unlabelled, "features of unlabelled images")[0]
     metric: Metric
     groups, metric = (labels.numpy(), "accuracy") if labels.ndim == 1 else (None, "map")
     held = torch.from_numpy(hold_out([str(row) for row in range(len(labels))], groups, 0.2, 0))
     strength = 1.0
     if held.any() and len(labels[~held].unique()) > 1:
-        problem = LogisticRegression(features[~held], labels[~held], classes)
+        problem = LogisticRegression(*with_unlabelled(features[~held], labels[~held], others), classes)
         strength, *_ = problem.search(features[held], labels[held], metric)
-    weight, bias = LogisticRegression(features, labels, classes).fit(strength).to_linear()
+    weight, bias = LogisticRegression(*with_unlabelled(features, labels, others), classes).fit(strength).to_linear()
     return weight, bias.clamp_min(float(bias[bias > -1e8].min()) - 10), strength
 
 
 def fit_and_score(
-    data: ProbeData, metric: Metric, device: torch.device, max_iterations: int
+    data: ProbeData, metric: Metric, device: torch.device, max_iterations: int, unlabelled: Tensor | None = None
 ) -> tuple[dict[str, Any], LogisticResult]:
     """Search λ on validation images, fit on train + val, score the test images; 11-point mAP for several labels.
 
@@ -348,6 +380,7 @@ def fit_and_score(
         classes=data.classes,
         device=device,
         max_iterations=max_iterations,
+        unlabelled=unlabelled,
     )
     if not result.converged:
         console.warning(f"L-BFGS reached its limit of {max_iterations} iterations; raise --max-iterations")

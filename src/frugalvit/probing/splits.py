@@ -49,6 +49,7 @@ class ProbeData:
     notes: list[str] = field(default_factory=list)
     held_out: ProbeSplit | None = None  # the images of val with their views, if val comes from train
     unseen: list[str] = field(default_factory=list)  # the keys of the images of test, if test comes from train
+    unlabelled: Tensor | None = None  # features (N, D) of the training images whose label --labels hides
 
 
 def open_model(name: str, config: ExtractConfig) -> Model:
@@ -145,8 +146,12 @@ def make_probe_splits(
         test_part, unseen = train.subset(held), [full.keys[row] for row in np.flatnonzero(held)]
     else:
         test_part = to_probe_split(test)
+    unlabelled = None
     if labels != 1:
-        total, remaining = int(remaining.sum()), draw_labels(train, remaining, labels, seed)
+        total, chosen = int(remaining.sum()), draw_labels(train, remaining, labels, seed)
+        if (remaining & ~chosen).any():
+            unlabelled = train.subset(remaining & ~chosen).features
+        remaining = chosen
         notes.append(f"{remaining.sum():,} of {total:,} labels are used")
     learned, held_out = train if views is None else ProbeSplit(views, train.targets), None
     if val is None:
@@ -167,7 +172,7 @@ def make_probe_splits(
         val_part = to_probe_split(val)
     if not remaining.any() or not len(test_part):
         raise UserError(f"{len(full)} training images are too few to hold any out: add images or a test split.")
-    return ProbeData(learned.subset(remaining), val_part, test_part, classes, notes, held_out, unseen)
+    return ProbeData(learned.subset(remaining), val_part, test_part, classes, notes, held_out, unseen, unlabelled)
 
 
 def _join(parts: Sequence[FeatureSet]) -> FeatureSet:

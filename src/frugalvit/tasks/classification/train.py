@@ -202,20 +202,26 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             if self.config.classifier == "logistic":
                 if self.images.streaming is not None:
                     raise UserError("--classifier logistic needs access to single images: use --stream false.")
-                strength = self._fit_classifier(self.backbone)
-                console.info(f"the classifier starts from logistic regression on frozen features (λ = {strength:g})")
+                self._fit_classifier(self.backbone)
             else:
                 self.target.start_classifier(self.backbone, loaded=self._init_fits())
         return make_task(self.config, self.backbone, self.plan, len(self.unlabelled or ()), self.target)
 
-    def _fit_classifier(self, network: Backbone, *others: EvalSet) -> float:
-        """Set the classifier to the logistic regression on the training images and the others; return its λ."""
-        datasets = [builders.eval_set(self.images, self.backbone, self.config, self.fabric), *others]
+    def _fit_classifier(self, network: Backbone, *others: EvalSet) -> None:
+        """Set the classifier to the logistic regression on the training images and the others."""
+        make = partial(builders.eval_set, backbone=self.backbone, config=self.config, fabric=self.fabric)
+        datasets, rest, unlabelled, count = [make(self.images), *others], self.unlabelled, None, ""
+        # Of more images the neighbour graph takes minutes, in which other ranks wait.
+        if rest is not None and rest.streaming is None and len(rest) <= MOST_FITTED and self.target.kind == "class":
+            unlabelled, count = make(rest), f" and {len(rest):,} unlabelled"
         weight, bias, strength = run_on_rank_zero(
-            self.fabric, lambda: fit_on_features(network, datasets, len(self.classes), self.fabric)
+            self.fabric, lambda: fit_on_features(network, datasets, len(self.classes), self.fabric, unlabelled)
         )
         network.set_classifier(weight, self.target.adjust_fitted(bias))
-        return strength
+        console.info(
+            f"the classifier is a logistic regression on the frozen features of {len(datasets[0].store):,} labelled{count} "
+            f"images (λ = {strength:g})"
+        )
 
     def build_batches(self) -> None:
         config, backbone, task = self.config, self.backbone, self.task
