@@ -4,7 +4,8 @@
 
 Images are chosen from train and val without a fifth that each seed holds out. The score is the accuracy on this fifth
 of a logistic classifier on frozen unit features, trained on the chosen images; the test split is not read. "then" rows
-choose the first half by ``embed --select`` and the second by a classifier trained on the first. Prints one JSON object.
+choose the first half by ``embed --select`` and the second by a classifier trained on the first. "spread" rows let the
+labels spread to the images that were not chosen (``probe logistic --unlabelled``). Prints one JSON object.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from frugalvit.embedding.select import representatives
 from frugalvit.experiment.load_model import load_model
 from frugalvit.probing.extractor import FeatureExtractor
 from frugalvit.probing.logistic import LogisticFit, LogisticRegression
+from frugalvit.probing.propagation import UNKNOWN
 from frugalvit.utils.tables import as_markdown
 
 STRENGTH = 0.01  # of the penalty; few labels leave none to choose it on
@@ -119,9 +121,12 @@ def compare(unit: Tensor, labels: Tensor, keys: list[str], classes: int, each: i
     rows = rows[torch.randperm(len(rows), generator=generator)]  # the first of equal rows must not mean the first class
     pool, pool_labels = unit[rows], labels[rows]
 
-    def score(rows: list[int]) -> float:
+    def score(rows: list[int], *, spread: bool = False) -> float:
         assert len(set(rows)) == count
-        right = fit(pool, pool_labels, rows, classes).scores(unit[held_out]).argmax(1) == labels[held_out]
+        known, every = torch.full_like(pool_labels, UNKNOWN), list(range(len(pool)))
+        known[rows] = pool_labels[rows]
+        classifier = fit(pool, known, every if spread else rows, classes)
+        right = classifier.scores(unit[held_out]).argmax(1) == labels[held_out]
         return 100 * float(right.double().mean())
 
     draws = [torch.randperm(len(pool), generator=generator)[:count].tolist() for _ in range(DRAWS)]
@@ -133,7 +138,9 @@ def compare(unit: Tensor, labels: Tensor, keys: list[str], classes: int, each: i
         "then margin": lambda: choose_uncertain(pool, pool_labels, count, classes, covering=False),
         "then margin and --select": lambda: choose_uncertain(pool, pool_labels, count, classes, covering=True),
     }
-    return {"random": statistics.fmean(map(score, draws))} | {name: score(choose()) for name, choose in ways.items()}
+    scores = {"random": statistics.fmean(map(score, draws))} | {name: score(choose()) for name, choose in ways.items()}
+    scores["random, spread"] = statistics.fmean(score(rows, spread=True) for rows in draws)
+    return scores | {"embed --select, spread": score(ways["embed --select"](), spread=True)}
 
 
 def main() -> None:

@@ -18,13 +18,13 @@ from frugalvit.engine.step import TrainStep
 from helpers.toy_task import ToyTask, toy_plan
 
 
-def write_images(folder: Path, classes: int, each: int) -> Path:
+def write_images(folder: Path, classes: int, each: int, side: int = 16) -> Path:
     random = np.random.default_rng(0)
     for label in range(classes):
         path = folder / f"class_{label}" if classes > 1 else folder
         path.mkdir(parents=True, exist_ok=True)
         for number in range(each):
-            Image.fromarray(random.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(path / f"{number}.png")
+            Image.fromarray(random.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(path / f"{number}.png")
     return folder
 
 
@@ -64,22 +64,25 @@ def test_rows_without_a_label_count(unlabelled: int, proposed: bool, tmp_path: P
     data = advise(AdviseConfig(data=str(tmp_path / "t.csv"), trial=0, device="cpu")).data
     assert data["splits"]["train without a label"] == unlabelled and data["images"] == 10 + unlabelled
     commands = [proposal["command"] for proposal in data["proposals"]]
-    assert any(command.endswith("--unlabelled rest") for command in commands) == proposed
+    assert any(command.endswith("--unlabelled rest --init RUN") for command in commands) == proposed
+    assert any("probe logistic" in command and "--unlabelled rest" in command for command in commands)
     assert any("--select 16" in command for command in commands) == (unlabelled > 16)
     for command in commands:
         check_command(command)
     assert not any("left out" in note for note in data["notes"])
 
 
-def test_labelled_images(tmp_path: Path) -> None:
-    folder = write_images(tmp_path / "my photos", 3, 12)
+@pytest.mark.parametrize("side", [16, 40])
+def test_labelled_images(tmp_path: Path, side: int) -> None:
+    folder = write_images(tmp_path / "my photos", 3, 12, side)
     data = advise(AdviseConfig(data=str(folder), trial=1, device="cpu")).data
-    assert (data["images"], data["classes"], data["device"], data["side"]) == (36, 3, "cpu", 16)
+    assert (data["images"], data["classes"], data["device"], data["side"]) == (36, 3, "cpu", side)
     proposals = data["proposals"]
     for proposal in proposals:
         check_command(proposal["command"])
         assert proposal["seconds"] > 0 and proposal["why"]
     assert [p["command"].split()[1] for p in proposals] == ["train", "pretrain", "train", "probe", "train"]
+    assert proposals[1]["command"].endswith("--method instances") == (side > 32)
     assert proposals[0]["seconds"] >= proposals[0]["steps"] * proposals[0]["seconds_per_step"]
     floor = data["floor"]
     assert floor["train_images"] == data["splits"]["train"] and 0 < floor["majority"] <= floor["best"] <= 100

@@ -1,6 +1,7 @@
 """The probe commands, from options to results: splits, keys, recorded scores, errors before the work."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,36 @@ def test_logistic(squares: Path) -> None:
     assert result.data.keys() >= KEYS | {"lambda", "val_top1", "iterations"}
     assert result.data["top1"] > 90 and len(result.data["tried"]) <= 15
     assert (result.data["train_images"], result.data["test_images"]) == (36, 12)
+
+
+@pytest.mark.parametrize(
+    ("unlabelled", "labels", "count"), [("rest", 1, 7), ("rest", 3, 7 + 27), ("loose", 1, 7)], ids=str
+)
+def test_logistic_learns_from_unlabelled_images(
+    squares: Path, tmp_path: Path, unlabelled: str, labels: float, count: int
+) -> None:
+    """They are a folder, the images of DATA without a label, and those whose label --labels hides."""
+    data, loose = tmp_path / "squares", tmp_path / "squares" / "train" / "unlabelled"
+    shutil.copytree(squares, data)
+    loose.mkdir()
+    for number in range(7):
+        shutil.copy(sorted(squares.glob("test/*/*.png"))[number], loose / f"{number}.png")
+    options: dict[str, Any] = {"data": str(data), "labels": labels, **TINY}
+    plain = logistic(LogisticConfig(**options))
+    images = str(loose) if unlabelled == "loose" else unlabelled
+    spread = logistic(LogisticConfig(**options, unlabelled=images, save=str(tmp_path / "run")))
+    assert spread.data["unlabelled_images"] == count and "unlabelled_images" not in plain.data
+    assert spread.data["train_images"] == plain.data["train_images"] and spread.data["top1"] > 80
+    assert spread.data["lambda"] != plain.data["lambda"] or spread.data["iterations"] != plain.data["iterations"]
+    assert f"the labels spread to {count} unlabelled images" in spread.notes
+
+
+def test_logistic_refuses_unlabelled_images_that_do_not_exist_or_fit(squares: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="every training image of"):
+        logistic(LogisticConfig(data=str(squares), unlabelled="rest", **TINY))
+    suite_layouts.voc2007(tmp_path)
+    with pytest.raises(UserError, match="without --unlabelled"):
+        logistic(LogisticConfig(data="voc2007", root=str(tmp_path), unlabelled=str(squares), **TINY))
 
 
 def test_several_labels_per_image_are_for_logistic(tmp_path: Path) -> None:

@@ -136,8 +136,8 @@ class LinearConfig(ProbeConfig):
 class LogisticConfig(ProbeConfig):
     """Logistic regression by L-BFGS, λ searched on validation images."""
 
-    unlabelled: Literal["rest"] | None = option(
-        None, "rest: learn also from the training images whose label --labels hides", needs="labels"
+    unlabelled: str | None = option(
+        None, "spread the labels to unlabelled images first: a folder or table, or rest, DATA's images without a label"
     )
     max_iterations: int = option(MAX_ITERATIONS, "iterations of L-BFGS for every λ", ge=1)
     val_fraction: float = option(0.2, VAL_FRACTION, gt=0, lt=1)

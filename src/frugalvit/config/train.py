@@ -353,7 +353,9 @@ class TrainConfig(LabelledRunConfig):
     freeze: Whole | Auto = option(0, "freeze the embedding and the first N blocks; auto: half of them on a CPU, else 0")
     lora: Whole = option(0, "train only a change of this rank of each matrix (LoRA), and the classifier; 0: everything")
     classifier: Literal["auto", "random", "logistic"] = option(
-        "auto", "first classifier; logistic: fitted on the frozen features; auto: logistic for published weights"
+        "auto",
+        "first classifier; logistic: fitted on frozen features; auto: logistic for published weights, and "
+        "for other weights with --unlabelled",
     )
     drop_path: Rate | Literal["auto", "paper"] = option(
         "auto", "stochastic depth; auto: the model's own; paper: its authors' (0.2 for Swin, 0.1 for T2T)"

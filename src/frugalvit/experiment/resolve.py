@@ -131,7 +131,7 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     if fitted:
         choice = "logistic", "fitted on the features of the frozen network; a random one would spoil them"
         fitted = auto.choose("classifier", config.classifier, *choice) == "logistic"
-    is_short = fitted and facts.device == "cpu"
+    is_short = fitted and facts.device == "cpu" and config.recipe == "finetune"
     epochs = defaults.finetuning_epochs(facts) if is_short else defaults.supervised_epochs(facts, batch)
     length = _resolve_length(config, auto, *epochs)
     auto.choose("target", config.target, facts.target, "what the labels of the data are")

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from frugalvit.backbones import Backbone
 from frugalvit.config.probe import MAX_ITERATIONS, LogisticConfig
+from frugalvit.config.semi_supervised import REST
+from frugalvit.data import open_data
 from frugalvit.data.loader import eval_batches
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
@@ -40,6 +42,7 @@ from frugalvit.probing.splits import ProbeData, ProbeSplit, concat, leave_fifths
 from frugalvit.probing.validation import as_features, as_labels, as_targets
 from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult
+from frugalvit.utils.text import pluralize
 
 # |gradient| <= 1 % of λ|W|: by strong convexity f is above its minimum by at most 1e-4 of the penalty λ/2 |W|².
 TOLERANCE = 1e-2
@@ -55,9 +58,7 @@ def logistic(config: LogisticConfig) -> CommandResult:
         splits = make_probe_splits(
             inputs.features, inputs.classes, config.val_fraction, config.seed, labels=config.labels
         )
-        others = splits.unlabelled if config.unlabelled else None
-        if config.unlabelled and others is None:
-            raise UserError("--unlabelled rest: every training image has a label. Leave some out with --labels.")
+        others = _embed_unlabelled(config.unlabelled, inputs, splits)
         several = splits.train.targets.ndim == 2
         metric: Metric = "map" if several else "accuracy"
         data, result = fit_and_score(splits, metric, inputs.device, config.max_iterations, others)
@@ -76,13 +77,17 @@ def logistic(config: LogisticConfig) -> CommandResult:
             meta = {"target": "labels", "thresholds": [round(value, 6) for value in thresholds.tolist()]}
         else:
             data["val_top1"] = best
+        if others is not None:
+            data["unlabelled_images"] = len(others)
+            splits.notes.append(f"the labels spread to {pluralize(len(others), 'unlabelled image')}")
         data["tried"] = {f"{strength:.6g}": value for strength, value in result.tried.items()}
         learned = concat(splits.train, splits.val)
 
         def fit(part: ProbeSplit) -> Callable[[Tensor], Tensor]:
             # The loss is a sum: with λ / N as in the full fit, the scale of the logits stays.
             strength = result.strength * len(part) / len(learned)
-            problem = LogisticRegression(*with_unlabelled(part.features, part.targets, others), splits.classes, inputs.device)
+            features, targets = with_unlabelled(part.features, part.targets, others)
+            problem = LogisticRegression(features, targets, splits.classes, inputs.device)
             found = problem.fit(strength, max_iterations=config.max_iterations)
             return lambda features: found.scores(features).clamp_min(-1e9)
 
@@ -90,7 +95,26 @@ def logistic(config: LogisticConfig) -> CommandResult:
         classifier, settings = LinearClassifier(*result.classifier, held_out), ("lambda", "iterations")
         return ProbeScores(data, settings, splits.notes, classifier=classifier, unseen=splits.unseen, meta=meta)
 
-    return run_probe("logistic", config, score_features, multi_label=True)
+    without = config.unlabelled is None
+    return run_probe("logistic", config, score_features, multi_label=without, loose=config.unlabelled == REST)
+
+
+def _embed_unlabelled(images: str | None, inputs: ProbeInputs, splits: ProbeData) -> Tensor | None:
+    """Return the features (N, D) of the images of --unlabelled."""
+    if images is None:
+        return None
+    if images != REST:
+        opened = open_data(images, split="given", labels="ignore").splits
+        return torch.cat([inputs.extractor(part, f"unlabelled {name}").features for name, part in opened.items()])
+    parts = [] if splits.unlabelled is None else [splits.unlabelled]
+    if "train" in inputs.source.loose:
+        parts.append(inputs.extractor(inputs.source.loose["train"], "unlabelled images").features)
+    if not parts:
+        raise UserError(
+            f"--unlabelled rest: every training image of {inputs.source.location} has a label. Use --labels, or name a "
+            "folder: --unlabelled IMAGES."
+        )
+    return torch.cat(parts)
 
 
 @dataclass
@@ -350,14 +374,16 @@ def fit_on_features(
 
     features, labels = (torch.cat(column) for column in zip(*map(embed, datasets), strict=True))
     others = None if unlabelled is None else embed(unlabelled, "features of unlabelled images")[0]
+    device = "cpu" if fabric.device.type == "mps" else fabric.device  # MPS has no double precision for the axes
     metric: Metric
     groups, metric = (labels.numpy(), "accuracy") if labels.ndim == 1 else (None, "map")
     held = torch.from_numpy(hold_out([str(row) for row in range(len(labels))], groups, 0.2, 0))
     strength = 1.0
     if held.any() and len(labels[~held].unique()) > 1:
-        problem = LogisticRegression(*with_unlabelled(features[~held], labels[~held], others), classes)
-        strength, *_ = problem.search(features[held], labels[held], metric)
-    weight, bias = LogisticRegression(*with_unlabelled(features, labels, others), classes).fit(strength).to_linear()
+        problem = LogisticRegression(*with_unlabelled(features[~held], labels[~held], others), classes, device)
+        strength, *_ = problem.search(features[held].to(device), labels[held].to(device), metric)
+    fitted = LogisticRegression(*with_unlabelled(features, labels, others), classes, device).fit(strength)
+    weight, bias = (part.cpu() for part in fitted.to_linear())
     return weight, bias.clamp_min(float(bias[bias > -1e8].min()) - 10), strength
 
 

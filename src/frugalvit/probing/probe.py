@@ -68,18 +68,22 @@ def run_probe(
     score: Callable[[ProbeInputs], ProbeScores],
     *,
     multi_label: bool = False,
+    loose: bool = False,
 ) -> CommandResult:
     """Run a probe on one model and one dataset, and record its result in the run's folder.
 
     multi_label: the probe accepts data with several labels per image
+    loose: keep the images of the dataset that have no label
     """
     began = time.monotonic()
     if config.save is not None:
         layout.check_free_for_run(Path(config.save))
     _read_results(config)  # an unreadable probes.json is an error before the work, not after it
-    source = open_labelled(config.data, config.root, config.target)
+    source = open_labelled(config.data, config.root, config.target, loose=loose)
     if not multi_label and any(examples.labels is None for examples in source.splits.values()):
-        raise UserError(f"{source.name} has several labels per image: use 'frugalvit probe logistic'.")
+        raise UserError(
+            f"{source.name} has several labels per image: use 'frugalvit probe logistic' without --unlabelled."
+        )
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)
     features = embed_splits(extractor, source)

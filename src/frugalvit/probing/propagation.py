@@ -18,6 +18,7 @@ _ROWS = 1024  # images compared with all others at a time
 
 
 @torch.no_grad()
+@torch.sparse.check_sparse_tensor_invariants(False)  # without a word: the graph is valid by construction
 def propagate_labels(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Spread the labels (N,), UNKNOWN where nobody knows, over the features (N, D).
 
@@ -56,4 +57,4 @@ def _neighbour_graph(features: Tensor) -> Tensor:
     weight = weight.repeat(2)
     degree = weight.new_zeros(count).index_add_(0, ends[0], weight).clamp_min(torch.finfo(weight.dtype).tiny)
     weight = weight * (degree[ends[0]] * degree[ends[1]]).rsqrt()
-    return torch.sparse_coo_tensor(ends, weight, (count, count), check_invariants=False).coalesce()
+    return torch.sparse_coo_tensor(ends, weight, (count, count)).coalesce()

@@ -78,9 +78,9 @@ def probe_device(model: Model) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
-def open_labelled(data: str, root: str | None, target: str = "auto") -> DatasetSplits:
-    """Open a dataset with its own splits; an error if labels are missing."""
-    source = open_data(data, split="given", root=root, target=target)
+def open_labelled(data: str, root: str | None, target: str = "auto", *, loose: bool = False) -> DatasetSplits:
+    """Open a dataset with its own splits; an error if labels are missing. loose: keep the images without a label."""
+    source = open_data(data, split="given", root=root, target=target, loose=loose)
     for name, examples in source.splits.items():
         if examples.labels is None and examples.targets is None:
             split = "" if len(source.splits) == 1 else f" in {name}"

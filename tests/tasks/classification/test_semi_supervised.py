@@ -224,6 +224,18 @@ def test_unlabelled_images_change_the_weights(images: Path, tmp_path: Path) -> N
         torch.testing.assert_close(states[0], states[2], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("init", [True, False])
+def test_the_first_classifier_after_pretraining_spreads_the_labels(
+    images: Path, tmp_path: Path, init: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = SEMI | {"data": images, "steps": 4, "semi": {"ratio": 2}}
+    if init:
+        run_tiny("pretrain", data=images, out=tmp_path / "features", steps=2)
+        options["init"] = str(tmp_path / "features")
+    run_tiny("train", out=tmp_path / "run", **options)
+    assert ("frozen features of 18 unlabelled and 8 labelled images" in capsys.readouterr().err) == init
+
+
 # -- resume, ranks, streams
 
 

@@ -41,12 +41,10 @@ from frugalvit.experiment import builders
 from frugalvit.features import Features
 from frugalvit.objectives import RegionMatching, RelativeLocalization, pseudo_labels
 from frugalvit.objectives.drloc import Pairs, loss_at_pairs
+from frugalvit.probing.propagation import UNKNOWN
 from frugalvit.tasks.classification.task import ClassificationTask
 from frugalvit.utils.tables import Table
 from frugalvit.utils.text import pluralize
-
-UNKNOWN = -1  # the class of an image whose label nobody knows
-
 
 # -- data
 

@@ -150,9 +150,13 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         )
 
     def _can_fit_classifier(self) -> bool:
-        """Whether published weights need a classifier for these classes, and few enough images are there to fit it."""
+        """Whether learned features need a classifier for these classes, and few enough images are there to fit it."""
         options = self.options
-        if options.recipe != "finetune" or len(self.images) > MOST_FITTED or self.images.streaming is not None:
+        # Unlabelled images spread the labels; without them, a run from the user's own pre-training does not need it.
+        learned = options.recipe == "finetune" or (
+            self.unlabelled is not None and any(options.weight_sources().values())
+        )
+        if not learned or len(self.images) > MOST_FITTED or self.images.streaming is not None:
             return False
         return self.data.target != "number" and not self._init_fits()
 
@@ -213,14 +217,14 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         datasets, rest, unlabelled, count = [make(self.images), *others], self.unlabelled, None, ""
         # Of more images the neighbour graph takes minutes, in which other ranks wait.
         if rest is not None and rest.streaming is None and len(rest) <= MOST_FITTED and self.target.kind == "class":
-            unlabelled, count = make(rest), f" and {len(rest):,} unlabelled"
+            unlabelled, count = make(rest), f"{len(rest):,} unlabelled and "
         weight, bias, strength = run_on_rank_zero(
             self.fabric, lambda: fit_on_features(network, datasets, len(self.classes), self.fabric, unlabelled)
         )
         network.set_classifier(weight, self.target.adjust_fitted(bias))
         console.info(
-            f"the classifier is a logistic regression on the frozen features of {len(datasets[0].store):,} labelled{count} "
-            f"images (λ = {strength:g})"
+            "the classifier is a logistic regression on the frozen features of "
+            f"{count}{len(datasets[0].store):,} labelled images (λ = {strength:g})"
         )
 
     def build_batches(self) -> None:

@@ -160,7 +160,7 @@ class PretrainExperiment(LabelFreeExperiment[PretrainConfig, ResolvedPretrainCon
 
     def log_values(self) -> None:
         super().log_values()
-        fits = len(self.images) <= INSTANCES_UP_TO and min(self.backbone.img_size) > SMALL_INPUT
+        fits = suits_instances(len(self.images), min(self.backbone.img_size))
         if fits and not self.config.is_set("method") and self.source_run is None:
             console.info("few images: --method instances usually learns better features (docs/guides/no_labels.md)")
         if self.source_run is not None and (changes := self.source_run.describe_changes(self.config)):
@@ -171,8 +171,7 @@ class PretrainExperiment(LabelFreeExperiment[PretrainConfig, ResolvedPretrainCon
         if config.method == "instances":
             if config.continue_from:
                 raise UserError("--continue needs --method esvit. To start from the weights of a run, use --init.")
-            ema, decay = ema_rate(plan.steps)[0], config.optimizer.weight_decay
-            return InstanceTask(self.backbone, len(self.images), ema, decay)
+            return make_instance_task(config, self.backbone, plan, len(self.images))
         _check_regions(config, plan)
         task = make_task(config, self.backbone, plan)
         if config.init and builders.needs_initial_weights(config):
@@ -275,6 +274,16 @@ def _check_crops(backbone: Backbone, augment: MultiCrop, config: PretrainConfig)
             f"{backbone.name} ends in a {height}×{width} grid at {augment.out_size[0]}×{augment.out_size[1]} px: "
             "there are no regions to match. Use a larger --img-size, or --matching.region-weight 0."
         )
+
+
+def make_instance_task(config: ResolvedPretrainConfig, student: Backbone, plan: TrainPlan, images: int) -> InstanceTask:
+    """Build student, classifier and EMA for this many images."""
+    return InstanceTask(student, images, ema_rate(plan.steps)[0], config.optimizer.weight_decay)
+
+
+def suits_instances(images: int, side: int) -> bool:
+    """Whether ``--method instances`` usually learns better features than EsViT."""
+    return images <= INSTANCES_UP_TO and side > SMALL_INPUT
 
 
 def make_network(config: LabelFreeConfig, **keywords: Any) -> Backbone:
