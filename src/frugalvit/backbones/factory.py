@@ -12,6 +12,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import nn
 
 from frugalvit.backbones.base import BACKBONE_ONLY_KWARGS, Backbone, default_crop
+from frugalvit.backbones.conv_stem import set_conv_stem
 from frugalvit.backbones.knn_head import KnnHead
 from frugalvit.backbones.registry import architecture_keywords, get_architecture, get_family
 from frugalvit.backbones.small_images import adapt, format_keywords, note_small_grid, set_stem_stride
@@ -58,7 +59,7 @@ def create_backbone(
                 False makes patches or strides of a new network smaller if its final grid would be too small.
     knn_head    a k-NN classifier instead of a linear one: ``{"images": 100, "k": 20, "temperature": 0.07}``
     keywords    go to the network: ``embed_dim=24``, ``patch_size=2``, ``padding="zeros"`` … ``stem_stride=1`` sets the
-                stride of the stem of a convolutional network
+                stride of the stem of a convolutional network, ``stem="conv"`` makes convolutions of its patches
     """
     size = to_size(img_size)
     num_classes, in_chans = to_count("num_classes", num_classes, 0), to_count("in_chans", in_chans)
@@ -159,7 +160,12 @@ def build_timm(
     A model folder may come from a stranger: only keywords that shape the network reach timm, none that loads.
     """
     keywords = dict(keywords)
-    stem_stride = keywords.pop("stem_stride", None)
+    stem_stride, stem = keywords.pop("stem_stride", None), keywords.pop("stem", "patch")
+    if stem not in ("patch", "conv") or (stem == "conv" and pretrained):
+        wrong = (
+            "needs random weights: published ones have patches" if stem == "conv" else "is unknown: use patch or conv"
+        )
+        raise UserError(f"stem={stem} {wrong}")
     allowed = _COMMON | architecture_keywords(architecture)
     if "architecture" in keywords and "architecture" in allowed:  # the network inside frugalvit_small_stem
         allowed |= architecture_keywords(get_architecture(keywords["architecture"]))
@@ -188,6 +194,8 @@ def build_timm(
             raise UserError(f"{name} cannot be built with {options}: {short_message(error)}") from error
     if stem_stride is not None:
         set_stem_stride(model, to_count("stem_stride", stem_stride))
+    if stem == "conv":
+        set_conv_stem(model)
     return model
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from frugalvit.backbones.architectures import cvt, cvt_windowed, hybrid, swin, t2t, vil  # noqa: F401  registers them
 from frugalvit.backbones.base import GridModel
+from frugalvit.backbones.conv_stem import set_conv_stem
 from frugalvit.backbones.small_images import final_grid, set_stem_stride
 from frugalvit.backbones.timm_features import Size, build_on_meta, reduction
 from frugalvit.errors import UserError, did_you_mean
@@ -129,9 +130,16 @@ def get_family(model: nn.Module) -> str:
 
 @register_model
 def frugalvit_small_stem(
-    pretrained: bool = False, architecture: str = "resnet50", stem_stride: int = 1, **keywords: Any
+    pretrained: bool = False,
+    architecture: str = "resnet50",
+    stem_stride: int | None = None,
+    stem: str = "patch",
+    **keywords: Any,
 ) -> nn.Module:
-    """A timm network with a smaller stem stride. Exported folders use this name, so that timm can build it."""
+    """A timm network with another stem. Exported folders use this name, so that timm can build it."""
     model = timm.create_model(get_architecture(architecture), pretrained=pretrained, **keywords)
-    set_stem_stride(model, stem_stride)
+    if stem_stride is not None:
+        set_stem_stride(model, stem_stride)
+    if stem == "conv":
+        set_conv_stem(model)
     return model

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from frugalvit.backbones.base import GridModel
+from frugalvit.backbones.conv_stem import ConvStem
 from frugalvit.backbones.timm_features import Size, cells_in_image, padded_sizes, to_grid
 from frugalvit.errors import UserError
 
@@ -120,7 +121,7 @@ def set_stem_stride(model: nn.Module, stride: int) -> None:
     4 = 2 (convolution) x 2 (pooling).
     """
     convolution, pooled = _stem(model)
-    if convolution is None:
+    if not isinstance(convolution, nn.Conv2d):
         raise UserError(f"stem_stride: {type(model).__name__} does not start with a strided convolution")
     published = convolution.stride[0] * (2 if pooled else 1)
     if stride < 1 or published % stride:
@@ -221,7 +222,7 @@ def _patch_size(model: nn.Module) -> int | None:
     return first.stride[0] if first is not None and first.kernel_size == first.stride else None
 
 
-def _stem(model: nn.Module) -> tuple[nn.Conv2d | None, bool]:
+def _stem(model: nn.Module) -> tuple[nn.Conv2d | ConvStem | None, bool]:
     """Return the first convolution if it is strided, and whether a pooling of stride 2 follows."""
     first = _first_convolution(model)
     if first is None or first.stride[0] < 2 or first.stride[0] != first.stride[1]:
@@ -229,10 +230,10 @@ def _stem(model: nn.Module) -> tuple[nn.Conv2d | None, bool]:
     return first, isinstance(getattr(model, "maxpool", None), nn.MaxPool2d)
 
 
-def _first_convolution(model: nn.Module) -> nn.Conv2d | None:
+def _first_convolution(model: nn.Module) -> nn.Conv2d | ConvStem | None:
     name = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
     module = dict(model.named_modules()).get(name) if isinstance(name, str) else None
-    return module if isinstance(module, nn.Conv2d) else None
+    return module if isinstance(module, nn.Conv2d | ConvStem) else None
 
 
 def _channels(model: nn.Module) -> int:

@@ -80,6 +80,7 @@ class RunConfig(Config):
     recipe: str = option("auto", "a named set of values; see 'frugalvit list recipes'")
     backbone: str = option("auto", "a name of 'frugalvit list models' or any timm model")
     backbone_args: dict[str, Any] = option({}, "more arguments of the model, e.g. '{window_size: 8}'")
+    stem: Literal["patch", "conv"] = option("patch", "conv: convolutions in place of the network's patches")
     img_size: Side | Auto | tuple[Side, Side] = option("auto", "input size in pixels, or height,width")
     epochs: Positive | Auto = option("auto", "passes over the training images")
     steps: int | None = option(None, "length in optimizer steps instead of epochs", ge=1)
@@ -115,6 +116,12 @@ class RunConfig(Config):
     cache: CacheConfig = option(default_factory=CacheConfig)
 
     _requested: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
+
+    @pydantic.model_validator(mode="after")
+    def _set_stem(self) -> Self:
+        if self.stem != "patch":
+            self.backbone_args["stem"] = self.stem
+        return self
 
     @pydantic.field_validator("backbone_args")
     @classmethod

@@ -87,6 +87,7 @@ def minimize(
     strength: float,
     *,
     several_labels: bool,
+    row_weights: Tensor | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     max_iterations: int = 1000,
@@ -94,7 +95,8 @@ def minimize(
 ) -> Minimum:
     """Minimize f, until |gradient| <= tolerance * λ|W|. It starts at ``weight``, ``bias`` or 0.
 
-    targets: (N, C), 0/1, one-hot or shares that sum to one; -1 marks a label to ignore
+    targets: (N, C), 0/1 or one-hot; -1 marks a label to ignore
+    row_weights: (N,), factors of the losses of the rows
 
     At the minimum the gradients of loss and penalty cancel; the criterion is the share that remains. f is λ-strongly
     convex in W, so f - min f <= tolerance² * λ/2 |W|². This says little about the bias if λ is strong and W small, so
@@ -103,7 +105,7 @@ def minimize(
     classes = targets.shape[1]
     weight = axes.rows.new_zeros(axes.rows.shape[1], classes) if weight is None else weight
     bias = axes.rows.new_zeros(classes) if bias is None else bias
-    search = _Search(axes, targets, several_labels, strength, torch.cat([weight, bias[None]]))
+    search = _Search(axes, targets, several_labels, strength, row_weights, torch.cat([weight, bias[None]]))
     iteration, converged = 0, search.has_converged(tolerance)
     while not converged and not search.lost and iteration < max_iterations:
         search.step()
@@ -114,12 +116,21 @@ def minimize(
 class _Search:
     """The state of the search: parameters (K + 1, C), bias last, logits (N, C), pairs."""
 
-    def __init__(self, axes: Axes, targets: Tensor, several_labels: bool, strength: float, start: Tensor) -> None:
+    def __init__(
+        self,
+        axes: Axes,
+        targets: Tensor,
+        several_labels: bool,
+        strength: float,
+        row_weights: Tensor | None,
+        start: Tensor,
+    ) -> None:
         self.rows, self.spectrum, self.several_labels = axes.rows, axes.spectrum, several_labels
-        self.known = (targets >= 0).to(axes.rows) if bool((targets < 0).any()) else None
+        self.weights = None if row_weights is None else row_weights[:, None].to(axes.rows)
+        if bool((targets < 0).any()):
+            self.weights = (targets >= 0).to(axes.rows) * (1 if self.weights is None else self.weights)
         self.targets = targets.clamp_min(0).to(axes.rows)
         self.others = 1 - self.targets
-        self.has_shares = bool(((self.targets > 0) & (self.targets < 1)).any())
         self.steepest = self.spectrum.sum().clamp_min(torch.finfo(start.dtype).tiny)
         self.penalty, self.parameters = start.new_tensor(strength), start
         self.stalled = False  # no descent step is left at this precision
@@ -176,19 +187,18 @@ class _Search:
         return (self.rows @ parameters[:-1]).add_(parameters[-1])
 
     def compute_residual(self, logits: Tensor) -> Tensor:
-        """Return probabilities minus targets, with a small relative error.
+        """Return probabilities minus targets, times the weights, with a small relative error.
 
         For a well classified image 1 - p loses all digits below 1e-7, and the gradient of a weakly regularized
         classifier consists of them. The sum of the other classes' p keeps these digits.
         """
-        if self.has_shares:
-            return (logits.sigmoid() if self.several_labels else logits.softmax(dim=1)) - self.targets
         if self.several_labels:
             residual = torch.sigmoid(torch.where(self.targets > 0, -logits, logits))
             residual = torch.where(self.targets > 0, -residual, residual)
-            return residual if self.known is None else residual.mul_(self.known)
-        wrong = logits.softmax(dim=1).mul_(self.others)
-        return wrong.addcmul_(self.targets, wrong.sum(dim=1, keepdim=True), value=-1)
+        else:
+            residual = logits.softmax(dim=1).mul_(self.others)
+            residual.addcmul_(self.targets, residual.sum(dim=1, keepdim=True), value=-1)
+        return residual if self.weights is None else residual.mul_(self.weights)
 
     def compute_gradient(self) -> Tensor:
         """Return the gradient, from the residual at the current parameters."""

@@ -36,7 +36,7 @@ from frugalvit.probing.metrics import (
     score_facts,
 )
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
-from frugalvit.probing.propagation import UNKNOWN, propagate_labels
+from frugalvit.probing.propagation import UNKNOWN, guess_labels
 from frugalvit.probing.saved_probe import LinearClassifier
 from frugalvit.probing.splits import ProbeData, ProbeSplit, concat, leave_fifths_out, make_probe_splits
 from frugalvit.probing.validation import as_features, as_labels, as_targets
@@ -177,9 +177,9 @@ class LogisticRegression:
     ) -> None:
         """features (N, D); targets (N,) classes, or for several labels (N, C) of 0, 1 and -1 = unknown.
 
-        Some of the classes may be UNKNOWN: the others spread to these images first, as shares of classes.
+        Some of the classes may be UNKNOWN: the others spread to these images first (``guess_labels``).
         """
-        self.several_labels = targets.ndim == 2
+        self.several_labels, self.row_weights = targets.ndim == 2, None
         device = features.device if device is None else torch.device(device)
         features = features.to(device, torch.float64 if features.dtype == torch.float64 else torch.float32)
         targets = targets.to(device)
@@ -193,10 +193,9 @@ class LogisticRegression:
             if len(self.present) < 2:
                 raise UserError("Logistic regression needs training images of at least two classes; there is one.")
             if bool((targets == UNKNOWN).any()):
-                shares = propagate_labels(features, targets, self.classes)[:, self.present]
-            else:
-                shares = F.one_hot(targets, self.classes)[:, self.present]
-            self.targets = shares[:, 1:] if len(self.present) == 2 else shares
+                targets, self.row_weights = guess_labels(features, targets, self.classes)
+            one_hot = F.one_hot(targets, self.classes)[:, self.present]
+            self.targets = one_hot[:, 1:] if len(self.present) == 2 else one_hot
         self.axes: Axes = principal_axes(features)
 
     @torch.no_grad()
@@ -250,6 +249,7 @@ class LogisticRegression:
             self.targets,
             strength,
             several_labels=self.several_labels or outputs == 1,
+            row_weights=self.row_weights,
             weight=weight,
             bias=bias,
             max_iterations=max_iterations,
@@ -324,7 +324,7 @@ def logistic_probe(
 ) -> LogisticResult:
     """Choose λ on the validation images, fit on training + validation images, and score the test images.
 
-    unlabelled: features to which the labels spread first (``propagate_labels``)
+    unlabelled: features to which the labels spread first (``guess_labels``)
 
     train_targets, val_targets: integers from 0; with the metrics "map" and "map11" several labels per image, (N, C)
         of 1 = present, 0 = absent and -1 = unknown.

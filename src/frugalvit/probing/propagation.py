@@ -1,6 +1,8 @@
 """Label propagation: the labels of a few images spread to the images that look like them.
 
-Z = spread · S Z + Y, with S the normalized graph of nearest neighbours and Y the known labels (Zhou et al., "Learning
+    Z = SPREAD · S Z + Y
+
+with S the normalized graph of nearest neighbours and Y the known labels (Zhou et al., "Learning
 with Local and Global Consistency", 2004). Then each class gets the share that it has of the labels, so that a frequent
 neighbour does not take all (Zhu et al. 2003).
 """
@@ -15,6 +17,17 @@ POWER = 3.0  # an edge weighs cosine ** POWER
 SPREAD = 0.9  # how much of its neighbours' labels an image takes over
 ITERATIONS = 60  # SPREAD ** 60 < 0.2 %
 _ROWS = 1024  # images compared with all others at a time
+
+
+def guess_labels(features: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Return the likeliest label (N,) of every image, and the weights (N,) that they deserve in a loss.
+
+    The weight of a guess is its share squared; that of a known label is 1. Certainty as a weight is from Iscen et al.,
+    "Label Propagation for Deep Semi-supervised Learning", 2019, where entropy measures it.
+    """
+    certainty, guess = propagate_labels(features, labels, classes).max(1)
+    known = labels != UNKNOWN
+    return torch.where(known, labels, guess), torch.where(known, 1.0, certainty.square())
 
 
 @torch.no_grad()

@@ -45,7 +45,7 @@ class PatchEmbed(nn.Module):
     def __init__(self, patch_size: int, in_chans: int, dim: int, norm_eps: float) -> None:
         super().__init__()
         self.patch_size = patch_size
-        self.proj = nn.Conv2d(in_chans, dim, patch_size, patch_size)
+        self.proj: nn.Module = nn.Conv2d(in_chans, dim, patch_size, patch_size)
         self.norm = nn.LayerNorm(dim, eps=norm_eps)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -54,6 +54,8 @@ class PatchEmbed(nn.Module):
         if height % patch or width % patch:
             images = functional.pad(images, (0, -width % patch, 0, -height % patch))
             height, width = images.shape[2:]
+        if not isinstance(self.proj, nn.Conv2d):  # --stem conv
+            return self.norm(self.proj(images).permute(0, 2, 3, 1))
         # The convolution as a matrix product: tokens are channels-last, and pixels are copied instead of tokens.
         patches = images.reshape(batch, channels, height // patch, patch, width // patch, patch)
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)

@@ -29,7 +29,8 @@ TIMM_SWIN = "swin_tiny_patch4_window7_224"
 """Its LayerNorm eps is 1e-5; if ours is 1e-6, outputs differ by a relative 1e-5."""
 
 # Keywords of create_backbone that the constructors of our and of timm's networks do not have.
-_NOT_FOR_OURS = (*BACKBONE_ONLY_KWARGS, "stem_stride")
+_STEM = ("stem_stride", "stem")
+_NOT_FOR_OURS = (*BACKBONE_ONLY_KWARGS, *_STEM)
 _NOT_FOR_TIMM = (*_NOT_FOR_OURS, "padding", "norm_eps")
 
 
@@ -240,21 +241,25 @@ def timm_state_dict(backbone: Backbone) -> dict[str, Tensor]:
 def timm_architecture(backbone: Backbone) -> tuple[str, dict[str, Any]]:
     """Return the name and the keywords with which ``timm.create_model`` builds the network."""
     common = {"num_classes": backbone.num_classes, "in_chans": backbone.in_chans}
-    if isinstance(backbone.model, SwinTransformer) and _equals_timm(backbone, backbone.model):
+    stem = {key: backbone.keywords[key] for key in _STEM if key in backbone.keywords}
+    if isinstance(backbone.model, SwinTransformer) and not stem and _equals_timm(backbone, backbone.model):
         shape, window = VARIANTS[backbone.architecture]
         shape = {**shape, "window_size": window, **backbone.keywords}
         shape = {key: value for key, value in shape.items() if key not in (*_NOT_FOR_TIMM, "drop_path_rate")}
         return TIMM_SWIN, {**shape, **common, "img_size": list(backbone.img_size)}
     if backbone.is_grid_model:
         ours = {key: value for key, value in backbone.keywords.items() if key not in _NOT_FOR_OURS}
-        return backbone.architecture, {**ours, **common, "img_size": list(backbone.img_size)}
+        ours |= {**common, "img_size": list(backbone.img_size)}
+        return _with_stem(backbone.architecture, ours, stem)
     arguments = {key: value for key, value in backbone.keywords.items() if key not in _NOT_FOR_TIMM} | common
     if accepts(backbone.model, "img_size"):
         arguments["img_size"] = list(backbone.img_size)
-    architecture = backbone.architecture.split(".")[0]
-    if "stem_stride" in backbone.keywords:
-        stem = {"architecture": architecture, "stem_stride": backbone.keywords["stem_stride"]}
-        return "frugalvit_small_stem", {**stem, **arguments}
+    return _with_stem(backbone.architecture.split(".")[0], arguments, stem)
+
+
+def _with_stem(architecture: str, arguments: dict[str, Any], stem: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    if stem:
+        return "frugalvit_small_stem", {"architecture": architecture, **stem, **arguments}
     return architecture, arguments
 
 
