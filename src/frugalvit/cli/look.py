@@ -64,11 +64,7 @@ def _draw_matches(
 ) -> None:
     rows = []
     for model in models:
-        views = (
-            model_view(model.backbone, picture.pixels, config.fit, model.backbone.eval_crop["crop_pct"])
-            for picture in (pictures * 2)[:2]
-        )
-        first, second = (view for view, _ in views)
+        first, second = (model_view(model.backbone, picture.pixels)[0] for picture in (pictures * 2)[:2])
         if len(pictures) == 1:
             second = SecondView.of(pictures[0].pixel_type)(second[None], torch.Generator().manual_seed(config.seed))[0]
         with eval_no_grad(model.backbone):
@@ -129,18 +125,18 @@ def attend(config: AttendConfig) -> CommandResult:
     models = _load_models(config, [config.model, *config.against])
     picture = read_picture(config.image, models[0].transform.pixels)
     for model in models:
-        image, box = model_view(model.backbone, picture.pixels, config.fit, model.backbone.eval_crop["crop_pct"])
+        image, box = model_view(model.backbone, picture.pixels)
         attention, regions = attention_lens.block_attention(model.backbone, image, config.block)
         size = (picture.pixels.shape[0], picture.pixels.shape[1])
         query = attention_lens.parse_query(config.query, size, box, regions)
-        view = attention_lens.view_attention(attention, regions.grid, query, config.mass)
+        view = attention_lens.view_attention(attention, regions.grid, query)
         block = "the last block" if config.block is None else f"block {config.block}"
         title = f"{model.name}: {picture.name}" + ("" if config.block is None else f", {block}")
         out = config.out
         if drawn and out and not Path(out).is_dir():  # each figure has a name of its own
             out = str(Path(out).with_stem(f"{Path(out).stem}_{len(drawn) + 1}"))
         path = _new_file(out, f"attend_{picture.name}", config.format)
-        save(figures.attention_figure(shown(image, picture.pixel_type), view, regions, title, config.mass), path)
+        save(figures.attention_figure(shown(image, picture.pixel_type), view, regions, title), path)
         heads = [
             {"head": head, "entropy": view.entropy[head].item(), "regions": int(view.masks[head].sum())}
             | ({"on_class_token": view.elsewhere[head].item()} if view.extra else {})
@@ -149,7 +145,7 @@ def attend(config: AttendConfig) -> CommandResult:
         facts = {"figure": str(path), "model": model.name, "grid": regions.grid, "query": query, "reach": view.reach}
         drawn.append(facts | {"heads": heads})
         rows: list[list[object]] = [list(head.values()) for head in heads]
-        columns = ["head", "entropy (bits)", f"regions with {100 * config.mass:.0f} %"]
+        columns = ["head", "entropy (bits)", f"regions with {100 * attention_lens.MASS:.0f} %"]
         columns += ["on class token"] if view.extra else []
         cells = "x".join(f"{side:.3g}" for side in regions.cell)
         result.tables.append(

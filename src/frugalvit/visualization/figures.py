@@ -16,7 +16,7 @@ from torch import Tensor
 
 from frugalvit.utils import palette
 from frugalvit.utils.plotting import drawing
-from frugalvit.visualization.attention import AttentionView
+from frugalvit.visualization.attention import MASS, AttentionView
 from frugalvit.visualization.correspondence import Correspondence, CorrespondenceScore
 from frugalvit.visualization.grid import Regions
 
@@ -97,8 +97,8 @@ def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
         number.set_in_layout(False)
 
 
-def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title: str, mass: float) -> Figure:
-    """Draw the entropy of every head, the masks that hold ``mass`` of the attention, and the maps.
+def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title: str) -> Figure:
+    """Draw the entropy of every head, the masks that hold most of the attention, and the maps.
 
     All maps share one colour scale, so that uniform heads look uniform. It follows the square root: otherwise one head
     with a single region would leave all others dark.
@@ -116,7 +116,7 @@ def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title
         top, masks, maps, bottom = np.ravel(np.array(figure.subfigures(4, 1, height_ratios=heights)))
         _entropy_bars(top, image, view, regions)
         for kind, part in (("mask", masks), ("map", maps)):
-            part.supylabel(f"{100 * mass:.0f} % mass" if kind == "mask" else "attention", fontsize=7)
+            part.supylabel(f"{100 * MASS:.0f} % mass" if kind == "mask" else "attention", fontsize=7)
             axes = part.subplots(lines, columns, squeeze=False).ravel()
             for axis in axes[count:]:
                 axis.set_axis_off()

@@ -113,8 +113,7 @@ class DetectionTask(DenseTask):
     def detect(self, pictures: list[Tensor], min_score: float = 0.0) -> list[list[dict[str, Any]]]:
         """Return the objects of images (3, H, W); the result of an image does not depend on the others.
 
-        An object is a dict of label, score, bbox (left, top, width, height) and segmentation (run lengths). Classes
-        without training masks have no segmentation.
+        An object is a dict of label, score, bbox (left, top, width, height) and segmentation (run lengths).
         """
         original = [(pixels.shape[1], pixels.shape[2]) for pixels in pictures]
         sizes = [self._fit(size) for size in original]
@@ -128,7 +127,7 @@ class DetectionTask(DenseTask):
                 images = stack_images(group, fitted, [False] * len(indices), self.mean, self.std, input_size)
                 part = self.net.detect(images, fitted, [original[index] for index in indices], min_score)
                 for index, objects in zip(indices, part, strict=True):
-                    results[index] = _entries(objects, self.net.spec.maskless)
+                    results[index] = _entries(objects)
         return results
 
     def _fit(self, size: tuple[int, int]) -> tuple[int, int]:
@@ -137,7 +136,9 @@ class DetectionTask(DenseTask):
 
     def scores(self, dataset: DetectionDataset, detections: list[dict[str, Any]]) -> dict[str, AveragePrecision]:
         """Return COCO's scores of boxes ("bbox"), and of masks ("segm") if model and data have masks."""
-        has_masks = self.net.spec.masks and any(image.masked() for image in dataset.images)
+        has_masks = self.net.spec.masks and any(
+            "segmentation" in o for image in dataset.images for o in image.trainable()
+        )
         kinds = ("bbox", "segm") if has_masks else ("bbox",)
         return {kind: average_precision(dataset.images, dataset.data, detections, kind) for kind in kinds}
 
@@ -158,7 +159,7 @@ def summary_of(scores: dict[str, AveragePrecision]) -> dict[str, float | None]:
     return {f"{names[kind]}_{key}": getattr(ap, key) for kind, ap in scores.items() for key in AP_KEYS}
 
 
-def _entries(objects: Target, maskless: tuple[int, ...]) -> list[dict[str, Any]]:
+def _entries(objects: Target) -> list[dict[str, Any]]:
     """Convert the detections of an image to dicts; masks become run lengths."""
     boxes = objects["boxes"].float().cpu()
     sides = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
@@ -168,8 +169,6 @@ def _entries(objects: Target, maskless: tuple[int, ...]) -> list[dict[str, Any]]
     ]
     if "masks" in objects:
         for entry, inside in zip(entries, objects["masks"], strict=True):
-            if entry["label"] in maskless:
-                continue
             encoded = run_length.encode(np.asfortranarray(inside.cpu().numpy().astype(np.uint8)))
             counts = encoded["counts"]
             text = counts.decode() if isinstance(counts, bytes) else counts
