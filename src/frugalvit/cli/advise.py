@@ -148,17 +148,17 @@ def _floor(source: DatasetSplits) -> dict[str, Any] | None:
 
 def _propose_for_labels(config: AdviseConfig, source: DatasetSplits, facts: Facts) -> list[Proposal]:
     data = shlex.quote(config.data)
-    scratch = _plan_training(config, source, facts, "scratch", {})
-    published = _plan_training(config, source, facts, "published", {"pretrained": True})
+    scratch = _plan_run(config, source, facts, "scratch", {})
+    published = _plan_run(config, source, facts, "published", {"pretrained": True})
     network = published_backbone(facts.device)[0]
     probe = Proposal(f"frugalvit probe logistic {network} {data} --pretrained --save probe", REASONS["features"])
     if published.seconds_per_step is not None:  # a forward pass takes less than half of a step
         batch = next(value.value for value in published.decisions if value.name == "batch")
         probe.seconds = published.seconds_per_step / batch / 2 * sum(map(len, source.splits.values()))
-    features = _plan_pretraining(config, source, facts, "pretrain")
+    features = _plan_run(config, source, facts, "pretrain")
     start = replace(scratch, command=f"frugalvit train {data} --init RUN", why=REASONS["init"])
     rest = Proposal(f"frugalvit train {data} --unlabelled rest", REASONS["rest"])
-    count = _count_unlabelled(source)
+    count = len(source.loose.get("train", ()))
     start_from = [start] if count < facts.images else [start, rest]
     first = [probe] if source.splits["train"].pixels == PHOTO else []  # published networks see photos
     if first and count > SELECTED:
@@ -177,15 +177,10 @@ def _has_published(device: str) -> bool:
     return locate_published(published_backbone(device)[0]) is not None or is_online()
 
 
-def _count_unlabelled(source: DatasetSplits) -> int:
-    """Count the training images without a label, beside labelled ones."""
-    return len(source.loose.get("train", ()))
-
-
 def _propose_without_labels(config: AdviseConfig, source: DatasetSplits, facts: Facts) -> list[Proposal]:
     data = shlex.quote(config.data)
     return [
-        _plan_pretraining(config, source, facts, "unlabelled"),
+        _plan_run(config, source, facts, "unlabelled"),
         Proposal(f"frugalvit embed RUN {data} --out features.npz", REASONS["embed"]),
         Proposal("frugalvit train LABELLED/ --init RUN", REASONS["some labels"]),
     ]
@@ -203,61 +198,48 @@ def _propose_for_annotations(config: AdviseConfig, annotations: AnnotationInfo, 
     ]
 
 
-def _plan_training(
-    config: AdviseConfig, source: DatasetSplits, facts: Facts, reason: str, options: dict[str, Any]
+def _plan_run(
+    config: AdviseConfig, source: DatasetSplits, facts: Facts, reason: str, options: dict[str, Any] | None = None
 ) -> Proposal:
-    assert source.classes is not None
-    flags = "".join(f" --{k}" if v is True else f" --{k} {v}" for k, v in options.items())
-    settings = TrainConfig.parse({"data": config.data, "device": config.device, **options})
-    decisions = resolve.AutoValues()
-    validation_images = len(source.splits.get("val") or source.splits.get("test") or ())
-    facts = replace(facts, eval_images=validation_images, fits_classifier=settings.pretrained)
+    """Plan ``train`` with these options, or ``pretrain`` without any, and time a few steps."""
+    is_train = options is not None
+    flags = "".join(f" --{k}" if v is True else f" --{k} {v}" for k, v in (options or {}).items())
+    values, decisions = {"data": config.data, "device": config.device, **(options or {})}, resolve.AutoValues()
+    settings: Any = TrainConfig.parse(values) if is_train else PretrainConfig.parse(values)
+    scored = len(source.splits.get("val") or source.splits.get("test") or ())
+    if is_train:
+        facts = replace(facts, eval_images=scored, fits_classifier=settings.pretrained)
+    else:
+        facts = replace(facts, images=facts.images + len(source.loose.get("train", ())))
     settings = resolve.resolve_input(settings, facts, decisions)
+    module: Any = train if is_train else pretrain
     with console.quiet():
         settings = builders.resolve_pixels(settings, source.splits["train"], decisions)
-        backbone = train.make_network(settings, source.classes)
-    settings = resolve.resolve_training(settings, resolve.add_backbone_facts(facts, backbone), decisions)
-    plan = train.make_plan(settings, facts.images, 1)
-    command = f"frugalvit train {shlex.quote(config.data)}{flags}"
+        backbone = module.make_network(settings, source.classes) if is_train else module.make_network(settings)
+    resolve_values = resolve.resolve_training if is_train else resolve.resolve_pretraining
+    settings = resolve_values(settings, resolve.add_backbone_facts(facts, backbone), decisions)
+    plan = module.make_plan(settings, facts.images, 1)
+    command = f"frugalvit {'train' if is_train else 'pretrain'} {shlex.quote(config.data)}{flags}"
     proposal = Proposal(command, REASONS[reason], steps=plan.steps, decisions=decisions, notes=backbone.notes)
-    if config.trial:
-        fabric = builders.make_fabric(settings)
-        task = train.make_task(settings, backbone, plan)
-        store, decoding = _load_sample(source.splits["train"], plan, backbone.img_size, settings, fabric)
-        augment = TrainAugment(settings.augment, backbone.img_size, backbone.mean, backbone.std)
-        mixing = Mixing(settings.mixing, len(source.classes))
-        task.set_data(Batches(store, plan.images_per_step, seed=0, augment=augment, mixing=mixing), None, "val", fabric)
+    if not config.trial:
+        return proposal
+    fabric = builders.make_fabric(settings)
+    task, inputs = module.make_task(settings, backbone, plan), (backbone.img_size, backbone.mean, backbone.std)
+    store, decoding = _load_sample(source.splits["train"], plan, backbone.img_size, settings, fabric)
+    evaluations, decoded = plan.steps / plan.evaluate_every, facts.images
+    if is_train:
+        views: dict[str, Any] = {"augment": TrainAugment(settings.augment, *inputs)}
+        views["mixing"] = Mixing(settings.mixing, len(source.classes or ()))
+        task.set_data(Batches(store, plan.images_per_step, seed=0, **views), None, "val", fabric)
         held_out = sum(len(source.splits[name]) for name in ("val", "test") if name in source.splits)
-        evaluated = plan.steps / plan.evaluate_every * validation_images + held_out
-        # A forward pass takes about a third of a training step.
-        _estimate(proposal, task, plan, fabric, config.trial, evaluated / 3, decoding * (facts.images + held_out))
-    return proposal
-
-
-def _plan_pretraining(config: AdviseConfig, source: DatasetSplits, facts: Facts, reason: str) -> Proposal:
-    settings = PretrainConfig.parse({"data": config.data, "device": config.device})
-    facts = replace(facts, images=facts.images + _count_unlabelled(source))
-    decisions = resolve.AutoValues()
-    settings = resolve.resolve_input(settings, facts, decisions)
-    with console.quiet():
-        settings = builders.resolve_pixels(settings, source.splits["train"], decisions)
-        student = pretrain.make_network(settings)
-    settings = resolve.resolve_pretraining(settings, resolve.add_backbone_facts(facts, student), decisions)
-    plan = pretrain.make_plan(settings, facts.images, 1)
-    command = f"frugalvit pretrain {shlex.quote(config.data)}"
-    proposal = Proposal(command, REASONS[reason], steps=plan.steps, decisions=decisions)
-    if config.trial:
-        fabric = builders.make_fabric(settings)
-        proposal.notes = student.notes
-        task = pretrain.make_task(settings, student, plan)
-        store, decoding = _load_sample(source.splits["train"], plan, student.img_size, settings, fabric)
-        augment = MultiCrop(settings.crops, student.img_size, student.mean, student.std)
-        batches = Batches(store, plan.images_per_step, seed=0, augment=augment)
+        extra, decoded = (evaluations * scored + held_out) / 3, decoded + held_out  # a forward pass: a third of a step
+    else:
+        batches = Batches(store, plan.images_per_step, seed=0, augment=MultiCrop(settings.crops, *inputs))
         task.set_data(batches, None, Health(settings.matching.prototypes, plan.steps, plan.steps), fabric)
         # The health metrics embed up to nine times health.images; one embedding takes about a twelfth of an image's
         # share of a step (ten crops, gradients, teacher).
-        embedded = min(facts.images, 9 * settings.health.images) * plan.steps / plan.evaluate_every
-        _estimate(proposal, task, plan, fabric, config.trial, embedded / 12, decoding * facts.images)
+        extra = min(facts.images, 9 * settings.health.images) * evaluations / 12
+    _estimate(proposal, task, plan, fabric, config.trial, extra, decoding * decoded)
     return proposal
 
 

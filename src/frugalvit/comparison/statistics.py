@@ -50,7 +50,6 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """True if the interval excludes zero."""
         return self.count > 1 and (self.low > 0 or self.high < 0)
 
     def at_level(self, alpha: float) -> Self:

@@ -189,7 +189,6 @@ class _Search:
         return wrong.addcmul_(self.targets, wrong.sum(dim=1, keepdim=True), value=-1)
 
     def compute_gradient(self) -> Tensor:
-        """Return the gradient, from the residual at the current parameters."""
         slope = self.rows.T @ self.residual + self.penalty * self.parameters[:-1]
         return torch.cat([slope, self.residual.sum(dim=0, keepdim=True)])
 

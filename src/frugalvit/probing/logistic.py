@@ -82,7 +82,9 @@ def logistic(config: LogisticConfig) -> CommandResult:
         def fit(part: ProbeSplit) -> Callable[[Tensor], Tensor]:
             # The loss is a sum: with λ / N as in the full fit, the scale of the logits stays.
             strength = result.strength * len(part) / len(learned)
-            problem = LogisticRegression(*with_unlabelled(part.features, part.targets, others), splits.classes, inputs.device)
+            problem = LogisticRegression(
+                *with_unlabelled(part.features, part.targets, others), splits.classes, inputs.device
+            )
             found = problem.fit(strength, max_iterations=config.max_iterations)
             return lambda features: found.scores(features).clamp_min(-1e9)
 

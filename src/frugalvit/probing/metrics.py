@@ -111,7 +111,6 @@ class PartCounts:
         return self.counts.cpu().double().view(3, PARTS, self.classes)  # first to the CPU: MPS has no float64
 
     def scores(self) -> dict[str, float]:
-        """Return top1, top5 and mean_per_class of all parts; {} without images."""
         return _scores_of(self.by_part().sum(1))
 
     def facts(self) -> dict[str, Any]:

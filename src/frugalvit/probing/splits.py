@@ -60,7 +60,6 @@ def open_model(name: str, config: ExtractConfig) -> Model:
 
 
 def make_extractor(model: Model, config: FrozenModelConfig, kind: Kind, blocks: int = 4) -> FeatureExtractor:
-    """Make the feature extractor from the options."""
     return FeatureExtractor(
         model,
         kind=kind,
@@ -192,7 +191,6 @@ def to_probe_split(features: FeatureSet) -> ProbeSplit:
 
 
 def concat(*parts: ProbeSplit) -> ProbeSplit:
-    """Concatenate splits."""
     return ProbeSplit(torch.cat([part.features for part in parts]), torch.cat([part.targets for part in parts]))
 
 

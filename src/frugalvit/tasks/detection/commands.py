@@ -37,7 +37,6 @@ _MIN_SCORE = 0.5  # detections with at least this score are drawn in a report an
 
 
 def train(config: DetectConfig) -> CommandResult:
-    """Train a detector."""
     return DetectExperiment(config).run()
 
 
@@ -56,7 +55,6 @@ def open_annotations(config: DetectConfig) -> CocoData:
 
 
 def make_task(config: ResolvedDetectConfig, data: CocoData, backbone: Backbone) -> DetectionTask:
-    """Build the detector."""
     spec = DetectorSpec(len(data.classes), config.head, config.masks, **config.detector.model_dump())
     return DetectionTask(
         Detector(Pyramid(backbone), spec),
@@ -169,7 +167,6 @@ def load_task(where: str, device: str, batch: int = 1) -> tuple[DetectionTask, d
 
 
 def evaluate(config: DetectEvalConfig) -> CommandResult:
-    """Score a trained detector with COCO AP."""
     return dense.evaluate_model(config, _open_model, score_detector)
 
 

@@ -91,6 +91,5 @@ class MaskRCNNHead(RoIHeads, DetectorHead):
 
 
 def build_head(spec: DetectorSpec, features: FeaturePyramid) -> DetectorHead:
-    """Build the head that ``spec.head`` names."""
     head = DETECTOR_HEADS[spec.head]
     return (pkgutil.resolve_name(head) if isinstance(head, str) else head)(spec, features)
