@@ -37,23 +37,16 @@ def mass_mask(weights: Tensor) -> Tensor:
 class AttentionView:
     """A block's attention from one query over a grid h x w.
 
-    maps:      (heads, h, w), each head's weights over the regions, in the model's order of heads
-    masks:     (heads, h, w), the regions that hold 60 % of a head's weights
-    entropy:   (heads,), bits
-    order:     heads sorted by entropy, lowest first
-    elsewhere: (heads,), the weight of class or global tokens, which have no region
-    query:     (row, column), or None for the class token
-    extra:     the number of class or global tokens
-    borders:   (h, w - 1) and (h - 1, w): True between neighbours that no head connects, as at the edge of a window
+    ``borders`` are (h, w - 1) and (h - 1, w): True between neighbours that no head connects, as at a window's edge.
     """
 
-    maps: Tensor
-    masks: Tensor
-    entropy: Tensor
-    order: list[int]
-    elsewhere: Tensor
-    query: tuple[int, int] | None
-    extra: int
+    maps: Tensor  # (heads, h, w), each head's weights over the regions, in the model's order of heads
+    masks: Tensor  # (heads, h, w), the regions that hold 60 % of a head's weights
+    entropy: Tensor  # (heads,), bits
+    order: list[int]  # heads sorted by entropy, lowest first
+    elsewhere: Tensor  # (heads,), the weight of class or global tokens, which have no region
+    query: tuple[int, int] | None  # (row, column), or None for the class token
+    extra: int  # the number of class or global tokens
     borders: tuple[Tensor, Tensor]
 
     @property

@@ -113,7 +113,6 @@ class SecondView:
 
     @classmethod
     def of(cls, pixel_type: str) -> Self:
-        """Return the second view of images of this type."""
         return cls() if pixel_type == "uint8" else cls(jitter=0.0, grey=0.0)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
