@@ -88,7 +88,8 @@ def describe_floor(floor: dict[str, Any], top1: float | None = None) -> str:
     if floor["fitted_images"] < floor["train_images"]:
         part = f", which learned from {floor['fitted_images']:,} of {floor['train_images']:,} training images"
     low, high = share_interval(floor["best"], floor["scored_images"])
-    text = f"{floor['best']:.1f} % (95 %: {low:.1f} to {high:.1f}) without a network, on the same images: {METHODS[floor['method']]}{part}"
+    score = f"{floor['best']:.1f} % (95 %: {low:.1f} to {high:.1f})"
+    text = f"{score} without a network, on the same images: {METHODS[floor['method']]}{part}"
     return f"{text}. The network is not clearly better or worse" if low <= (top1 or 0) <= high else text
 
 

@@ -48,16 +48,9 @@ def knn(config: KnnConfig) -> CommandResult:
                 notes = ["there is no test split: the images without a label are scored"]
             notes.append(f"{labelled.sum():,} of {len(gallery):,} labels are used")
             gallery = gallery.subset(labelled)
-        scores = knn_accuracy(
-            gallery.features,
-            gallery.targets,
-            None if queries is None else queries.features,
-            None if queries is None else queries.targets,
-            config.ks,
-            config.temperature,
-            inputs.classes,
-            device=inputs.device,
-        )
+        scored = (None, None) if queries is None else (queries.features, queries.targets)
+        learned, options = (gallery.features, gallery.targets), (config.ks, config.temperature, inputs.classes)
+        scores = knn_accuracy(*learned, *scored, *options, device=inputs.device)
         headline = HEADLINE_K if HEADLINE_K in scores else min(scores)
         train_images, test_images = len(gallery), len(gallery if queries is None else queries)
         data: dict[str, Any] = {

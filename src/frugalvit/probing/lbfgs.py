@@ -69,15 +69,12 @@ def principal_axes(features: Tensor) -> Axes:
 
 @dataclass
 class Minimum:
-    """The result of the search: weight (K, C) and bias (C,) in the axes.
-
-    converged: False at the limit of iterations, or if the line search failed
-    """
+    """The result of the search: weight (K, C) and bias (C,) in the axes."""
 
     weight: Tensor
     bias: Tensor
     iterations: int
-    converged: bool
+    converged: bool  # False at the limit of iterations, or if the line search failed
 
 
 @torch.no_grad()
@@ -94,9 +91,11 @@ def minimize(
 ) -> Minimum:
     """Minimize f, until |gradient| <= tolerance * λ|W|. It starts at ``weight``, ``bias`` or 0.
 
-    targets: (N, C), 0/1, one-hot or shares that sum to one; -1 marks a label to ignore. At the minimum the gradients of loss and penalty
-    cancel; the criterion is the share that remains. f is λ-strongly convex in W, so f - min f <= tolerance² * λ/2 |W|².
-    This says little about the bias if λ is strong and W small, so the bias has its own criterion (``is_balanced``).
+    targets: (N, C), 0/1, one-hot or shares that sum to one; -1 marks a label to ignore
+
+    At the minimum the gradients of loss and penalty cancel; the criterion is the share that remains.
+    f is λ-strongly convex in W, so f - min f <= tolerance² * λ/2 |W|². This says little about the bias if λ is strong
+    and W small, so the bias has its own criterion (``is_balanced``).
     """
     classes = targets.shape[1]
     weight = axes.rows.new_zeros(axes.rows.shape[1], classes) if weight is None else weight

@@ -60,15 +60,8 @@ def open_model(name: str, config: ExtractConfig) -> Model:
 
 
 def make_extractor(model: Model, config: FrozenModelConfig, kind: Kind, blocks: int = 4) -> FeatureExtractor:
-    return FeatureExtractor(
-        model,
-        kind=kind,
-        blocks=blocks,
-        batch=config.batch,
-        precision=config.precision,
-        workers=config.workers,
-        cache=config.cache,
-    )
+    options = config.model_dump(include={"batch", "precision", "workers", "cache"})
+    return FeatureExtractor(model, kind=kind, blocks=blocks, **options)
 
 
 def probe_device(model: Model) -> torch.device:

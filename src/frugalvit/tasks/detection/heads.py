@@ -69,12 +69,8 @@ class MaskRCNNHead(RoIHeads, DetectorHead):
         return [self.box_predictor]
 
     def forward(
-        self,
-        features: dict[str, Tensor],
-        proposals: list[Tensor],
-        image_shapes: list[tuple[int, int]],
-        targets: list[dict[str, Tensor]] | None = None,
-    ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        self, features: Maps, proposals: list[Tensor], image_shapes: Sizes, targets: list[Target] | None = None
+    ) -> tuple[list[Target], dict[str, Tensor]]:
         if not self.training:
             return super().forward(features, proposals, image_shapes, targets)
         assert targets is not None
