@@ -296,13 +296,13 @@ def _used_starts(spec: TableSpec, settings: Iterable[str]) -> dict[str, tuple[st
 
 def _commands(spec: TableSpec) -> tuple[Any, Any, Any, Any]:
     """Return the configurations of a comparison and of one run, and the functions that run them."""
-    from frugalvit.comparison.compare import compare, compare_detectors, compare_segmenters
+    from frugalvit.comparison.compare import compare
     from frugalvit.tasks.classification import train as classification
     from frugalvit.tasks.detection import commands as detection
     from frugalvit.tasks.segmentation import commands as segmentation
 
     if spec.kind == "detect":
-        return DetectCompareConfig, DetectConfig, detection.train, compare_detectors
+        return DetectCompareConfig, DetectConfig, detection.train, compare
     if spec.kind == "segment":
-        return SegmentCompareConfig, SegmentConfig, segmentation.train, compare_segmenters
+        return SegmentCompareConfig, SegmentConfig, segmentation.train, compare
     return CompareConfig, TrainConfig, classification.train, compare

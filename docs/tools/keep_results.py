@@ -12,8 +12,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from frugalvit.comparison.chart import comparison_chart
+from frugalvit.comparison.chart import comparison_figure
 from frugalvit.utils.checkout import import_benchmark
+from frugalvit.utils.plotting import save
 
 reproduce = import_benchmark("reproduce")
 RESULTS = Path(__file__).parent.parent / "results"
@@ -53,7 +54,7 @@ def draw(table: str) -> None:
                 curves[setting] = scores
         values = {setting: [curve[-1][1] for curve in runs] for setting, runs in curves.items()}
         if any(len(curve) > 1 for runs in curves.values() for curve in runs):
-            comparison_chart(values, curves, metric, RESULTS / f"{table}_{folder.name}.png")
+            save(comparison_figure(values, curves, metric), RESULTS / f"{table}_{folder.name}.png")
 
 
 LEARNED = {

@@ -57,13 +57,12 @@ def test_correspond_draws_the_best_pairs(here, capsys, model):
     assert again["figure"] == "correspond_photo_2.svg"
 
 
-def test_correspond_between_two_full_pictures(here, capsys, model):
+def test_correspond_between_two_pictures(here, capsys, model):
     write_picture(here / "wide.png", 1, 100, 300)
     write_picture(here / "tall.png", 2, 300, 100)
-    result = run(capsys, "look", "correspond", model, "wide.png", "tall.png", "--fit", "whole", "-o", "out/pair.png")
+    result = run(capsys, "look", "correspond", model, "wide.png", "tall.png", "-o", "out/pair.png")
     assert (here / "out" / "pair.png").is_file()
-    (rows, columns), (more_rows, fewer_columns) = result["matches"][0]["grids"]
-    assert columns > rows and more_rows > fewer_columns
+    assert result["matches"][0]["grids"] == [[8, 8], [8, 8]]
 
 
 def test_correspond_scores_models_over_a_dataset(here, capsys, model):
@@ -87,9 +86,8 @@ def test_attend_ranks_the_heads(here, capsys, model):
     entropies = [head["entropy"] for head in result["heads"]]
     assert entropies == sorted(entropies) and len(entropies) == 4
     assert (here / "attend_photo.png").is_file()
-    assert "--fit whole" in get_error(capsys, "look", "attend", model, "photo.png", "--query", "2,2")
+    assert "centre crop" in get_error(capsys, "look", "attend", model, "photo.png", "--query", "2,2")
     assert "no class token" in get_error(capsys, "look", "attend", model, "photo.png", "--query", "class")
-    assert run(capsys, "look", "attend", model, "photo.png", "--query", "2,2", "--fit", "whole")["query"] == [0, 0]
 
 
 def test_attention_of_a_block_against_another_model(here, capsys, model):
@@ -167,7 +165,7 @@ def test_the_crop_of_the_model_is_used(here, capsys, model):
     config["pretrained_cfg"]["crop_pct"] = 0.5
     (own / "config.json").write_text(json.dumps(config))
     write_picture(here / "photo.png", 1, 200, 200)
-    assert "--fit whole" in get_error(capsys, "look", "attend", own, "photo.png", "--query", "45,100")
+    assert "centre crop" in get_error(capsys, "look", "attend", own, "photo.png", "--query", "45,100")
     assert cli.main(["look", "explore", str(own), "photo.png", "--against", model, "-o", "page.html"]) == 0
     assert "another crop" in capsys.readouterr().err
     assert '"width":100,"height":100' in (here / "page.html").read_text()

@@ -72,7 +72,6 @@ def test_every_command_has_help_and_a_function(command: cli.Command, capsys: pyt
         ("train x --config absent.yaml", "absent.yaml"),
         ("train nowhere-at-all", "nowhere-at-all"),
         ("train", "frugalvit train photos/"),
-        ("look attend x a.png --mass 2", "--mass = '2': it must be less than 1"),
         ("completion tcsh", "shell = 'tcsh'"),
         ("export runs/x --to onxx", "Did you mean 'onnx'?"),
         ("list models zzz", "No network matches zzz."),

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from frugalvit.comparison.chart import Curve, comparison_chart, comparison_figure
+from frugalvit.comparison.chart import Curve, comparison_figure
+from frugalvit.utils.plotting import save
 
 NAMES = {
     "two": ["with", "without"],
@@ -46,6 +47,6 @@ def test_short_and_missing_curves() -> None:
 
 
 def test_dollar_signs_are_not_math(tmp_path: Path) -> None:
-    comparison_chart(*make_curves(["$\\no$", "b$"]), "top1", tmp_path / "chart.png")
+    save(comparison_figure(*make_curves(["$\\no$", "b$"]), "top1"), tmp_path / "chart.png")
     with Image.open(tmp_path / "chart.png") as picture:
         assert picture.width > 1000

@@ -240,7 +240,6 @@ def test_home_folders_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         (BenchStepConfig, {"kind": "train", "prototypes": 64}, "--prototypes .* without KIND pretrain"),
         (BenchStepConfig, {"kind": "train", "workers": 3}, "--workers .* --against"),
         (CorrespondConfig, {"images": ["x.png"], "limit": 3}, "--limit .* --data"),
-        (CorrespondConfig, {"data": "x", "fit": "whole"}, "--fit .* without IMAGES"),
     ],
 )
 def test_options_without_effect_are_errors(config: Any, values: dict[str, Any], flags: str) -> None:

@@ -93,7 +93,7 @@ def test_nonfinite_outputs_are_detected(odd: float | None, broken: bool) -> None
     if odd is not None:
         logits[2, 1] = odd
         scores.add(logits, torch.tensor([0, 1, 2, 0]), torch.arange(4))
-    assert scores.has_nonfinite() is broken
+    assert bool(scores.nonfinite) is broken
 
 
 def test_nonfinite_localization_error_is_ignored() -> None:

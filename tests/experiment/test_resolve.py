@@ -32,7 +32,7 @@ FLOWERS = Facts(2040, 102, 224, "cuda", "swin", SWIN_T)
 
 
 def detection(config: Any, facts: Facts, auto: AutoValues) -> Any:
-    return resolve_detection(config, facts, [4, 8, 16, 32, 64], (False, "no masks"), auto)
+    return resolve_detection(config, facts, [4, 8, 16, 32, 64], (0, 9), auto)
 
 
 RULES: dict[Any, Any] = {

@@ -10,7 +10,7 @@ from frugalvit.experiment.resolve import AutoValues
 from frugalvit.experiment.resolve_dense import resolve_dense_input, resolve_detection, resolve_segmentation
 
 LEVELS: list[float] = [4, 8, 16, 32, 64]
-MASKS = True, "the data has masks"
+MASKS = 9, 9
 
 
 def detector(config: DetectConfig, facts: Facts, auto: AutoValues) -> Any:

@@ -149,4 +149,4 @@ def resolve(config: Any, images: int = 64, **facts: Any) -> Any:
         return resolving.resolve_distillation(config, known, auto)
     if config.recipe_task() == "segment":
         return resolve_dense.resolve_segmentation(config, known, auto)
-    return resolve_dense.resolve_detection(config, known, [4, 8, 16, 32, 64], (False, "no masks"), auto)
+    return resolve_dense.resolve_detection(config, known, [4, 8, 16, 32, 64], (0, 9), auto)

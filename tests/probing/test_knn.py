@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from frugalvit.errors import UserError
+from frugalvit.probing import knn as knn_module
 from frugalvit.probing.knn import knn_accuracy, knn_predict
 
 
@@ -25,17 +26,18 @@ def brute_force_votes(train: Tensor, labels: Tensor, image: Tensor, k: int, clas
     return votes
 
 
+def set_chunks(monkeypatch: pytest.MonkeyPatch, test: int, train: int, images: int) -> None:
+    """Compare this many rows of test with this many of train at a time."""
+    monkeypatch.setattr(knn_module, "TRAIN_CHUNK", {"cpu": train})
+    monkeypatch.setattr(knn_module, "CELLS", {"cpu": test * min(train, images)})
+
+
 @pytest.mark.parametrize("chunks", [None, (7, 13), (200, 1), (1, 400)])
-def test_equals_the_released_code(golden, chunks) -> None:
+def test_equals_the_released_code(golden, chunks, monkeypatch) -> None:
     g = {name: torch.from_numpy(array) for name, array in golden("g_knn").items() if array.dtype.kind in "if"}
-    scores_by_k = knn_accuracy(
-        g["train"],
-        g["train_labels"],
-        g["test"],
-        g["test_labels"],
-        classes=8,
-        chunks=chunks,
-    )
+    if chunks is not None:
+        set_chunks(monkeypatch, *chunks, len(g["train"]))
+    scores_by_k = knn_accuracy(g["train"], g["train_labels"], g["test"], g["test_labels"], classes=8)
     for k in (10, 20, 100, 200):
         assert [scores_by_k[k]["top1"], scores_by_k[k]["top5"]] == pytest.approx(g[f"k{k}"].tolist(), abs=1e-9)
 
@@ -46,7 +48,9 @@ def test_equals_brute_force(seed: int, images: int, tests: int, classes: int, ch
     train, test = torch.randn(images, 6, generator=generator), torch.randn(tests, 6, generator=generator)
     labels = torch.randint(classes, (images,), generator=generator)
     ks = (1, 3, 50)
-    ranked = knn_predict(train, labels, test, ks, 0.07, classes, chunks=(chunk, chunk))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        set_chunks(monkeypatch, chunk, chunk, images)
+        ranked = knn_predict(train, labels, test, ks, 0.07, classes)
     for k in ks:
         for row, image in enumerate(test.double()):
             votes = brute_force_votes(train, labels, image, k, classes)
@@ -54,10 +58,11 @@ def test_equals_brute_force(seed: int, images: int, tests: int, classes: int, ch
             assert ranked[k][row].tolist() == expected
 
 
-def test_leave_one_out_equals_brute_force() -> None:
+def test_leave_one_out_equals_brute_force(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(3)
     train, labels = torch.randn(23, 4, generator=generator), torch.randint(3, (23,), generator=generator)
-    ranked = knn_predict(train, labels, None, (1, 5, 100), 0.07, 3, chunks=(5, 4))
+    set_chunks(monkeypatch, 5, 4, len(train))
+    ranked = knn_predict(train, labels, None, (1, 5, 100), 0.07, 3)
     for k in (1, 5, 100):
         for i, image in enumerate(train.double()):
             votes = brute_force_votes(train, labels, image, k, 3, own=i)
@@ -114,6 +119,6 @@ def test_gpu_agrees_with_cpu() -> None:
     train, test = torch.randn(3000, 32, generator=generator), torch.randn(500, 32, generator=generator)
     labels, wanted = torch.randint(10, (3000,), generator=generator), torch.randint(10, (500,), generator=generator)
     on_host = knn_accuracy(train, labels, test, wanted)
-    on_device = knn_accuracy(train, labels, test, wanted, device="cuda", chunks=(500, 700))
+    on_device = knn_accuracy(train, labels, test, wanted, device="cuda")
     for k, scores in on_host.items():
         assert on_device[k]["top1"] == pytest.approx(scores["top1"], abs=0.5)

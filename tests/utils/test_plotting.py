@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from frugalvit.comparison.chart import comparison_chart
+from frugalvit.comparison.chart import comparison_figure
 from frugalvit.probing.figures import neighbours_figure
 from frugalvit.utils.plotting import save
 
@@ -24,7 +24,7 @@ THEIRS = {
 def draw(folder: Path, name: str) -> tuple[bytes, bytes]:
     sheet, chart = folder / f"{name}_sheet.png", folder / f"{name}_chart.png"
     save(neighbours_figure(IMAGE, [IMAGE], ["one.png"]), sheet)
-    comparison_chart({"a": [1.0, 2.0], "b": [2.0, 3.0]}, {"a": [], "b": []}, "top1", chart)
+    save(comparison_figure({"a": [1.0, 2.0], "b": [2.0, 3.0]}, {"a": [], "b": []}, "top1"), chart)
     return sheet.read_bytes(), chart.read_bytes()
 
 

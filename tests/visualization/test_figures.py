@@ -53,7 +53,7 @@ def test_all_heads_share_one_colour_scale():
     attention_of = torch.full((2, 17, 17), 1 / 17)
     attention_of[1] = torch.eye(17)
     view = view_attention(attention_of, (4, 4), (1, 2))
-    figure = plots.attention_figure(torch.rand(3, 32, 32), view, regions_of(), "title", 0.6)
+    figure = plots.attention_figure(torch.rand(3, 32, 32), view, regions_of(), "title")
     maps = [axis.images[-1] for axis in figure.subfigs[2].axes if len(axis.images) == 2]
     assert len(maps) == 2 and {(image.norm.vmin, image.norm.vmax) for image in maps} == {(0, 1)}
     assert any("share of a head's attention" in axis.get_xlabel() for axis in figure.subfigs[3].axes)
@@ -65,7 +65,7 @@ def test_all_heads_share_one_colour_scale():
 def test_attention_figure_has_a_mask_and_a_map_per_head(tmp_path, heads):
     image = torch.rand(3, 32, 32)
     view = attend(PatchFeatures(heads=heads), image, (1, 2))
-    figure = plots.attention_figure(image, view, regions_of(), "title", 0.6)
+    figure = plots.attention_figure(image, view, regions_of(), "title")
     titles = [axis.get_title() for part in figure.subfigs for axis in part.axes]
     assert [title for title in titles if title] == [f"head {head}" for head in view.order] * 2
     if heads == 3:
@@ -76,7 +76,7 @@ def test_regions_of_a_padded_picture_are_cut():
     """With 28 pixels and a stride of 8 the fourth column has 4 pixels."""
     image, regions = torch.rand(3, 28, 28), Regions((4, 4), (28, 28), (8, 8))
     view = view_attention(torch.full((1, 16, 16), 1 / 16), (4, 4), (1, 3))
-    figure = plots.attention_figure(image, view, regions, "title", 0.6)
+    figure = plots.attention_figure(image, view, regions, "title")
     for part in figure.subfigs[1:3]:
         (axis,) = (axis for axis in part.axes if axis.images)
         assert axis.images[-1].get_extent() == [-0.5, 31.5, 31.5, -0.5]

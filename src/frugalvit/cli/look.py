@@ -64,11 +64,7 @@ def _draw_matches(
 ) -> None:
     rows = []
     for model in models:
-        views = (
-            model_view(model.backbone, picture.pixels, config.fit, model.backbone.eval_crop["crop_pct"])
-            for picture in (pictures * 2)[:2]
-        )
-        first, second = (view for view, _ in views)
+        first, second = (model_view(model.backbone, picture.pixels)[0] for picture in (pictures * 2)[:2])
         if len(pictures) == 1:
             second = SecondView.of(pictures[0].pixel_type)(second[None], torch.Generator().manual_seed(config.seed))[0]
         with eval_no_grad(model.backbone):
@@ -106,10 +102,7 @@ def _score_matches(
         images = examples.with_pixels(model.transform.pixels)
         batches = input_batches(images, model.backbone, config.batch, model.name)
         scores[model.name] = lens.evaluate_correspondence(model.backbone, batches, top=config.top, seed=config.seed)
-    out = config.out
-    if config.out and config.images and not Path(config.out).is_dir():  # the drawing has this name
-        out = str(Path(config.out).with_stem(f"{Path(config.out).stem}_scores"))
-    path = _new_file(out, "correspond_scores", config.format)
+    path = _new_file(config.out, "correspond_scores", config.format, "_scores" if config.images else "")
     save(figures.score_figure(scores), path)
     result.data |= {"chart": str(path), "scores": {name: asdict(score) for name, score in scores.items()}}
     rows: list[list[object]] = [
@@ -129,18 +122,16 @@ def attend(config: AttendConfig) -> CommandResult:
     models = _load_models(config, [config.model, *config.against])
     picture = read_picture(config.image, models[0].transform.pixels)
     for model in models:
-        image, box = model_view(model.backbone, picture.pixels, config.fit, model.backbone.eval_crop["crop_pct"])
+        image, box = model_view(model.backbone, picture.pixels)
         attention, regions = attention_lens.block_attention(model.backbone, image, config.block)
         size = (picture.pixels.shape[0], picture.pixels.shape[1])
         query = attention_lens.parse_query(config.query, size, box, regions)
-        view = attention_lens.view_attention(attention, regions.grid, query, config.mass)
+        view = attention_lens.view_attention(attention, regions.grid, query)
         block = "the last block" if config.block is None else f"block {config.block}"
         title = f"{model.name}: {picture.name}" + ("" if config.block is None else f", {block}")
-        out = config.out
-        if drawn and out and not Path(out).is_dir():  # each figure has a name of its own
-            out = str(Path(out).with_stem(f"{Path(out).stem}_{len(drawn) + 1}"))
-        path = _new_file(out, f"attend_{picture.name}", config.format)
-        save(figures.attention_figure(shown(image, picture.pixel_type), view, regions, title, config.mass), path)
+        end = f"_{len(drawn) + 1}" if drawn else ""
+        path = _new_file(config.out, f"attend_{picture.name}", config.format, end)
+        save(figures.attention_figure(shown(image, picture.pixel_type), view, regions, title), path)
         heads = [
             {"head": head, "entropy": view.entropy[head].item(), "regions": int(view.masks[head].sum())}
             | ({"on_class_token": view.elsewhere[head].item()} if view.extra else {})
@@ -149,7 +140,7 @@ def attend(config: AttendConfig) -> CommandResult:
         facts = {"figure": str(path), "model": model.name, "grid": regions.grid, "query": query, "reach": view.reach}
         drawn.append(facts | {"heads": heads})
         rows: list[list[object]] = [list(head.values()) for head in heads]
-        columns = ["head", "entropy (bits)", f"regions with {100 * config.mass:.0f} %"]
+        columns = ["head", "entropy (bits)", f"regions with {100 * attention_lens.MASS:.0f} %"]
         columns += ["on class token"] if view.extra else []
         cells = "x".join(f"{side:.3g}" for side in regions.cell)
         result.tables.append(
@@ -175,7 +166,7 @@ def explore(config: ExploreConfig) -> CommandResult:
     for model in models[1:]:
         if abs(model.backbone.eval_crop["crop_pct"] - keep) > 0.01:
             console.warning(f"{model.name} is evaluated on another crop; here it uses that of {models[0].name}")
-    data = gather([(m.name, m.backbone) for m in models], pictures, second_views=second, seed=config.seed, keep=keep)
+    data = gather([(m.name, m.backbone) for m in models], pictures, second_views=second, seed=config.seed)
     path = _new_file(config.out, f"explore_{pictures[0].name}", "html")
     write_text(
         path, html.explorer(data, f"{models[0].name}: {truncate_list([picture.name for picture in pictures], 3)}")
@@ -199,9 +190,7 @@ def report(config: ReportConfig) -> CommandResult:
         model = load_model(str(folder), pick_device(config.device))
         pictures = [read_picture(path, model.transform.pixels) for path in config.images]
         named = [(console.sanitize(model.name), model.backbone)]
-        explored[folder] = gather(
-            named, pictures, second_views=len(pictures) == 1, keep=model.backbone.eval_crop["crop_pct"]
-        )
+        explored[folder] = gather(named, pictures, second_views=len(pictures) == 1)
     try:
         html.write_report([Path(run) for run in config.runs], out, seen=explored)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
@@ -223,7 +212,6 @@ def _check_replaceable(out: Path, runs: list[Path]) -> None:
 
 
 def read_picture(path: str, pixels: PixelFormat) -> Picture:
-    """Read an image file in the pixel format of a model."""
     return Picture.of(path, read_pixels(Path(path), pixels))
 
 
@@ -252,15 +240,16 @@ def _open_examples(config: CorrespondConfig) -> ImageDataset:
     return spread_evenly(source.splits[name], config.limit)
 
 
-def _new_file(out: str | None, stem: str, suffix: str) -> Path:
-    """Return the path of a new file: ``out``, or a free name in the folder ``out``."""
+def _new_file(out: str | None, stem: str, suffix: str, end: str = "") -> Path:
+    """Return the path of a new file: ``out`` with ``end`` behind its stem, or a free name in the folder ``out``."""
     if out is not None and len(os.fsencode(Path(out).name)) > _MAX_NAME:
         raise UserError(f"--out {out} is too long for a file name.")
     if out is None or Path(out).is_dir():
         stem = re.sub(r"[^\w.-]+", "-", stem).encode()[:_MAX_STEM].decode("utf-8", "ignore")
         numbered = (f"{stem}{f'_{n}' if n > 1 else ''}.{suffix}" for n in range(1, 100_000))
         return next(path for name in numbered if not (path := Path(out or "") / name).exists())
-    path = Path(out) if Path(out).suffix else Path(f"{out}.{suffix}")
+    path = Path(out).with_stem(Path(out).stem + end)
+    path = path if path.suffix else Path(f"{path}.{suffix}")
     if path.suffix != f".{suffix}":
         hint = "choose another name" if suffix == "html" else "use --format or another name"
         raise UserError(f"--out {out} does not end with .{suffix}; {hint}.")

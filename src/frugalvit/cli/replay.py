@@ -88,7 +88,6 @@ def _run_part(
 
 
 def _find_dump(path: Path) -> Path:
-    """Return the file itself, or the newest dump of a run."""
     if path.is_dir():
         dumps = sorted((path / layout.FAULT).glob("*.pt"), key=lambda file: (file.stat().st_mtime_ns, file.name))
         if not dumps:

@@ -200,7 +200,6 @@ def make_page(model: ReadyModel) -> str:
 
 
 def draw_answer(found: dict[str, Any]) -> str:
-    """Draw an answer as HTML."""
     bars = bar_table((guess["class"], guess["probability"], "") for guess in found.get("predictions", ()))
     unlike = '<ul class="alarms" id="unlike"><li>This photo is unlike the training images: do not trust it.</li></ul>'
     unlike = unlike if found["unlike_training"] else ""

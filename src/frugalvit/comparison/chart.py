@@ -1,31 +1,19 @@
 """The picture of a comparison: curves over epochs (Drloc, Fig. 3) and every run's final value beside the means."""
 
 import statistics
-from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from frugalvit.report.run_record import Curve, mean_curve
 from frugalvit.utils import palette
-from frugalvit.utils.plotting import drawing, save
+from frugalvit.utils.plotting import drawing
 
 _FEW = 3  # points of a curve that get markers
 _LONGEST = 72  # characters of a name
 _LINE = 80  # characters in one row of the legend
 
 
-def comparison_chart(
-    values: dict[str, list[float]],
-    curves: dict[str, list[Curve]],
-    metric: str,
-    path: Path,
-    labels: tuple[str, str] | None = None,
-) -> None:
-    """Draw a comparison into a file."""
-    with drawing({"text.parse_math": False}):  # a dollar sign in a name is a dollar sign
-        save(comparison_figure(values, curves, metric, labels), path)
-
-
+@drawing({"text.parse_math": False})  # a dollar sign in a name is a dollar sign
 def comparison_figure(
     values: dict[str, list[float]],
     curves: dict[str, list[Curve]],

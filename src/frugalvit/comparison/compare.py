@@ -2,6 +2,7 @@
 
 import json
 import math
+import pkgutil
 import time
 from collections.abc import Callable, Iterable
 from operator import attrgetter
@@ -55,25 +56,17 @@ def known_metrics(task: str) -> list[str]:
     return _SCORES[task] + _FACTS
 
 
-def compare(config: CompareConfig) -> CommandResult:
-    """Compare settings of ``frugalvit train``."""
-    from frugalvit.tasks.classification.train import train
-
-    return compare_runs(config, TrainConfig, train, "compare")
-
-
-def compare_detectors(config: DetectCompareConfig) -> CommandResult:
-    """Compare settings of ``frugalvit detect train``."""
-    from frugalvit.tasks.detection.commands import train
-
-    return compare_runs(config, DetectConfig, train, "detect compare")
+_COMPARED: dict[type[Compared], tuple[type[RunConfig], str, str]] = {
+    CompareConfig: (TrainConfig, "frugalvit.tasks.classification.train:train", "compare"),
+    DetectCompareConfig: (DetectConfig, "frugalvit.tasks.detection.commands:train", "detect compare"),
+    SegmentCompareConfig: (SegmentConfig, "frugalvit.tasks.segmentation.commands:train", "segment compare"),
+}
 
 
-def compare_segmenters(config: SegmentCompareConfig) -> CommandResult:
-    """Compare settings of ``frugalvit segment train``."""
-    from frugalvit.tasks.segmentation.commands import train
-
-    return compare_runs(config, SegmentConfig, train, "segment compare")
+def compare(config: CompareConfig | DetectCompareConfig | SegmentCompareConfig) -> CommandResult:
+    """Compare settings of classifiers, detectors or segmenters."""
+    kind, train, command = _COMPARED[type(config)]
+    return compare_runs(config, kind, pkgutil.resolve_name(train), command)
 
 
 def compare_runs(
@@ -141,7 +134,6 @@ def compare_runs(
 
 
 def _ask_which(settings: dict[str, dict[str, Any]], data: str) -> str:
-    """Return the question of a comparison."""
     names = list(settings)
     is_drloc = all(key.startswith("localization.") for values in settings.values() for key in flatten(values))
     if is_drloc and names == ["with", "without"]:
@@ -228,7 +220,6 @@ def find_difference(folder: Path, config: RunConfig) -> str:
 
 
 def _request(config: RunConfig) -> dict[str, Any]:
-    """Return the options that the score depends on."""
     request: dict[str, Any] = {}
     for name, value in flatten(config.model_dump(mode="json")).items():
         if name not in _NOT_PART_OF_REQUEST:
@@ -368,7 +359,8 @@ def _floors(scores: Scores) -> dict[str, tuple[float, float, float]]:
 
 def _draw_chart(folder: Path, scores: Scores, values: dict[str, list[float]], metric: str) -> None:
     """Draw the evaluations while training and the final values."""
-    from frugalvit.comparison.chart import comparison_chart
+    from frugalvit.comparison.chart import comparison_figure
+    from frugalvit.utils.plotting import save
 
     splits: set[str] = set()
     curves: dict[str, list[list[tuple[float, float]]]] = {}
@@ -384,7 +376,7 @@ def _draw_chart(folder: Path, scores: Scores, values: dict[str, list[float]], me
             f"{metric} on {'/'.join(sorted(splits))} while training",
             f"final {metric} on {'/'.join(sorted(scored))}",
         )
-    comparison_chart(values, curves, metric, folder / layout.COMPARISON_CHART, labels)
+    save(comparison_figure(values, curves, metric, labels), folder / layout.COMPARISON_CHART)
 
 
 def _resolution(metric: str, summaries: list[dict[str, Any]]) -> float | None:

@@ -27,9 +27,6 @@ class Difference:
     """Difference of two settings over the same seeds, with a 95 % interval (Student's t).
 
     Interval and p are NaN with one seed, or if the differences do not vary.
-
-    error, freedom: standard error of the mean, and degrees of freedom
-    seed_share:     the part of error² that more seeds reduce; the rest comes from the images
     """
 
     mean: float
@@ -37,9 +34,9 @@ class Difference:
     high: float
     p_value: float
     count: int
-    error: float = math.nan
+    error: float = math.nan  # standard error of the mean
     freedom: float = math.nan
-    seed_share: float = 1.0
+    seed_share: float = 1.0  # the part of error² that more seeds reduce; the rest comes from the images
 
     def __str__(self) -> str:
         if self.count < 2:
@@ -50,7 +47,6 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """True if the interval excludes zero."""
         return self.count > 1 and (self.low > 0 or self.high < 0)
 
     def at_level(self, alpha: float) -> Self:

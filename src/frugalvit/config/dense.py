@@ -125,7 +125,7 @@ class DetectConfig(TransferConfig):
         "auto", "short side of test images, in pixels; auto: 5/3 of the data's, at most 800 (128 on a CPU)"
     )
     head: HeadName = option("mask-rcnn", "one box head, or three in a cascade")
-    masks: bool | Auto = option("auto", "predict masks; auto: if 10 or half of the training objects have a mask")
+    masks: bool | Auto = option("auto", "predict masks; auto: if all training objects have one")
     categories: Literal["own", "super", "one"] = option(
         "own", "own: the data's categories; super: their supercategories; one: a single category, object"
     )

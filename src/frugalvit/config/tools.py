@@ -111,7 +111,6 @@ class CorrespondConfig(_LookConfig):
     limit: int = option(1000, "images to score, spread evenly over the split", ge=1, needs="data")
     batch: int = option(64, "images per batch", ge=1, needs="data")
     top: int = option(10, "number of most similar pairs", ge=1)
-    fit: Literal["crop", "whole"] = option("crop", "center crop of the evaluation, or the full image", needs="images")
     seed: Seed = option(0, "seed of the second views' colours")
     format: Literal["png", "svg", "pdf"] = option("png", "format of the figures")
 
@@ -126,8 +125,6 @@ class AttendConfig(_LookConfig):
     query: str = option("0.5,0.5", "x,y in pixels (120,80) or as shares of the view (0.5,0.5); class: the class token")
     block: Count | None = option(None, "number of the block, from 1 (default: the last)")
     against: list[str] = option([], "more models to draw, each in a figure of its own")
-    mass: float = option(0.6, "share of a head's attention that its mask covers", gt=0, lt=1)
-    fit: Literal["crop", "whole"] = option("crop", "center crop of the evaluation, or the full image")
     format: Literal["png", "svg", "pdf"] = option("png", "format of the figure")
 
 

@@ -62,7 +62,6 @@ class EvalSet:
 
     @property
     def batches(self) -> int:
-        """Return the number of batches."""
         return -(-len(self.store) // self.batch)
 
 

@@ -213,7 +213,6 @@ class Experiment(ABC, Generic[C, R]):
                 console.info_once(note)
 
     def fit(self) -> dict[str, Any]:
-        """Train to the end."""
         if self.config.auto_batch:
             self.plan = fit_to_memory(self.config, self.plan, self.task, self.run_folder, self.fabric)
         self.compile_task()
@@ -243,7 +242,6 @@ class Experiment(ABC, Generic[C, R]):
         run.save_json(layout.SUMMARY, summary | details | {"auto": [vars(value) for value in self.auto_values]})
 
     def report(self) -> None:
-        """Write report.html."""
         if self.config.report:
             run = self.run_folder
             write_report([run.folder], run.path(layout.REPORT), **self.report_inputs())

@@ -198,7 +198,6 @@ def described_by(path: Path) -> Path | None:
 
 
 def without_scores(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts of a model without its scores."""
     return {name: value for name, value in meta.items() if name not in SCORES}
 
 

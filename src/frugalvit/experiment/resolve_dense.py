@@ -32,15 +32,16 @@ def resolve_dense_input(config: D, facts: Facts, auto: AutoValues) -> D:
 
 
 def resolve_detection(
-    config: DetectConfig, facts: Facts, strides: list[float], masks: tuple[bool, str], auto: AutoValues
+    config: DetectConfig, facts: Facts, strides: list[float], masks: tuple[int, int], auto: AutoValues
 ) -> ResolvedDetectConfig:
     """Resolve what a detector needs: length, learning rate, heads, anchors, evaluation.
 
     strides: of all levels of the pyramid, the top level included
-    masks:   whether to predict masks, and the reason
+    masks:   the number of training objects with a mask, and of all
     """
     batch, length = _resolve_length(config, facts, auto, detecting=True)
-    auto.choose("masks", config.masks, *masks)
+    masked, count = masks
+    auto.choose("masks", config.masks, masked == count, f"{masked:,} of {count:,} training objects have one; all must")
     options, reason = config.detector, f"a third of the backbone's {facts.dim}, at most 256"
     channels = auto.choose("detector.channels", options.channels, min(256, max(32, facts.dim // 3 // 32 * 32)), reason)
     auto.choose("detector.hidden", options.hidden, 4 * channels, "four times the pyramid's channels (1,024 at 256)")

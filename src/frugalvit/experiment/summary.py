@@ -114,7 +114,6 @@ def augmentation_sheet(batches: BatchSource, backbone: Backbone, columns: int = 
 
 
 def _sheet(pictures: list[Image.Image], columns: int, edge: int) -> bytes:
-    """Return pictures in rows of ``columns`` as one JPEG."""
     sheet = Image.new("RGB", (columns * edge, -(-len(pictures) // columns) * edge), "white")
     for index, picture in enumerate(pictures):
         square = picture.resize((edge, edge), Image.Resampling.LANCZOS)
@@ -201,7 +200,6 @@ def describe_weights(outcome: Mapping[str, Any], eval_split: str, weights: str) 
 
 
 def finite(number: float) -> float | None:
-    """Return a number that JSON can hold: None for infinity and NaN."""
     return number if math.isfinite(number) else None
 
 

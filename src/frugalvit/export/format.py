@@ -18,20 +18,14 @@ Run = Callable[[Tensor], Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class ExportJob:
-    """A model to export, and the folder for its files.
-
-    folder:   empty, for the files
-    meta:     what config.json records of the training
-    settings: config.yaml of the run; empty if the model is not a run
-    resized:  the model's scores were measured at another image size
-    """
+    """A model to export, and the empty folder for its files."""
 
     config: ExportConfig
     model: ReadyModel
     folder: Path
-    meta: dict[str, Any]
-    settings: dict[str, Any]
-    resized: bool
+    meta: dict[str, Any]  # what config.json records of the training
+    settings: dict[str, Any]  # config.yaml of the run; empty if the model is not a run
+    resized: bool  # the model's scores were measured at another image size
 
 
 class ExportFormat(abc.ABC):

@@ -103,7 +103,6 @@ class OnnxFormat(ExportFormat):
 
 
 def open_onnx(path: Path) -> Run:
-    """Return a function that runs an ONNX file."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -87,16 +87,10 @@ def describe_floor(floor: dict[str, Any], top1: float | None = None) -> str:
     part = ""
     if floor["fitted_images"] < floor["train_images"]:
         part = f", which learned from {floor['fitted_images']:,} of {floor['train_images']:,} training images"
-    low, high = _interval(floor)
-    interval = f" (95 %: {low:.1f} to {high:.1f})" if low < high else ""
-    text = f"{floor['best']:.1f} %{interval} without a network, on the same images: {METHODS[floor['method']]}{part}"
-    return f"{text}. The network is not clearly better or worse" if low < high and low <= (top1 or 0) <= high else text
-
-
-def _interval(floor: dict[str, Any]) -> tuple[float, float]:
-    """Return the 95 % interval of the best method; runs of older versions do not store the number of images."""
-    images = floor.get("scored_images")
-    return share_interval(floor["best"], images) if images else (floor["best"], floor["best"])
+    low, high = share_interval(floor["best"], floor["scored_images"])
+    score = f"{floor['best']:.1f} % (95 %: {low:.1f} to {high:.1f})"
+    text = f"{score} without a network, on the same images: {METHODS[floor['method']]}{part}"
+    return f"{text}. The network is not clearly better or worse" if low <= (top1 or 0) <= high else text
 
 
 def check_floor(top1: float, floor: dict[str, Any], pretrained: bool = False) -> list[str]:
@@ -104,7 +98,10 @@ def check_floor(top1: float, floor: dict[str, Any], pretrained: bool = False) ->
 
     pretrained: the network started from other weights, so these are no advice
     """
-    if "skipped" in floor or (top1 >= _interval(floor)[0] and not (top1 <= floor["majority"] < 100)):
+    if "skipped" in floor:
+        return []
+    lowest = share_interval(floor["best"], floor["scored_images"])[0]
+    if top1 >= lowest and not top1 <= floor["majority"] < 100:
         return []
     by = METHODS[floor["method"]]
     if top1 <= floor["majority"]:

@@ -48,16 +48,9 @@ def knn(config: KnnConfig) -> CommandResult:
                 notes = ["there is no test split: the images without a label are scored"]
             notes.append(f"{labelled.sum():,} of {len(gallery):,} labels are used")
             gallery = gallery.subset(labelled)
-        scores = knn_accuracy(
-            gallery.features,
-            gallery.targets,
-            None if queries is None else queries.features,
-            None if queries is None else queries.targets,
-            config.ks,
-            config.temperature,
-            inputs.classes,
-            device=inputs.device,
-        )
+        scored = (None, None) if queries is None else (queries.features, queries.targets)
+        learned, options = (gallery.features, gallery.targets), (config.ks, config.temperature, inputs.classes)
+        scores = knn_accuracy(*learned, *scored, *options, device=inputs.device)
         headline = HEADLINE_K if HEADLINE_K in scores else min(scores)
         train_images, test_images = len(gallery), len(gallery if queries is None else queries)
         data: dict[str, Any] = {
@@ -91,17 +84,11 @@ def knn(config: KnnConfig) -> CommandResult:
 
 
 def nearest(
-    train: Tensor,
-    test: Tensor | None,
-    k: int,
-    *,
-    device: torch.device | str | None = None,
-    chunks: tuple[int, int] | None = None,
+    train: Tensor, test: Tensor | None, k: int, *, device: torch.device | str | None = None
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yield the k most similar training rows of every test row by cosine, a chunk of test rows at a time.
 
     train: (N, D), test: (M, D), or None for leave-one-out (every training row against all others).
-    chunks: rows of test and train at a time (default: what fits the device)
     Yields (rows, similarity, index) with (m, k') tensors, the nearest first; k' = min(k, N), for leave-one-out N - 1.
     The best k so far are merged with the best k of each block of training rows. So only one chunk of test rows x one of
     training rows is in memory: 1.28 M x 50 k fits on any device.
@@ -112,10 +99,8 @@ def nearest(
         raise UserError(f"k-NN needs at least 2 images to leave one out and 1 otherwise, not {len(train)}.")
     device = train.device if device is None else torch.device(device)
     k = min(k, available)
-    if chunks is None:
-        train_chunk = TRAIN_CHUNK.get(device.type, TRAIN_CHUNK["cpu"])
-        chunks = max(1, CELLS.get(device.type, CELLS["cpu"]) // min(train_chunk, len(train))), train_chunk
-    test_chunk, train_chunk = chunks
+    train_chunk = TRAIN_CHUNK.get(device.type, TRAIN_CHUNK["cpu"])
+    test_chunk = max(1, CELLS.get(device.type, CELLS["cpu"]) // min(train_chunk, len(train)))
     for start in range(0, len(queries), test_chunk):
         rows = slice(start, min(start + test_chunk, len(queries)))
         query = _unit(queries[rows], device)
@@ -145,7 +130,6 @@ def knn_predict(
     classes: int,
     *,
     device: torch.device | str | None = None,
-    chunks: tuple[int, int] | None = None,
 ) -> dict[int, Tensor]:
     """Rank the classes of every test image for each k: {k: (M, min(5, k, classes))}, best first.
 
@@ -155,7 +139,7 @@ def knn_predict(
     """
     ks = sorted(set(ks))
     ranked: dict[int, list[Tensor]] = {k: [] for k in ks}
-    for _, similarity, index in nearest(train, test, ks[-1], device=device, chunks=chunks):
+    for _, similarity, index in nearest(train, test, ks[-1], device=device):
         # relative to the nearest: the ranking is the same and a small temperature cannot overflow
         weight = ((similarity - similarity[:, :1]) / temperature).exp()
         neighbour = labels.to(index.device)[index]
@@ -178,7 +162,6 @@ def knn_accuracy(
     classes: int | None = None,
     *,
     device: torch.device | str | None = None,
-    chunks: tuple[int, int] | None = None,
 ) -> dict[int, dict[str, float]]:
     """Return {k: {"top1", "top5", "mean_per_class"}} in percent; test=None leaves one out.
 
@@ -194,7 +177,7 @@ def knn_accuracy(
     if test is not None:
         labels = as_labels(test_labels, test, classes)
     classes = classes or 1 + max(int(train_labels.max()), int(labels.max()))
-    ranked = knn_predict(train, train_labels, test, ks, temperature, classes, device=device, chunks=chunks)
+    ranked = knn_predict(train, train_labels, test, ks, temperature, classes, device=device)
     return {k: classification_scores(classes_of_k, labels) for k, classes_of_k in ranked.items()}
 
 

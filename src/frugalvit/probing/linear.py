@@ -100,7 +100,6 @@ class LinearFit:
     settings: list[tuple[float, float]]  # (learning rate, weight decay)
 
     def scores(self, features: Tensor) -> Tensor:
-        """Class scores (R, N, C)."""
         width, runs, classes = self.weight.shape
         logits = features.to(self.weight) @ self.weight.view(width, runs * classes)
         return (logits.view(-1, runs, classes) + self.bias).movedim(1, 0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from frugalvit.errors import UserError
-from frugalvit.utils.intervals import PARTS, jackknife_interval, pseudo_values, wilson_interval
+from frugalvit.utils.intervals import PARTS, jackknife_facts, jackknife_interval, pseudo_values, wilson_interval
 
 Metric = Literal["accuracy", "mean_per_class", "map", "map11", "roc_auc"]
 METRIC_NAMES: dict[Metric, str] = {
@@ -111,7 +111,6 @@ class PartCounts:
         return self.counts.cpu().double().view(3, PARTS, self.classes)  # first to the CPU: MPS has no float64
 
     def scores(self) -> dict[str, float]:
-        """Return top1, top5 and mean_per_class of all parts; {} without images."""
         return _scores_of(self.by_part().sum(1))
 
     def facts(self) -> dict[str, Any]:
@@ -121,19 +120,18 @@ class PartCounts:
         """
         counts = self.by_part()
         counts, images = counts[:, counts[0].sum(1) > 0], counts[0].sum(0)
-        total, without = self.scores(), [_scores_of(part) for part in (counts.sum(1, True) - counts).unbind(1)]
-        values = {name: pseudo_values(total[name], [part[name] for part in without if part]) for name in total}
+        without = [_scores_of(part) for part in (counts.sum(1, True) - counts).unbind(1)]
+        measured = jackknife_facts(self.scores(), without)
         frequent = images.sort(descending=True).values / images.sum().clamp(min=1)
         chance = {
             "top1": frequent[0],
             "top5": frequent[:5].sum(),
             "mean_per_class": 1 / (images > 0).sum().clamp(min=1),
         }
-        interval = jackknife_interval(total["mean_per_class"], values["mean_per_class"]) if total else (0.0, 100.0)
         return {
-            "mean_per_class_interval": list(interval),
+            "mean_per_class_interval": measured.get("mean_per_class_interval", [0.0, 100.0]),
             "chance": {name: round(100 * float(share), 6) for name, share in chance.items()},
-            "pseudo_values": {name: [round(value, 6) for value in part] for name, part in values.items()},
+            "pseudo_values": measured["pseudo_values"],
         }
 
 

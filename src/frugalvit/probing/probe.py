@@ -43,23 +43,15 @@ class ProbeInputs:
 
 @dataclass(frozen=True)
 class ProbeScores:
-    """The result of a probe.
+    """The result of a probe."""
 
-    data:     scores and chosen settings as --json prints them; test_images is required
-    settings: the keys of ``data`` that a note below the scores shows
-    table:    replaces the table of scores that ``run_probe`` makes
-    classifier: for --save
-    meta:     what the model folder of --save stores, as ``Target.meta``
-    unseen:   the keys of the scored images, if they were held out of train
-    """
-
-    data: dict[str, Any]
-    settings: tuple[str, ...] = ()
+    data: dict[str, Any]  # scores and chosen settings as --json prints them; test_images is required
+    settings: tuple[str, ...] = ()  # the keys of ``data`` that a note below the scores shows
     notes: list[str] = field(default_factory=list)
-    table: Table | None = None
-    classifier: LinearClassifier | KnnClassifier | None = None
-    unseen: list[str] = field(default_factory=list)
-    meta: dict[str, Any] = field(default_factory=dict)
+    table: Table | None = None  # replaces the table of scores that ``run_probe`` makes
+    classifier: LinearClassifier | KnnClassifier | None = None  # for --save
+    unseen: list[str] = field(default_factory=list)  # the keys of the scored images, if they were held out of train
+    meta: dict[str, Any] = field(default_factory=dict)  # what the model folder of --save stores, as ``Target.meta``
 
 
 def run_probe(

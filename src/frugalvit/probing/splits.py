@@ -60,16 +60,8 @@ def open_model(name: str, config: ExtractConfig) -> Model:
 
 
 def make_extractor(model: Model, config: FrozenModelConfig, kind: Kind, blocks: int = 4) -> FeatureExtractor:
-    """Make the feature extractor from the options."""
-    return FeatureExtractor(
-        model,
-        kind=kind,
-        blocks=blocks,
-        batch=config.batch,
-        precision=config.precision,
-        workers=config.workers,
-        cache=config.cache,
-    )
+    options = config.model_dump(include={"batch", "precision", "workers", "cache"})
+    return FeatureExtractor(model, kind=kind, blocks=blocks, **options)
 
 
 def probe_device(model: Model) -> torch.device:
@@ -192,7 +184,6 @@ def to_probe_split(features: FeatureSet) -> ProbeSplit:
 
 
 def concat(*parts: ProbeSplit) -> ProbeSplit:
-    """Concatenate splits."""
     return ProbeSplit(torch.cat([part.features for part in parts]), torch.cat([part.targets for part in parts]))
 
 

@@ -52,17 +52,13 @@ def per_class(record: RunRecord) -> str:
     return first + (more if len(rows) > _OPEN else "")
 
 
-def best(record: RunRecord) -> str:
-    shown = {entry.get("caption") for entry in read_results(record).get("worst", [])}  # of few images
-    entries = read_results(record).get("best", [])
-    return _pictures(record, [entry for entry in entries if entry.get("caption") not in shown])
-
-
-def worst(record: RunRecord) -> str:
-    return _pictures(record, read_results(record).get("worst", []))
-
-
-def _pictures(record: RunRecord, entries: list[dict[str, Any]]) -> str:
+def pictures(record: RunRecord, kind: str) -> str:
+    """Show the "best" or the "worst" pictures; of few images, those that are both only as the worst."""
+    results = read_results(record)
+    entries = results.get(kind, [])
+    if kind == "best":
+        shown = {entry.get("caption") for entry in results.get("worst", [])}
+        entries = [entry for entry in entries if entry.get("caption") not in shown]
     items = ""
     segmented = record.summary.get("task") == "segment"
     lead = "The image, the ground truth, the prediction." if segmented else "The ground truth, then the prediction."

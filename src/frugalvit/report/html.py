@@ -1,11 +1,9 @@
 """Write the report of one or several runs, or the explorer, as one HTML file that needs nothing else.
 
-A report is made from the files of a run folder. All are optional:
+A report is made from the files of a run folder (runs/layout.py). All are optional. What it reads:
 
     metrics.jsonl      one object per line: {"step": 120, "epoch": 1.5, "split": "train", "loss": 2.3, …}; all other
                        numbers become curves
-    config.yaml        all options
-    decisions.json     the auto values, for a run without a summary
     summary.json       {"task": "train", "top1": 0.71, …,                         scalars: the table of results
                         "knn_on": "sample",                                       k-NN was scored on training images
                         "floor": {"best": 0.35, "logistic": 0.35, …},             what simple methods score
@@ -18,11 +16,8 @@ A report is made from the files of a run folder. All are optional:
                         "left_out": {"count": 1, "files": [{"name", "split", "reason"}]}} unreadable files
     mistakes.json      [{"image": a data URI, "label": …, "predicted": …, "probability": 0.98,
                         "file": its name in the data}]
-    augmentations.jpg  training images after augmentation
-    transfer_report.json  of detection and segmentation: see dense_sections.py
     comparison.json    in a folder of runs: {"metric": …, "settings": {name: {"mean", "deviation", "values"}},
                        "differences": {name: {"mean", "low", "high", "p_value", "count"}}}
-    lens.json          similarities and attention for the explorer; ``write_report`` writes it
 """
 
 from __future__ import annotations
@@ -97,7 +92,7 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
         (
             "pseudo",
             "Pseudo-labels",
-            _each(records, sections.pseudo_labels),
+            _each(records, sections.stored_table, "pseudo_labels"),
             "From training. For each class: the share of the unlabelled images that were predicted as it, how many of "
             "these the network learned from, and how many of those were right (only if their labels are known).",
         ),
@@ -107,7 +102,7 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
     parts = [
         ("runs", "Runs", "" if single or compared else sections.results(records, main=True)),
         ("classes", "Classes", _each(records, dense_sections.per_class) or _each(records, sections.class_accuracy)),
-        ("answers", "Answers", _each(records, sections.answers)),
+        ("answers", "Answers", _each(records, sections.stored_table, "per_class")),
         ("calibration", "Calibration", _each(records, sections.calibration)),
         ("recall", "Precision over recall", _each(records, dense_sections.precision_recall), "Mean over classes."),
         ("curves", "Curves", sections.curves(records, main=True)),
@@ -117,8 +112,8 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
             _each(records, sections.mistakes),
             "The largest or most confident errors first.",
         ),
-        ("worst", "Worst pictures", _each(records, dense_sections.worst)),
-        ("best", "Best pictures", _each(records, dense_sections.best)),
+        ("worst", "Worst pictures", _each(records, dense_sections.pictures, "worst")),
+        ("best", "Best pictures", _each(records, dense_sections.pictures, "best")),
         ("confusion", "Confusion", _each(records, sections.confusion), "Rows: true classes. Columns: predicted."),
         ("explorer", "Explorer", _explorer(_merge_lens(records)), _EXPLORER_LEAD),
         ("details", "Details", "".join(sections.section(*part, folded=True) for part in details)),
@@ -133,7 +128,6 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
 
 
 def explorer(data: dict[str, Any], title: str) -> str:
-    """Make a page with the explorer alone."""
     about = ", ".join(model["name"] for model in data["models"])
     return render(title, about, sections.section("explorer", "Explorer", _explorer(data), _EXPLORER_LEAD))
 
@@ -209,11 +203,11 @@ def _merge_lens(records: list[RunRecord]) -> dict[str, Any] | None:
     return {"images": images, "models": models} if models else None
 
 
-def _each(records: list[RunRecord], part: Any) -> str:
+def _each(records: list[RunRecord], part: Any, *arguments: str) -> str:
     """Make a section for every run, with the runs' names as headings if the sections differ."""
     names: dict[str, list[str]] = {}
     for record in records:
-        names.setdefault(part(record), []).append(record.name)
+        names.setdefault(part(record, *arguments), []).append(record.name)
     names.pop("", None)
     if len(records) == 1 or (len(names) == 1 and len(next(iter(names.values()))) == len(records)):
         return next(iter(names), "")
@@ -224,7 +218,6 @@ def _each(records: list[RunRecord], part: Any) -> str:
 
 
 def _about(records: list[RunRecord]) -> list[str]:
-    """Return what all runs have in common: task, backbone, data and epochs."""
     facts = []
     for record in records:
         task, epochs = record.summary.get("task"), record.setting.get("epochs")

@@ -25,27 +25,19 @@ _LARGEST = 1e300  # sums and differences of drawn values must not overflow
 
 @dataclass
 class RunRecord:
-    """Everything that a page shows of one run.
-
-    curves:   (split, metric) -> points; x is the epoch
-    setting:  the configuration, flattened to dotted names
-    summary:  the final result
-    data:     the record of the data, data.json
-    finished: whether the run wrote a summary
-    setting_folder: the folder of the setting, for a run of ``compare``
-    """
+    """Everything that a page shows of one run."""
 
     name: str
     folder: Path
-    curves: dict[tuple[str, str], Curve] = field(default_factory=dict)
-    setting: dict[str, Any] = field(default_factory=dict)
+    curves: dict[tuple[str, str], Curve] = field(default_factory=dict)  # (split, metric) -> points; x is the epoch
+    setting: dict[str, Any] = field(default_factory=dict)  # the configuration, flattened to dotted names
     summary: dict[str, Any] = field(default_factory=dict)
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)  # data.json
     mistakes: list[dict[str, Any]] = field(default_factory=list)
     augmentations: str | None = None
     lens: dict[str, Any] | None = None
-    finished: bool = True
-    setting_folder: Path | None = None
+    finished: bool = True  # it wrote a summary
+    setting_folder: Path | None = None  # of a run of ``compare``
 
     def kind(self) -> str:
         """Return a key that is equal for runs that differ only in their seed."""

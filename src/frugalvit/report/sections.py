@@ -68,7 +68,6 @@ def legend(records: list[RunRecord]) -> str:
 
 
 def legend_of(lines: Iterable[tuple[int, str]]) -> str:
-    """Make a legend of styles and names."""
     items = (
         f'<li><svg viewBox="0 0 34 8" aria-hidden="true">{svg_charts.swatch(style, 34)}</svg>{escape(name)}</li>'
         for style, name in lines
@@ -171,9 +170,9 @@ def bar_table(rows: Iterable[tuple[str, float, str]]) -> str:
     return f'<table class="bars">{"".join(lines)}</table>'
 
 
-def answers(record: RunRecord) -> str:
-    """Show the table of labels, or of ranges of a number."""
-    stored = record.summary.get("per_class")
+def stored_table(record: RunRecord, key: str) -> str:
+    """Show a table of the summary: "per_class" (labels, or ranges of a number) or "pseudo_labels"."""
+    stored = record.summary.get(key)
     return table(stored["columns"], stored["rows"]) if isinstance(stored, dict) else ""
 
 
@@ -203,7 +202,6 @@ def calibration(record: RunRecord) -> str:
 
 
 def confusion(record: RunRecord) -> str:
-    """Show the confusion matrix, and the pairs that are confused most."""
     matrix = record.summary.get("confusion")
     if not isinstance(matrix, list) or not matrix:
         return ""
@@ -258,14 +256,7 @@ def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
     )
 
 
-def pseudo_labels(record: RunRecord) -> str:
-    """Show how often each class was a pseudo-label, how often it was used, and how often it was right."""
-    stored = record.summary.get("pseudo_labels")
-    return table(stored["columns"], stored["rows"]) if stored else ""
-
-
 def mistakes(record: RunRecord) -> str:
-    """Show pictures with their classes and files."""
     entries = [
         {**entry, "score": "" if entry["probability"] is None else f"{100 * entry['probability']:.0f}\u00a0%"}
         for entry in record.mistakes
@@ -296,7 +287,6 @@ def augmentations(record: RunRecord) -> str:
 
 
 def automatic(record: RunRecord) -> str:
-    """Show the auto values and their reasons."""
     rows = [[entry["name"], entry["value"], entry["reason"]] for entry in record.summary["auto"]]
     return table(["option", "chosen", "reason"], rows) if rows else ""
 

@@ -61,7 +61,6 @@ MAIN = ("Loss", "Accuracy", "k-NN")
 
 
 def heading_of(metric: str) -> str:
-    """Return the heading of a metric."""
     name = metric.lower()
     return next((title for title, parts in _HEADINGS if any(part in name for part in parts.split())), "Other")
 

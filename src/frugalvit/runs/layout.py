@@ -76,7 +76,6 @@ def contains_run(folder: Path) -> bool:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Return whether a run has a checkpoint to resume from."""
     return any((folder / CHECKPOINTS / name).exists() for name in (LAST, PREVIOUS))
 
 

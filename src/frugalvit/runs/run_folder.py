@@ -117,14 +117,12 @@ class RunFolder:
         self.trackers.log(step, values)
 
     def picture(self, name: str, path: Path) -> None:
-        """Send a picture file to TensorBoard and the trackers."""
         if self.writer:
             with self._explain_errors(path.name):
                 self._tensorboard().image(self._step, name, path)
             self.trackers.image(self._step, name, path)
 
     def table(self, name: str, table: Table) -> None:
-        """Send a table to TensorBoard and the trackers."""
         if self.writer and table.rows:
             with self._explain_errors(f"the table {name}"):
                 self._tensorboard().table(self._step, name, table)
@@ -139,7 +137,6 @@ class RunFolder:
             self._write(layout.METRICS, "".join(line for line, values in _lines(path) if values["step"] <= step))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl."""
         path = self.path(layout.METRICS)
         return [values for _, values in _lines(path)] if path.exists() else []
 

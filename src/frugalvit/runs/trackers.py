@@ -242,6 +242,5 @@ def row_of(row: Iterable[object]) -> list[object]:
 
 
 def markdown(table: Table) -> str:
-    """Return a table in Markdown, under its title."""
     title = f"**{markdown_text(table.title)}**\n\n" if table.title else ""
     return title + as_markdown(table.columns, table.rows)

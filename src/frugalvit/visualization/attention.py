@@ -24,36 +24,29 @@ def entropy(weights: Tensor) -> Tensor:
     return -torch.special.xlogy(share, share).sum(dim=-1) / torch.log(torch.tensor(2.0, dtype=weights.dtype))
 
 
-def mass_mask(weights: Tensor, mass: float = MASS) -> Tensor:
-    """Mark the fewest regions that hold ``mass`` of the attention: (…, T) -> bool (…, T)."""
+def mass_mask(weights: Tensor) -> Tensor:
+    """Mark the fewest regions that hold ``MASS`` of the attention: (…, T) -> bool (…, T)."""
     ordered = weights.sort(dim=-1, descending=True)
     share = ordered.values / weights.sum(dim=-1, keepdim=True)
     before = share.cumsum(dim=-1) - share
     # A tolerance: 0.3 + 0.3 is not 0.6 in floating point.
-    return torch.zeros_like(weights, dtype=torch.bool).scatter(-1, ordered.indices, before < mass - 1e-6)
+    return torch.zeros_like(weights, dtype=torch.bool).scatter(-1, ordered.indices, before < MASS - 1e-6)
 
 
 @dataclass(frozen=True)
 class AttentionView:
     """A block's attention from one query over a grid h x w.
 
-    maps:      (heads, h, w), each head's weights over the regions, in the model's order of heads
-    masks:     (heads, h, w), the regions that hold 60 % of a head's weights
-    entropy:   (heads,), bits
-    order:     heads sorted by entropy, lowest first
-    elsewhere: (heads,), the weight of class or global tokens, which have no region
-    query:     (row, column), or None for the class token
-    extra:     the number of class or global tokens
-    borders:   (h, w - 1) and (h - 1, w): True between neighbours that no head connects, as at the edge of a window
+    ``borders`` are (h, w - 1) and (h - 1, w): True between neighbours that no head connects, as at a window's edge.
     """
 
-    maps: Tensor
-    masks: Tensor
-    entropy: Tensor
-    order: list[int]
-    elsewhere: Tensor
-    query: tuple[int, int] | None
-    extra: int
+    maps: Tensor  # (heads, h, w), each head's weights over the regions, in the model's order of heads
+    masks: Tensor  # (heads, h, w), the regions that hold 60 % of a head's weights
+    entropy: Tensor  # (heads,), bits
+    order: list[int]  # heads sorted by entropy, lowest first
+    elsewhere: Tensor  # (heads,), the weight of class or global tokens, which have no region
+    query: tuple[int, int] | None  # (row, column), or None for the class token
+    extra: int  # the number of class or global tokens
     borders: tuple[Tensor, Tensor]
 
     @property
@@ -76,9 +69,7 @@ def block_attention(backbone: Backbone, image: Tensor, block: int | None) -> tup
     return attention[0].float().cpu(), regions.of_block(grid)
 
 
-def view_attention(
-    attention: Tensor, grid_size: tuple[int, int], query: tuple[int, int] | None, mass: float = MASS
-) -> AttentionView:
+def view_attention(attention: Tensor, grid_size: tuple[int, int], query: tuple[int, int] | None) -> AttentionView:
     """Select one query of attention (heads, T, T), which has class tokens first, then the grid by rows.
 
     query: (row, column) on the block's grid; None: the class token
@@ -98,7 +89,7 @@ def view_attention(
     down = near[row[:-1], column, row[:-1] + 1, column] == 0
     return AttentionView(
         maps=weights.view(-1, rows, columns),
-        masks=mass_mask(weights, mass).view(-1, rows, columns),
+        masks=mass_mask(weights).view(-1, rows, columns),
         entropy=bits,
         order=bits.argsort(stable=True).tolist(),
         elsewhere=attention[:, token, :extra].sum(dim=-1),
@@ -126,7 +117,7 @@ def parse_query(text: str, picture: tuple[int, int], box: Box, regions: Regions)
         across, down = (x + 0.5 - box.left) / box.width, (y + 0.5 - box.top) / box.height
     if not (0 <= across <= 1 and 0 <= down <= 1):
         raise UserError(
-            f"--query {text} is outside what the model sees of the picture ({picture[1]}x{picture[0]} pixels). Use "
-            "--fit whole, or shares of the view between 0 and 1, such as 0.5,0.5."
+            f"--query {text} is outside the centre crop that the model sees of the picture ({picture[1]}x{picture[0]} "
+            "pixels). Use shares of the crop between 0 and 1, such as 0.5,0.5."
         )
     return regions.at(down, across)

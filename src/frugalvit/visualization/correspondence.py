@@ -66,18 +66,12 @@ def global_feature(features: Features) -> Tensor:
 
 @dataclass(frozen=True)
 class CorrespondenceScore:
-    """The two numbers of Figure 8, and those of chance.
+    """The two numbers of Figure 8, and those of chance."""
 
-    accuracy:     share of the top pairs that hit the right region
-    error:        mean distance from the right region, in pixels of the model's input
-    error_cells:  the same in cells of the grid
-    chance_accuracy, chance_error: the same for random matches
-    """
-
-    accuracy: float
-    error: float
-    error_cells: float
-    chance_accuracy: float
+    accuracy: float  # share of the top pairs that hit the right region
+    error: float  # mean distance from the right region, in pixels of the model's input
+    error_cells: float  # the same in cells of the grid
+    chance_accuracy: float  # of random matches
     chance_error: float
     images: int
     top: int
@@ -163,15 +157,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class Correspondence:
-    """The content of Figure 6 for two views.
-
-    own:   for each view, the region nearest its own global feature (blue dot)
-    other: for each view, the region nearest the other view's global feature (red triangle)
-    """
+    """The content of Figure 6 for two views."""
 
     pairs: list[Pair]
-    own: tuple[tuple[int, int], tuple[int, int]]
-    other: tuple[tuple[int, int], tuple[int, int]]
+    own: tuple[tuple[int, int], tuple[int, int]]  # of each view, the region nearest its own global feature (blue dot)
+    other: tuple[tuple[int, int], tuple[int, int]]  # nearest the other view's global feature (red triangle)
     grids: tuple[tuple[int, int], tuple[int, int]]
 
 

@@ -80,19 +80,13 @@ class _View:
 
 
 def gather(
-    models: Sequence[tuple[str, Backbone]],
-    pictures: Sequence[Picture],
-    *,
-    second_views: bool = False,
-    seed: int = 0,
-    keep: float | None = None,
+    models: Sequence[tuple[str, Backbone]], pictures: Sequence[Picture], *, second_views: bool = False, seed: int = 0
 ) -> dict[str, Any]:
     """Compute the explorer's data for named models and pictures, ready for JSON.
 
     second_views: add the paper's second view of every picture
-    keep:         the share of the short side that the crop covers (default: the evaluation's)
 
-    The models may differ in input size, not in its aspect ratio.
+    All models see the first one's crop. They may differ in input size, not in its aspect ratio.
     """
     if not pictures:
         raise UserError("The explorer needs at least one image.")
@@ -100,9 +94,8 @@ def gather(
     ratios = {round(shape[0] / shape[1], 3) for shape in shapes}
     if len(ratios) > 1:
         raise UserError("These models have inputs of different aspect ratios: explore them one by one.")
-    share: float = models[0][1].eval_crop["crop_pct"] if keep is None else keep
-    flags = (False, True) if second_views else (False,)
-    views = [_View(picture, second, share, seed) for picture in pictures for second in flags]
+    keep, flags = models[0][1].eval_crop["crop_pct"], (False, True) if second_views else (False,)
+    views = [_View(picture, second, keep, seed) for picture in pictures for second in flags]
     return {
         "images": [_encode_view(view, shapes[0]) for view in views],
         "models": [_encode_model(name, backbone, views) for name, backbone in models],

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from frugalvit.utils import palette
 from frugalvit.utils.plotting import drawing
-from frugalvit.visualization.attention import AttentionView
+from frugalvit.visualization.attention import MASS, AttentionView
 from frugalvit.visualization.correspondence import Correspondence, CorrespondenceScore
 from frugalvit.visualization.grid import Regions
 
@@ -97,8 +97,8 @@ def _draw_pairs(left: Any, right: Any, row: MatchedViews) -> None:
         number.set_in_layout(False)
 
 
-def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title: str, mass: float) -> Figure:
-    """Draw the entropy of every head, the masks that hold ``mass`` of the attention, and the maps.
+def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title: str) -> Figure:
+    """Draw the entropy of every head, the masks that hold most of the attention, and the maps.
 
     All maps share one colour scale, so that uniform heads look uniform. It follows the square root: otherwise one head
     with a single region would leave all others dark.
@@ -116,7 +116,7 @@ def attention_figure(image: Tensor, view: AttentionView, regions: Regions, title
         top, masks, maps, bottom = np.ravel(np.array(figure.subfigures(4, 1, height_ratios=heights)))
         _entropy_bars(top, image, view, regions)
         for kind, part in (("mask", masks), ("map", maps)):
-            part.supylabel(f"{100 * mass:.0f} % mass" if kind == "mask" else "attention", fontsize=7)
+            part.supylabel(f"{100 * MASS:.0f} % mass" if kind == "mask" else "attention", fontsize=7)
             axes = part.subplots(lines, columns, squeeze=False).ravel()
             for axis in axes[count:]:
                 axis.set_axis_off()
@@ -166,7 +166,6 @@ def _draw_windows(axis: Any, view: AttentionView, regions: Regions, width: float
 
 
 def _draw_regions(axis: Any, regions: Regions) -> None:
-    """Draw the regions as thin lines."""
     style = {"color": "white", "linewidth": min(0.5, 7 / max(regions.grid)), "alpha": 0.6, "zorder": 2}
     axis.vlines([i * regions.cell[1] - 0.5 for i in range(1, regions.grid[1])], -0.5, regions.picture[0] - 0.5, **style)
     axis.hlines([i * regions.cell[0] - 0.5 for i in range(1, regions.grid[0])], -0.5, regions.picture[1] - 0.5, **style)
@@ -189,7 +188,10 @@ def _overlay(axis: Any, view: AttentionView, head: int, kind: str, regions: Regi
 
 def score_figure(scores: Mapping[str, CorrespondenceScore]) -> Figure:
     """Draw accuracy and distance error of the top pairs, one bar per model, chance as a dotted line (Fig. 8)."""
-    names, values = list(scores), list(scores.values())
+    names, values, rows = list(scores), list(scores.values()), np.arange(len(scores))
+    colours, hatches = (
+        [cycle[row % len(palette.SERIES)] for row in rows] for cycle in (palette.SERIES, palette.HATCHES)
+    )
     with drawing():
         figure = Figure(figsize=(6.4, 0.8 + 0.34 * len(names)), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
@@ -197,15 +199,9 @@ def score_figure(scores: Mapping[str, CorrespondenceScore]) -> Figure:
             (left, "accuracy", [s.accuracy for s in values], [s.chance_accuracy for s in values]),
             (right, "distance error (pixels)", [s.error for s in values], [s.chance_error for s in values]),
         ):
-            for row, (length, by_chance) in enumerate(zip(lengths, chances, strict=True)):
-                style = row % len(palette.SERIES)
-                axis.barh(
-                    row, length, 0.7, color=palette.SERIES[style], hatch=palette.HATCHES[style], edgecolor="white"
-                )
-                axis.plot((by_chance, by_chance), (row - 0.42, row + 0.42), ":", color="black", linewidth=1.2)
-                axis.annotate(
-                    f"{length:.3g}", (length, row), (3, 0), textcoords="offset points", va="center", fontsize=7
-                )
+            bars = axis.barh(rows, lengths, 0.7, color=colours, hatch=hatches, edgecolor="white")
+            axis.bar_label(bars, [f"{length:.3g}" for length in lengths], padding=3, fontsize=7)
+            axis.vlines(chances, rows - 0.42, rows + 0.42, "black", ":", linewidth=1.2)
             axis.set_xlabel(label)
             axis.margins(x=0.16)
         left.set_xlim(0, 1.15)

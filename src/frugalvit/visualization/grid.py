@@ -23,7 +23,6 @@ class Regions:
 
     @classmethod
     def of(cls, backbone: Backbone, picture: tuple[int, int]) -> Self:
-        """Return the regions of a network for a picture of this size."""
         return cls(backbone.grid_size(picture), picture, backbone.cell_size(picture))
 
     def of_block(self, grid: tuple[int, int]) -> Self:

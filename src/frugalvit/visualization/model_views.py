@@ -45,14 +45,6 @@ def centre_box(size: tuple[int, int], shape: tuple[int, int], keep: float = 1.0)
     return Box((width - box_width) / 2, (height - box_height) / 2, box_width, box_height)
 
 
-def uncropped_shape(size: tuple[int, int], model_size: tuple[int, int], cell: tuple[int, int]) -> tuple[int, int]:
-    """Return a shape with the aspect ratio of the image and about the model's area, in full cells."""
-    height, width = size
-    scale = (model_size[0] * model_size[1] / (height * width)) ** 0.5
-    rows, columns = (max(1, round(side * scale / step)) for side, step in zip(size, cell, strict=True))
-    return rows * cell[0], columns * cell[1]
-
-
 def crop_to(pixels: np.ndarray, box: Box, shape: tuple[int, int]) -> Tensor:
     """Crop ``box`` of an image (H, W, C) and resize it to ``shape``: (C, h, w), uint8 as floats in [0, 1]."""
     from PIL import Image
@@ -71,19 +63,10 @@ def shown(view: Tensor, pixel_type: str) -> Tensor:
     return torch.from_numpy(to_picture(view.permute(1, 2, 0).numpy())).permute(2, 0, 1).float() / 255
 
 
-def model_view(backbone: Backbone, pixels: np.ndarray, fit: str, keep: float) -> tuple[Tensor, Box]:
-    """Return an image (H, W, C) as the model sees it, (C, h, w), and the box of the original.
-
-    ``fit`` is "crop", the evaluation's centre crop, or "whole", the full image with its aspect ratio.
-    """
-    size, shape = (pixels.shape[0], pixels.shape[1]), backbone.img_size
-    if fit == "crop":
-        box = centre_box(size, shape, keep)
-    else:
-        down, across = backbone.cell_size(shape)
-        shape = uncropped_shape(size, shape, (max(1, round(down)), max(1, round(across))))
-        box = Box(0, 0, size[1], size[0])
-    return crop_to(pixels, box, shape), box
+def model_view(backbone: Backbone, pixels: np.ndarray) -> tuple[Tensor, Box]:
+    """Return an image (H, W, C) as the model sees it, (C, h, w): the evaluation's centre crop; and the crop's box."""
+    box = centre_box((pixels.shape[0], pixels.shape[1]), backbone.img_size, backbone.eval_crop["crop_pct"])
+    return crop_to(pixels, box, backbone.img_size), box
 
 
 def spread_evenly(examples: ImageDataset, limit: int) -> ImageDataset:
@@ -104,7 +87,7 @@ def input_batches(examples: ImageDataset, backbone: Backbone, size: int, label: 
         except UnreadableImage as error:
             console.warning(f"skipped: {error}")
             continue
-        batch.append(model_view(backbone, pixels, "crop", keep)[0])
+        batch.append(model_view(backbone, pixels)[0])
         if len(batch) == size:
             yield torch.stack(batch)
             batch = []
@@ -130,7 +113,6 @@ class SecondView:
 
     @classmethod
     def of(cls, pixel_type: str) -> Self:
-        """Return the second view of images of this type."""
         return cls() if pixel_type == "uint8" else cls(jitter=0.0, grey=0.0)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from frugalvit.backbones import factory
-from frugalvit.comparison.compare import compare_segmenters
+from frugalvit.comparison.compare import compare
 from frugalvit.config.dense import DetectConfig, SegmentCompareConfig, SegmentConfig
 from frugalvit.errors import UserError
 from frugalvit.runs.layout import DENSE_FILES
@@ -211,14 +211,14 @@ def test_compare_trains_only_missing_runs(scenes: Path, tmp_path: Path) -> None:
         "settings": ["flat: photometric=false", "full: photometric=true"],
     }
     config = SegmentCompareConfig.parse(values)
-    result = compare_segmenters(config).data
+    result = compare(config).data
     assert result["metric"] == "miou" and list(result["settings"]) == ["flat", "full"]
     assert result["differences"]["flat"]["count"] == 2
     before = (tmp_path / "both" / "flat" / "seed_1" / "summary.json").stat().st_mtime_ns
-    assert compare_segmenters(config).data == result
+    assert compare(config).data == result
     assert (tmp_path / "both" / "flat" / "seed_1" / "summary.json").stat().st_mtime_ns == before
     with pytest.raises(UserError, match="decoder"):
-        compare_segmenters(SegmentCompareConfig.parse({**values, "decoder": {"channels": 24}}))
+        compare(SegmentCompareConfig.parse({**values, "decoder": {"channels": 24}}))
 
 
 @pytest.mark.parametrize("head", ["mask-rcnn", pytest.param("cascade", marks=pytest.mark.slow)])

@@ -19,10 +19,7 @@ from helpers.tiny_runs import resolve
 def test_batch_norms_of_pretrained_backbones_are_frozen(kind: Kind, start: dict[str, str]) -> None:
     """Batches are small. Random weights have no statistics yet, so theirs are trained."""
     backbone = create_backbone("resnet10t", img_size=64)
-    config, data = (
-        resolve(kind.make_config(Path("x"), Path("y"), **start)),
-        SimpleNamespace(classes="ab", maskless=tuple),
-    )
+    config, data = resolve(kind.make_config(Path("x"), Path("y"), **start)), SimpleNamespace(classes="ab")
     task = kind.commands.make_task(config, data, backbone)
     norms = [part for part in backbone.modules() if isinstance(part, _BatchNorm)]
     assert norms and {norm.training for norm in norms} == {True}

@@ -35,7 +35,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 
 def resolve(strides: list[float], side: int, **options: float) -> DetectorSpec:
     config, auto = DetectConfig.parse({"data": "x", "img_size": side, "detector": options}), AutoValues()
-    sizes = resolve_detection(config, FACTS, with_top(strides), (False, "no masks"), auto).detector
+    sizes = resolve_detection(config, FACTS, with_top(strides), (0, 9), auto).detector
     assert all(value.reason for value in auto)
     return DetectorSpec(1, anchors=sizes.anchors, octaves=sizes.octaves)
 
@@ -95,7 +95,7 @@ def test_detect_coco_is_as_published(strides: list[float], octaves: int, recipe:
     config = DetectConfig.parse({"data": "x", "recipe": recipe})
     drops = [share * epochs for share in config.optimizer.milestones]
     assert config.epochs == epochs and drops == pytest.approx([8, 11] if epochs == 12 else [27, 33], abs=1e-4)
-    sizes = resolve_detection(config, FACTS, with_top(strides), (True, "masks"), AutoValues()).detector
+    sizes = resolve_detection(config, FACTS, with_top(strides), (9, 9), AutoValues()).detector
     assert (sizes.anchors, sizes.octaves) == (8.0, octaves)
 
 

@@ -65,20 +65,15 @@ def one_by_one(
         ).unbind(1)
         target = {"labels": torch.tensor([dataset.data.class_of()[e["category_id"]] for e in entries]).long()}
         masks = torch.zeros(0, height, width, dtype=torch.uint8)
-        masked = [entry for entry in entries if "segmentation" in entry]
-        if masked:
-            drawn = torch.from_numpy(masks_of(masked, annotated.height, annotated.width))[:, None].float()
+        if entries and dataset.masks:
+            drawn = torch.from_numpy(masks_of(entries, annotated.height, annotated.width))[:, None].float()
             masks = (F.interpolate(drawn, size=(height, width), mode="bilinear")[:, 0] >= 0.5).to(torch.uint8)
         if flip_number < 0.5:
             image, masks, left, right = image.flip(3), masks.flip(2), width - right, width - left
         target["boxes"] = torch.stack([left, top, right, bottom], 1)
-        target["mask_of"] = torch.tensor([masked.index(e) if e in masked else -1 for e in entries]).long()
         targets.append(target | ({"masks": masks} if dataset.masks else {}))
         images.append(task.normalize(image)[0])
         sizes.append((height, width))
-    if not dataset.masks or all((target["mask_of"] >= 0).all() for target in targets):
-        for target in targets:
-            del target["mask_of"]
     sides = [-(-max(size[axis] for size in sizes) // 32) * 32 for axis in (0, 1)]
     padded = torch.zeros(BATCH, 3, *sides)
     for index, image in enumerate(images):
@@ -132,30 +127,6 @@ def test_batches_equal_the_oracle(shapes: Path, masks: bool, where: str, workers
         task.loader = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=seed, workers=workers)
         assert is_equal(task.batch_at(4), one_by_one(task, dataset, 4, seed))
     assert cached(dataset) == (len(items) if where == "ram" else 0)
-
-
-@pytest.mark.parametrize("count", [1, 5, 8, 9])
-@pytest.mark.parametrize("where", ["ram", "off"])
-def test_batches_with_objects_without_a_mask(tmp_path: Path, count: int, where: str) -> None:
-    """Also all objects of an image; batches in which all objects have a mask have no mask_of."""
-    root = make_coco(tmp_path / "shapes", train=6, val=1, side=50)
-
-    def strip(content: dict[str, Any]) -> None:
-        for entry in content["annotations"][:count]:
-            del entry["segmentation"]
-        content["annotations"] = [content["annotations"][position] for position in (0, 3, 1, 2, *range(4, 10))]
-
-    edit(root, "train", strip)
-    data = open_coco(str(root))
-    items, task = data.splits["train"], task_of(True)
-    dataset = DetectionDataset(items, data, open_pictures(items, where), True)
-    task.loader = StepLoader(len(dataset), BATCH, dataset.load, 2, seed=0)
-    batches = [task.batch_at(step) for step in range(6)]
-    assert all(is_equal(batch, one_by_one(task, dataset, step, 0)) for step, batch in enumerate(batches))
-    has_indices = ["mask_of" in target for batch in batches for target in batch.targets]
-    assert any(has_indices) and (count > 1 or not all(has_indices))
-    maskless = sum(int((target["mask_of"] < 0).sum()) for b in batches for target in b.targets if "mask_of" in target)
-    assert maskless == 4 * count, "four epochs"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@
 | crowds | not trained on; scored as COCO scores them |
 | boxes without area inside their image | left out, with a note |
 | boxes over the border | clipped |
-| objects without a mask, or whose mask covers no pixel | their boxes are trained on and scored |
+| objects without a mask | their boxes are trained on and scored; masks are learned only if all objects have one |
 | unreadable images | left out with their objects, with a warning |
 """
 
@@ -37,7 +37,6 @@ from frugalvit.utils.text import pluralize
 
 _MIN_BOX_SIDE = 1e-3  # pixels
 _MAX_JSON = 8 * 2**30  # bytes; Objects365 has 5 GB
-_TINY_AREA = 16.0  # pixels; a smaller polygon may cover no pixel centre
 _OTHER_FILES = {"captions", "keypoints", "panoptic", "stuff", "image", "names"}
 """Words in the names of COCO's other JSON files."""
 
@@ -57,10 +56,6 @@ class CocoImage:
         """Return the objects a detector trains on: all but crowds."""
         return [entry for entry in self.objects if not entry["iscrowd"]]
 
-    def masked(self) -> list[dict[str, Any]]:
-        """Return the trainable objects that have a mask."""
-        return [entry for entry in self.trainable() if "segmentation" in entry]
-
 
 @dataclass
 class CocoData:
@@ -79,23 +74,8 @@ class CocoData:
 
     def masks(self) -> tuple[int, int]:
         """Count the training objects that have a mask, and all training objects."""
-        images = self.splits.get("train", [])
-        return sum(len(image.masked()) for image in images), sum(len(image.trainable()) for image in images)
-
-    def should_learn_masks(self) -> tuple[bool, str]:
-        """Return whether half of the training objects have a mask, and the reason in words."""
-        masked, count = self.masks()
-        reason = f"{masked:,} of {count:,} training objects have one; from half on they are learned"
-        return 2 * masked >= count, reason
-
-    def maskless(self) -> tuple[int, ...]:
-        """Return the classes that have training objects, but none with a mask."""
-        images, classes = self.splits.get("train", []), self.class_of()
-        every, masked = (
-            {classes[entry["category_id"]] for image in images for entry in objects(image)}
-            for objects in (CocoImage.trainable, CocoImage.masked)
-        )
-        return tuple(sorted(every - masked))
+        objects = [entry for image in self.splits.get("train", []) for entry in image.trainable()]
+        return sum("segmentation" in entry for entry in objects), len(objects)
 
 
 def open_coco(
@@ -346,12 +326,10 @@ def _clean_annotation(entry: dict[str, Any], image: CocoImage, title: str) -> di
         _check_run_lengths(segmentation, image, title)
     if len(box) not in (0, 4):
         raise UserError(f"{title} has the bbox {box}. Write [left, top, width, height].")
-    if segmentation and not (box and area >= _TINY_AREA):
+    if segmentation and not (box and area > 0):
         mask = rle({"segmentation": segmentation}, image.height, image.width)
-        covered = float(run_length.area(mask))
         box = box or run_length.toBbox(mask).tolist()
-        area = area if area > 0 else covered  # COCO's area is the mask's
-        segmentation = segmentation if covered else []
+        area = area if area > 0 else float(run_length.area(mask))  # COCO's area is the mask's
     left, top, width, height = (float(value) for value in box or (0, 0, 0, 0))
     right, bottom = min(left + width, image.width), min(top + height, image.height)
     left, top = max(left, 0.0), max(top, 0.0)

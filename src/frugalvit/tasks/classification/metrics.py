@@ -46,10 +46,6 @@ class Scores(ABC):
     def summary(self) -> dict[str, float]:
         """Return the scores, the main one first."""
 
-    def has_nonfinite(self) -> bool:
-        """True if some logits were non-finite, so that the scores mean nothing."""
-        return bool(self.nonfinite)
-
 
 class ClassificationScores(Scores):
     """Top-1, top-5, mean per class and the confusion matrix, as counts."""
@@ -106,7 +102,6 @@ class StoredScores(Scores):
         self.put(self.target.answers(logits), labels, index)
 
     def put(self, answers: Tensor, truth: Tensor, index: Tensor) -> None:
-        """Take the answers of a batch."""
         self.nonfinite += (~answers.isfinite()).any(1).sum()
         rows = index.to(self.seen.device)
         self.answers[rows], self.truth[rows], self.seen[rows] = answers.float(), truth.to(self.truth), 1.0

@@ -146,7 +146,6 @@ def mean_answers(model: Model, *views: Tensor) -> Tensor:
 
 
 def nonfinite_message(where: str | Path) -> str:
-    """Return the error text for a model with non-finite outputs."""
     return (
         f"The outputs of {where} are non-finite: its training diverged. Train it again with a lower --lr or "
         "--precision 32."

@@ -105,17 +105,12 @@ def _find_rest(config: TrainConfig, source: DatasetSplits) -> ImageDataset:
 
 @dataclass(kw_only=True)
 class SemiBatch(Batch):
-    """A labelled batch with R unlabelled images for each labelled image.
+    """A labelled batch with R unlabelled images for each labelled image."""
 
-    weak, strong: (B, R, C, h, w), the two views; strong ones are mixed with their partners as ``blend`` says.
-    truth: (B, R) classes, or UNKNOWN.   rows: (B, R) indices in the store of unlabelled images, on the CPU; -1 in a
-    stream.
-    """
-
-    weak: Tensor
-    strong: Tensor
-    truth: Tensor
-    rows: Tensor
+    weak: Tensor  # (B, R, C, h, w)
+    strong: Tensor  # (B, R, C, h, w), mixed with their partners as ``blend`` says
+    truth: Tensor  # (B, R) classes, or UNKNOWN
+    rows: Tensor  # (B, R) indices in the store of unlabelled images, on the CPU; -1 in a stream
     blend: Blend
 
 
@@ -236,7 +231,7 @@ class SemiSupervisedTask(ClassificationTask):
         images, targets, _, pairs, weight, *_ = super().step_inputs(batch, step)
         if step < self.start:
             labelled = None if pairs is None else pairs[:, : len(images)]
-            return images, targets, labelled, weight, *[None] * 6
+            return images, targets, labelled, weight
         weak, strong = batch.weak.flatten(0, 1), batch.strong.flatten(0, 1)
         rows = to_device_packed([batch.rows.flatten()], images.device)[0]
         ramp, share = torch.tensor([self.ramp.at(step), batch.blend.share], device=images.device)
@@ -248,19 +243,15 @@ class SemiSupervisedTask(ClassificationTask):
         targets: Tensor,
         pairs: Pairs,
         weight: Tensor | None,
-        ramp: Tensor | None,
-        weak: Tensor | None,
-        strong: Tensor | None,
-        truth: Tensor | None,
-        index: Tensor | None,
-        share: Tensor | None,
+        *unlabelled_inputs: Tensor,
     ) -> dict[str, Tensor]:
-        """Compute the losses from tensors, in one pass of the student; without ``ramp`` those of labelled images."""
-        if ramp is None or weak is None or strong is None or truth is None or index is None or share is None:
+        """Compute the losses from tensors, in one pass of the student; those of labelled images before the start."""
+        if not unlabelled_inputs:
             losses = super().compute_losses(images, targets, None, pairs, weight)
             if self.regions is not None:  # DDP needs the same parameters in every step
                 losses["loss"] = losses["loss"] + 0.0 * sum(part.sum() for part in self.regions.parameters())
             return losses
+        ramp, weak, strong, truth, index, share = unlabelled_inputs
         with torch.no_grad():
             teacher, teacher_logits = self.run_teacher(weak)
             probs = teacher_logits.softmax(1)

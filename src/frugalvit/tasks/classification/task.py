@@ -62,7 +62,6 @@ class ClassificationTask(Task):
         self.ema, self.weight_decay, self.layer_decay = ema, weight_decay, layer_decay
         self.average = copy.deepcopy(backbone).requires_grad_(False).eval() if ema > 0 else None
         self.average_update = EMA(self.average, backbone, buffers=True) if self.average is not None else None
-        self.batches: BatchSource | None = None
         self.evaluated: Any = None
         self.eval_split = "val"
         self.last_error: float | None = None  # of the localization task, in grid cells
@@ -86,7 +85,6 @@ class ClassificationTask(Task):
     # -- a step
 
     def batch_at(self, step: int) -> Batch:
-        assert self.batches is not None
         self.cached_scores = None
         return self.batches.batch_at(step)
 
@@ -222,7 +220,7 @@ class ClassificationTask(Task):
 
     def evaluate(self, step: int) -> dict[str, float]:
         scores = self.scores(self.evaluated)
-        self.nonfinite_outputs, self.cached_scores = scores.has_nonfinite(), (self.evaluated, scores)
+        self.nonfinite_outputs, self.cached_scores = bool(scores.nonfinite), (self.evaluated, scores)
         rank = {} if scores.features is None else {"effective_rank": effective_rank(scores.features)}
         return scores.summary() | rank
 
@@ -253,7 +251,6 @@ class ClassificationTask(Task):
         return errors | {"localization_variant": self.settings.variant}
 
     def pseudo_label_scores(self) -> dict[str, float]:
-        """Return the quality of pseudo-labels; {} without unlabelled images."""
         return {}
 
     def pseudo_label_table(self, classes: Sequence[str]) -> Table:

@@ -54,7 +54,6 @@ def load_trained(
 
 
 def read_facts(where: str, kind: str) -> dict[str, Any]:
-    """Read transfer.json of a trained ``kind`` ("detect" or "segment")."""
     folder = Path(where)
     facts = read_json(folder / FACTS, dict)
     if facts is None:
@@ -65,6 +64,5 @@ def read_facts(where: str, kind: str) -> dict[str, Any]:
 
 
 def single_device_fabric(device: str) -> Fabric:
-    """Return a Fabric of one process on one device, in full precision."""
     kind, number = numbered_device(device)
     return Fabric(accelerator=kind, devices=[number] if kind == "cuda" else 1, precision="32-true")

@@ -205,7 +205,6 @@ def make_tables(summary: dict[str, Any]) -> list[Table]:
 
 
 def save_material(folder: Path, **material: Any) -> None:
-    """Write what the report shows besides the scores."""
     write_text(folder / layout.DENSE_REPORT, to_json(material, indent=1))
 
 
@@ -263,7 +262,6 @@ def splitting_of(model: str, data: str) -> dict[str, Any]:
 
 
 def same_data(model: str, data: str) -> bool:
-    """True if the model is a run that was trained on this data."""
     file = Path(model) / layout.CONFIG
     return file.is_file() and same_value("data", str(read_yaml(file).get("data")), data)
 

@@ -26,7 +26,6 @@ def colour(number: int) -> tuple[int, int, int]:
 
 
 def colours_of(classes: Sequence[str]) -> dict[str, str]:
-    """Return the colour of every class of a segmenter as #rrggbb."""
     return {name: "#{:02x}{:02x}{:02x}".format(*colour(number)) for number, name in enumerate(classes)}
 
 

@@ -172,5 +172,4 @@ def to_device_flat(parts: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def share(count: int, fabric: Any) -> range:
-    """Return the indices that this rank evaluates."""
     return range(fabric.global_rank, count, fabric.world_size)

@@ -1,7 +1,8 @@
 """DenseTask: what detection and segmentation have in common as tasks of the trainer."""
 
 from abc import abstractmethod
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -15,26 +16,25 @@ from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
 from frugalvit.tasks.classification.predict import nonfinite_message
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader
-from frugalvit.tasks.dense.pyramid import Pyramid
 
 
 class DenseTask(Task):
     """A network on a backbone. ``freeze_norms``: its batch norms keep their statistics: batches are small."""
 
-    net: Any  # Detector or Segmenter
     mean: Tensor
     std: Tensor
+    loader: StepLoader[Any]
+    evaluated: Any
 
     def __init__(
-        self, backbone: Backbone, *, weight_decay: float = 0.05, layer_decay: float = 1.0, freeze_norms: bool = False
+        self, net: Any, *, weight_decay: float = 0.05, layer_decay: float = 1.0, freeze_norms: bool = False
     ) -> None:
+        """net: a Detector or a Segmenter"""
         super().__init__()
-        self._backbone = [backbone]  # in a list: the network owns it, and a second name would save it twice
+        self.net = net
         self.weight_decay, self.layer_decay, self.freezes_norms = weight_decay, layer_decay, freeze_norms
-        self.register_buffer("mean", torch.tensor(backbone.mean)[:, None, None], persistent=False)
-        self.register_buffer("std", torch.tensor(backbone.std)[:, None, None], persistent=False)
-        self.loader: StepLoader[Any] | None = None
-        self.evaluated: Any = None
+        self.register_buffer("mean", torch.tensor(self.backbone.mean)[:, None, None], persistent=False)
+        self.register_buffer("std", torch.tensor(self.backbone.std)[:, None, None], persistent=False)
         self.eval_split = "val"
         self.eval_batch = 1
         self.last_evaluation: Any = None  # the dataset evaluated since the last step, and its results
@@ -51,12 +51,7 @@ class DenseTask(Task):
 
     @property
     def backbone(self) -> Backbone:
-        return self._backbone[0]
-
-    @property
-    @abstractmethod
-    def pyramid(self) -> Pyramid:
-        """The network's feature pyramid, which holds the backbone."""
+        return self.net.pyramid.backbone
 
     @property
     def device(self) -> torch.device:
@@ -102,7 +97,7 @@ class DenseTask(Task):
 
     def compile_with(self, graphs: bool) -> None:
         """Compile the pyramid for changing image sizes; CUDA graphs would need fixed ones."""
-        self.pyramid.compile(dynamic=True)
+        self.net.pyramid.compile(dynamic=True)
 
     # -- evaluation
 
@@ -110,8 +105,13 @@ class DenseTask(Task):
         """Remember if the network's outputs are non-finite: results computed from them mean nothing."""
         self.nonfinite_outputs = self.nonfinite_outputs or not bool(outputs.isfinite().all())
 
-    def sync_nonfinite(self) -> None:
-        """Share non-finite outputs of any rank with all ranks."""
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Switch to evaluation mode; afterwards every rank knows of the non-finite outputs of any rank."""
+        was_training, self.nonfinite_outputs = self.training, False
+        self.eval()
+        yield
+        self.train(was_training)
         self.nonfinite_outputs = any(self.gather([self.nonfinite_outputs]))
 
     def refuse_nonfinite(self, where: str) -> None:

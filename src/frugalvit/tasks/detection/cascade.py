@@ -24,7 +24,7 @@ from torchvision.ops import (
 from frugalvit.tasks.dense.pyramid import FeaturePyramid
 from frugalvit.tasks.detection.heads import DetectorHead
 from frugalvit.tasks.detection.layers import MIN_SCORE, DetectorSpec, Maps, Sizes, Target, mask_layers, roi_align
-from frugalvit.tasks.detection.masks import mask_loss, select_masked
+from frugalvit.tasks.detection.masks import mask_loss
 from frugalvit.tasks.detection.matching import add_objects, gather_boxes, match_regions, select_positives, take
 
 OVERLAPS = (0.5, 0.6, 0.7)
@@ -86,8 +86,8 @@ class CascadeHead(DetectorHead):
                 chosen = [torch.where(positive | negative)[0] for positive, negative in sampled]
                 boxes, owners, labels = take(boxes, chosen), take(owners, chosen), take(labels, chosen)
             if self.mask_stages:
-                regions, masked = select_masked(*select_positives(boxes, owners, labels), targets)
-                loss = mask_loss(self._masks(number, features, regions, sizes), regions, masked, targets)
+                regions, matched = select_positives(boxes, owners, labels)
+                loss = mask_loss(self._masks(number, features, regions, sizes), regions, matched, targets)
                 losses["loss_mask"] = losses.get("loss_mask", 0.0) + LOSS_WEIGHTS[number] * loss
             logits, offsets = stage(self.crop(features, boxes, sizes))
             label = torch.cat(labels)

@@ -37,7 +37,6 @@ _MIN_SCORE = 0.5  # detections with at least this score are drawn in a report an
 
 
 def train(config: DetectConfig) -> CommandResult:
-    """Train a detector."""
     return DetectExperiment(config).run()
 
 
@@ -49,16 +48,14 @@ def open_annotations(config: DetectConfig) -> CocoData:
     with_mask, count = data.masks()
     if not count:
         raise UserError(f"{config.data} has no objects in its training images.")
-    if config.masks is True and not with_mask:
-        raise UserError(f"{config.data} has no mask in its training images. Drop --masks to train on boxes only.")
+    if config.masks is True and with_mask < count:
+        found = f"{with_mask:,} of {count:,} training objects of {config.data} have a mask"
+        raise UserError(f"{found}, and --masks needs all. Drop --masks to train on boxes only.")
     return data
 
 
 def make_task(config: ResolvedDetectConfig, data: CocoData, backbone: Backbone) -> DetectionTask:
-    """Build the detector."""
-    maskless = data.maskless() if config.masks else ()
-    sizes = config.detector.model_dump()
-    spec = DetectorSpec(len(data.classes), config.head, config.masks, maskless=maskless, **sizes)
+    spec = DetectorSpec(len(data.classes), config.head, config.masks, **config.detector.model_dump())
     return DetectionTask(
         Detector(Pyramid(backbone), spec),
         View(config.img_size, config.scales, config.longest),
@@ -145,12 +142,8 @@ class DetectExperiment(dense.DenseExperiment[DetectConfig, ResolvedDetectConfig]
     score_task = staticmethod(score_detector)
 
     def resolve_values(self, options: DetectConfig, facts: Facts) -> ResolvedDetectConfig:
-        data, strides = self.data, with_top(pyramid_strides(self.backbone))
-        config = resolve_detection(options, facts, strides, data.should_learn_masks(), self.auto_values)
-        if config.masks and (maskless := data.maskless()):
-            names = truncate_list([data.classes[label - 1] for label in maskless])
-            data.notes.append(f"no masks will be predicted for {names}: none of their training objects has one")
-        return config
+        strides = with_top(pyramid_strides(self.backbone))
+        return resolve_detection(options, facts, strides, self.data.masks(), self.auto_values)
 
     def model_facts(self) -> dict[str, Any]:
         return {
@@ -167,14 +160,13 @@ def load_task(where: str, device: str, batch: int = 1) -> tuple[DetectionTask, d
 
     def build(backbone: Backbone, facts: dict[str, Any]) -> DetectionTask:
         view, spec = facts["view"], facts["spec"]  # from JSON: lists, not tuples
-        net = Detector(Pyramid(backbone), DetectorSpec(**spec | {"maskless": tuple(spec["maskless"])}))
+        net = Detector(Pyramid(backbone), DetectorSpec(**spec))
         return DetectionTask(net, View(view["side"], tuple(view["scales"]), view["longest"]))
 
     return load_trained(where, "detect", build, device, batch)
 
 
 def evaluate(config: DetectEvalConfig) -> CommandResult:
-    """Score a trained detector with COCO AP."""
     return dense.evaluate_model(config, _open_model, score_detector)
 
 

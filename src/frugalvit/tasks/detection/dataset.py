@@ -49,7 +49,6 @@ class Objects:
     boxes: Tensor
     labels: Tensor
     bits: Tensor | None
-    mask_of: Tensor | None = None  # (n,) index of each object's mask, -1 for none; None if each has its own
 
 
 class DetectionDataset:
@@ -58,7 +57,7 @@ class DetectionDataset:
     def __init__(self, images: list[CocoImage], data: CocoData, pictures: ImageReader, masks: bool) -> None:
         self.images, self.data, self.pictures, self.masks = images, data, pictures, masks
         self._classes = data.class_of()
-        bits = sum(image.height * image.width * len(image.masked()) for image in images) if masks else 0
+        bits = sum(image.height * image.width * len(image.trainable()) for image in images) if masks else 0
         caches = pictures.is_cached and bits // 8 <= pictures.free_bytes
         self.objects = functools.cache(self._read) if caches else self._read
 
@@ -78,12 +77,7 @@ class DetectionDataset:
         labels = torch.tensor([self._classes[entry["category_id"]] for entry in entries], dtype=torch.int64)
         if not self.masks:
             return Objects(boxes, labels, None)
-        masked = image.masked()
-        bits = torch.from_numpy(np.packbits(masks_of(masked, image.height, image.width)))
-        if len(masked) == len(entries):
-            return Objects(boxes, labels, bits)
-        has_mask = torch.tensor(["segmentation" in entry for entry in entries])
-        return Objects(boxes, labels, bits, torch.where(has_mask, has_mask.cumsum(0) - 1, -1))
+        return Objects(boxes, labels, torch.from_numpy(np.packbits(masks_of(entries, image.height, image.width))))
 
 
 def unpack_bits(bits: Tensor) -> Tensor:
@@ -145,15 +139,10 @@ def make_targets(
     targets = [{"boxes": box, "labels": label} for box, label in pairs]
     bits = [part.bits for part in objects if part.bits is not None]
     if bits:
-        mask_of = [torch.arange(len(o.labels)) if o.mask_of is None else o.mask_of for o in objects]
-        masked = [int((indices >= 0).sum()) for indices in mask_of]
         pixels = unpack_bits(to_device_flat(bits, device)).split([8 * len(part) for part in bits])
-        for target, part, count, old, new, flip in zip(targets, pixels, masked, before, after, flips, strict=True):
+        for target, part, count, old, new, flip in zip(targets, pixels, counts, before, after, flips, strict=True):
             masks = part[: count * old[0] * old[1]].view(count, *old)  # the last byte may have bits left over
             target["masks"] = resize_masks(masks, new, flip)
-        if masked != counts:
-            for target, indices in zip(targets, to_device_flat(mask_of, device).split(counts), strict=True):
-                target["mask_of"] = indices
     return targets
 
 

@@ -22,7 +22,7 @@ from frugalvit.tasks.detection.layers import (
     mask_layers,
     roi_align,
 )
-from frugalvit.tasks.detection.masks import mask_loss, select_masked
+from frugalvit.tasks.detection.masks import mask_loss
 from frugalvit.tasks.detection.matching import select_positives
 
 
@@ -69,12 +69,8 @@ class MaskRCNNHead(RoIHeads, DetectorHead):
         return [self.box_predictor]
 
     def forward(
-        self,
-        features: dict[str, Tensor],
-        proposals: list[Tensor],
-        image_shapes: list[tuple[int, int]],
-        targets: list[dict[str, Tensor]] | None = None,
-    ) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+        self, features: Maps, proposals: list[Tensor], image_shapes: Sizes, targets: list[Target] | None = None
+    ) -> tuple[list[Target], dict[str, Tensor]]:
         if not self.training:
             return super().forward(features, proposals, image_shapes, targets)
         assert targets is not None
@@ -83,14 +79,13 @@ class MaskRCNNHead(RoIHeads, DetectorHead):
         class_loss, box_loss = fastrcnn_loss(logits, offsets, labels, wanted)
         losses = {"loss_classifier": class_loss, "loss_box_reg": box_loss}
         if self.has_mask():
-            regions, masked_owners = select_masked(*select_positives(proposals, owners, labels), targets)
+            regions, matched = select_positives(proposals, owners, labels)
             crops = self.mask_roi_pool(features, regions, image_shapes)  # type: ignore[misc]
             masks = self.mask_predictor(self.mask_head(crops))  # type: ignore[misc]
-            losses["loss_mask"] = mask_loss(masks, regions, masked_owners, targets)
+            losses["loss_mask"] = mask_loss(masks, regions, matched, targets)
         return [], losses
 
 
 def build_head(spec: DetectorSpec, features: FeaturePyramid) -> DetectorHead:
-    """Build the head that ``spec.head`` names."""
     head = DETECTOR_HEADS[spec.head]
     return (pkgutil.resolve_name(head) if isinstance(head, str) else head)(spec, features)

@@ -21,9 +21,7 @@ from frugalvit.tasks.dense.pyramid import FeaturePyramid
 M = TypeVar("M", bound=nn.Module)
 
 Target = dict[str, Tensor]
-"""boxes (n, 4) as left, top, right, bottom; labels (n,), 1 is the first class. With masks also masks (k, H, W) and
-mask_of (n,): the index of each object's mask, -1 for none. Without mask_of each object has its own: k = n.
-"""
+"""boxes (n, 4) as left, top, right, bottom; labels (n,), 1 is the first class; masks (n, H, W) if they are learned."""
 
 Maps = dict[str, Tensor]  # maps of the pyramid by level, (B, C, h, w)
 Sizes = list[tuple[int, int]]  # (height, width) of each image in the padded input
@@ -44,7 +42,6 @@ class DetectorSpec:
     samples: int = 512
     detections: int = 100
     octaves: int = 1  # anchor sizes per level, each twice the one before
-    maskless: tuple[int, ...] = ()  # classes without a training mask: the head's masks for them are random
 
     def anchor_sizes(self, stride: float) -> tuple[float, ...]:
         """Return the sides of the square anchors of a level, in pixels."""

@@ -21,36 +21,19 @@ def mask_loss(
 
     logits:  (R, classes + 1, m, m) of the regions of all images
     regions: (r, 4) per image
-    owners:  (r,) per image, the index of each region's object; each has a mask (see ``select_masked``)
+    owners:  (r,) per image, the index of each region's object
     """
     if not len(logits):  # the mean of an empty tensor is NaN
         return logits.sum() * 0
     labels = torch.cat([target["labels"][owner] for target, owner in zip(targets, owners, strict=True)])
     wanted = torch.cat(
         [
-            crop_masks(target["masks"], _mask_indices(target, owner), region, logits.shape[-1])
+            crop_masks(target["masks"], owner, region, logits.shape[-1])
             for target, owner, region in zip(targets, owners, regions, strict=True)
         ]
     )
     rows = torch.arange(len(labels), device=labels.device)
     return F.binary_cross_entropy_with_logits(logits[rows, labels], wanted)
-
-
-def select_masked(
-    regions: Sequence[Tensor], owners: Sequence[Tensor], targets: Sequence[dict[str, Tensor]]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Keep regions (r, 4) and owners (r,) whose object has a mask; the others cost nothing and are not in the mean."""
-    if "mask_of" not in targets[0]:
-        return list(regions), list(owners)
-    known = [_mask_indices(target, owner) >= 0 for target, owner in zip(targets, owners, strict=True)]
-    counts = torch.stack([part.sum() for part in known]).tolist()
-    indices = torch.where(torch.cat(known))[0]
-    return tuple(list(torch.cat(list(part))[indices].split(counts)) for part in (regions, owners))  # type: ignore[return-value]
-
-
-def _mask_indices(target: dict[str, Tensor], owners: Tensor) -> Tensor:
-    """Return the index of each object's mask in ``target["masks"]``, -1 if it has none."""
-    return target["mask_of"][owners] if "mask_of" in target else owners
 
 
 def crop_masks(masks: Tensor, owners: Tensor, boxes: Tensor, side: int) -> Tensor:

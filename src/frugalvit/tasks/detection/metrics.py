@@ -40,7 +40,6 @@ def average_precision(
     kind:  "bbox", or "segm" over the objects that have a mask
     """
     if kind == "segm":
-        detections = [entry for entry in detections if "segmentation" in entry]
         images = [replace(image, objects=[o for o in image.objects if "segmentation" in o]) for image in images]
     results = [
         {

@@ -42,6 +42,10 @@ class Detector(nn.Module):
         )
         self.heads = build_head(spec, self.features)
 
+    @property
+    def pyramid(self) -> Pyramid:
+        return self.features.pyramid
+
     def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]], targets: list[Target] | None = None) -> Any:
         features = self.features(images)
         listed = ImageList(images, list(sizes))
@@ -54,7 +58,6 @@ class Detector(nn.Module):
         self.heads.score_thresh = min(score, MIN_SCORE)
 
     def output_modules(self) -> list[nn.Module]:
-        """Return the modules whose outputs are scores and boxes."""
         return [self.rpn.head, *self.heads.output_modules()]
 
     @torch.inference_mode()

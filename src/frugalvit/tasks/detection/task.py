@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from frugalvit.data.formats.coco import CocoData, CocoImage
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader, share
-from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask
 from frugalvit.tasks.detection.dataset import DetectionDataset, Objects, View, make_targets, padded_size, stack_images
 from frugalvit.tasks.detection.layers import Target
@@ -33,18 +32,14 @@ class DetectionTask(DenseTask):
     """A detector and its losses."""
 
     best_metric = "box_ap"
-    loader: StepLoader[tuple[Tensor, Objects]] | None
-    evaluated: DetectionDataset | None
+    loader: StepLoader[tuple[Tensor, Objects]]
+    evaluated: DetectionDataset
 
     def __init__(self, net: Detector, view: View, **settings: Any) -> None:
-        super().__init__(net.features.pyramid.backbone, **settings)
-        self.net, self.view = net, view
+        super().__init__(net, **settings)
+        self.view = view
         for module in net.output_modules():  # what follows drops non-finite boxes and scores silently
             module.register_forward_hook(self._check_outputs)
-
-    @property
-    def pyramid(self) -> Pyramid:
-        return self.net.features.pyramid
 
     def make_dataset(self, items: list[CocoImage], data: CocoData, pictures: ImageReader) -> DetectionDataset:
         return DetectionDataset(items, data, pictures, self.net.spec.masks)
@@ -57,7 +52,6 @@ class DetectionTask(DenseTask):
     # -- training
 
     def batch_at(self, step: int) -> DetectionBatch:
-        assert self.loader is not None
         self.last_evaluation = None
         items, numbers = self.loader.at(step)
         pictures, objects = zip(*items, strict=True)
@@ -74,14 +68,12 @@ class DetectionTask(DenseTask):
     # -- evaluation
 
     def evaluate(self, step: int) -> dict[str, float]:
-        assert self.evaluated is not None
         self.last_evaluation = (self.evaluated, self.find(self.evaluated))
         scores = summary_of(self.scores(*self.last_evaluation))
         overall = {name: value for name, value in scores.items() if name.endswith(("ap", "ap50", "ap75"))}
         return {name: value for name, value in overall.items() if value is not None}
 
     def score_facts(self) -> dict[str, Any]:
-        assert self.last_evaluation is not None
         dataset, detections = self.last_evaluation
         facts = self.jackknife(dataset, detections, self.scores(dataset, detections))
         return {"scored_on": self.eval_split, "scored_images": len(dataset), **facts}
@@ -99,22 +91,18 @@ class DetectionTask(DenseTask):
         # Images of one padded size together, so that batches stay full.
         indices = sorted(share(len(dataset), self.fabric), key=lambda index: padded_size(self._fit(sizes[index])))
         detections: list[dict[str, Any]] = []
-        was_training, self.nonfinite_outputs = self.training, False
-        self.eval()
         starts = range(0, len(indices), self.eval_batch)
-        for start in console.progress(starts, label="evaluating"):
-            part = indices[start : start + self.eval_batch]
-            for index, objects in zip(part, self.detect([dataset.pictures.read(i) for i in part]), strict=True):
-                detections += [{"image": index, **entry} for entry in objects]
-        self.train(was_training)
-        self.sync_nonfinite()
+        with self.evaluating():
+            for start in console.progress(starts, label="evaluating"):
+                part = indices[start : start + self.eval_batch]
+                for index, objects in zip(part, self.detect([dataset.pictures.read(i) for i in part]), strict=True):
+                    detections += [{"image": index, **entry} for entry in objects]
         return sorted(self.gather(detections), key=lambda entry: entry["image"])
 
     def detect(self, pictures: list[Tensor], min_score: float = 0.0) -> list[list[dict[str, Any]]]:
         """Return the objects of images (3, H, W); the result of an image does not depend on the others.
 
-        An object is a dict of label, score, bbox (left, top, width, height) and segmentation (run lengths). Classes
-        without training masks have no segmentation.
+        An object is a dict of label, score, bbox (left, top, width, height) and segmentation (run lengths).
         """
         original = [(pixels.shape[1], pixels.shape[2]) for pixels in pictures]
         sizes = [self._fit(size) for size in original]
@@ -128,16 +116,17 @@ class DetectionTask(DenseTask):
                 images = stack_images(group, fitted, [False] * len(indices), self.mean, self.std, input_size)
                 part = self.net.detect(images, fitted, [original[index] for index in indices], min_score)
                 for index, objects in zip(indices, part, strict=True):
-                    results[index] = _entries(objects, self.net.spec.maskless)
+                    results[index] = _entries(objects)
         return results
 
     def _fit(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return the size to which an image is resized at test."""
         return self.view.fit(*size, self.view.side)
 
     def scores(self, dataset: DetectionDataset, detections: list[dict[str, Any]]) -> dict[str, AveragePrecision]:
         """Return COCO's scores of boxes ("bbox"), and of masks ("segm") if model and data have masks."""
-        has_masks = self.net.spec.masks and any(image.masked() for image in dataset.images)
+        has_masks = self.net.spec.masks and any(
+            "segmentation" in o for image in dataset.images for o in image.trainable()
+        )
         kinds = ("bbox", "segm") if has_masks else ("bbox",)
         return {kind: average_precision(dataset.images, dataset.data, detections, kind) for kind in kinds}
 
@@ -158,7 +147,7 @@ def summary_of(scores: dict[str, AveragePrecision]) -> dict[str, float | None]:
     return {f"{names[kind]}_{key}": getattr(ap, key) for kind, ap in scores.items() for key in AP_KEYS}
 
 
-def _entries(objects: Target, maskless: tuple[int, ...]) -> list[dict[str, Any]]:
+def _entries(objects: Target) -> list[dict[str, Any]]:
     """Convert the detections of an image to dicts; masks become run lengths."""
     boxes = objects["boxes"].float().cpu()
     sides = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], 1).tolist()
@@ -168,8 +157,6 @@ def _entries(objects: Target, maskless: tuple[int, ...]) -> list[dict[str, Any]]
     ]
     if "masks" in objects:
         for entry, inside in zip(entries, objects["masks"], strict=True):
-            if entry["label"] in maskless:
-                continue
             encoded = run_length.encode(np.asfortranarray(inside.cpu().numpy().astype(np.uint8)))
             counts = encoded["counts"]
             text = counts.decode() if isinstance(counts, bytes) else counts

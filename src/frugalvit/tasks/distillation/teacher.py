@@ -108,7 +108,6 @@ class Guide(nn.Module):
         return self.frozen_teacher(images).grid, images.new_full((), self.weight.at(step), dtype=torch.float32)
 
     def loss(self, features: Features, grid: Tensor | None, weight: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the weighted loss, and the loss to log."""
         if grid is None or weight is None:
             # DDP needs the same parameters on every rank and step: these take part with weight zero.
             return 0.0 * torch.stack([parameter.sum() for parameter in self.head.parameters()]).sum(), {}

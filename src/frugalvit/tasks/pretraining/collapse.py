@@ -40,6 +40,21 @@ All measured runs that learned stayed above 0.16; teachers flattened on purpose 
 
 _MIN_STAGNATION_STEP = 200  # before this step a constant loss is normal
 
+_ADVICE = {
+    "uniform collapse": "Lower matching.teacher_temp, raise --lr, lower matching.momentum, or use fewer "
+    "matching.prototypes",
+    "one-prototype collapse": "Raise matching.teacher_temp, lower matching.center_momentum, lower --lr, or try "
+    "matching.centering sinkhorn",
+    "divergence": "Lower --lr, lengthen optimizer.warmup, or lower optimizer.clip",
+    "stagnation": "Raise --lr, lower matching.momentum, or stop here: more steps will not help",
+    "dead features": "Lower --lr and lengthen optimizer.warmup; check the images with 'frugalvit data'",
+    "worse features": "Raise matching.momentum, lower --lr or lengthen optimizer.warmup: the teacher changes too fast",
+}
+_ADVICE_WITHOUT_TEACHER = {
+    "stagnation": "Raise --lr, or stop here: more steps will not help",
+    "worse features": "Lower --lr, or lengthen optimizer.warmup",
+}
+
 
 class Level(NamedTuple):
     """A matching level: its name, what it matches, and the prefix of its metrics."""
@@ -74,13 +89,20 @@ class Health(RunHealth):
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
         for name, value in metrics.items():
             self.series[name].append((step, value))
-        diverged = self._diverged(metrics)
+        signs = {"divergence": self._diverged(metrics)}  # it also remembers the losses before ``settled``
         if step < self.settled:
             return []
-        alarms = [check(metrics, level) for level in _levels(metrics) for check in (self._uniform, self._one_prototype)]
-        alarms += [diverged, self._stagnant(step, metrics)]
-        alarms += [self._dead_features(metrics), self._worse_features(metrics)]
-        return [alarm for alarm in alarms if alarm is not None and self._is_new(alarm)]
+        of_levels: dict[str, str | None] = {}
+        for level in _levels(metrics):
+            of_levels[f"uniform collapse ({level.name}s)"] = self._uniform(metrics, level)
+            of_levels[f"one-prototype collapse ({level.name}s)"] = self._one_prototype(metrics, level)
+        signs |= {"stagnation": self._stagnant(step, metrics), "dead features": self._dead_features(metrics)}
+        signs = of_levels | signs | {"worse features": self._worse_features(metrics)}
+        for name in (name for name, sign in signs.items() if sign == ""):
+            self._clear(name)
+        advice = _ADVICE | ({} if self.prototypes else _ADVICE_WITHOUT_TEACHER)
+        alarms = [Alarm(name, sign, advice[name.partition(" (")[0]]) for name, sign in signs.items() if sign]
+        return [alarm for alarm in alarms if self._is_new(alarm)]
 
     @property
     def collapsed(self) -> bool:
@@ -88,23 +110,18 @@ class Health(RunHealth):
             name.startswith(("uniform collapse", "one-prototype collapse", "dead features")) for name in self.raised
         )
 
-    # -- one check each
+    # -- one check each: the sign of an alarm, "" if all is well, None if the line does not tell
 
-    def _uniform(self, metrics: Mapping[str, float], level: Level) -> Alarm | None:
-        name = f"uniform collapse ({level.name}s)"
+    def _uniform(self, metrics: Mapping[str, float], level: Level) -> str | None:
         entropy, loss = metrics.get(f"{level.prefix}teacher_entropy"), metrics.get(f"{level.name}_loss")
         if entropy is None or loss is None:
             return None
         flat = math.log(self.prototypes)
         learns = flat - entropy > _UNIFORM_GAP and self._separates_images(metrics, level, flat)
         if entropy < 0.98 * flat or loss < 0.98 * flat or learns:
-            return self._clear(name)
-        return Alarm(
-            name,
-            f"teacher entropy {entropy:.2f} and {level.name} loss {loss:.2f} stay at ln K = {flat:.2f}: "
-            f"all {level.items} get the same output",
-            "Lower matching.teacher_temp, raise --lr, lower matching.momentum, or use fewer matching.prototypes",
-        )
+            return ""
+        values = f"teacher entropy {entropy:.2f} and {level.name} loss {loss:.2f} stay at ln K = {flat:.2f}"
+        return f"{values}: all {level.items} get the same output"
 
     def _separates_images(self, metrics: Mapping[str, float], level: Level, flat: float) -> bool:
         """True if the other level learns, or features stay spread: those of a random network shrink in a collapse."""
@@ -112,23 +129,17 @@ class Health(RunHealth):
         spread = [value for _, value in self.series["feature_deviation"]]
         return metrics.get(other, flat) < 0.9 * flat or (bool(spread) and spread[-1] > max(0.5, 0.9 * spread[0]))
 
-    def _one_prototype(self, metrics: Mapping[str, float], level: Level) -> Alarm | None:
-        name = f"one-prototype collapse ({level.name}s)"
+    def _one_prototype(self, metrics: Mapping[str, float], level: Level) -> str | None:
         entropy = metrics.get(f"{level.prefix}teacher_entropy")
         used = metrics.get(f"{level.prefix}prototypes_used")
         if entropy is None or used is None:
             return None
         if used > max(1.5, min(0.02 * self.prototypes, _FEW_PROTOTYPES)) or entropy > 0.5:
-            return self._clear(name)
-        return Alarm(
-            name,
-            f"teacher entropy {entropy:.3f}, and all {level.items} together use {used:.1f} of {self.prototypes:,} "
-            "prototypes",
-            "Raise matching.teacher_temp, lower matching.center_momentum, lower --lr, or try matching.centering "
-            "sinkhorn",
-        )
+            return ""
+        share = f"{used:.1f} of {self.prototypes:,} prototypes"
+        return f"teacher entropy {entropy:.3f}, and all {level.items} together use {share}"
 
-    def _diverged(self, metrics: Mapping[str, float]) -> Alarm | None:
+    def _diverged(self, metrics: Mapping[str, float]) -> str | None:
         if "loss" not in metrics:
             return None
         # Compare only sums of the same parts: a part that joins later makes the sum larger.
@@ -142,15 +153,11 @@ class Health(RunHealth):
         if count < 5:
             return None
         if now < start * 1.2 or now < low + 0.5 * abs(start):
-            return self._clear("divergence")
-        return Alarm(
-            "divergence",
-            f"the loss is {now:.2f} after {low:.2f}, above its start ({start:.2f})",
-            "Lower --lr, lengthen optimizer.warmup, or lower optimizer.clip",
-        )
+            return ""
+        return f"the loss is {now:.2f} after {low:.2f}, above its start ({start:.2f})"
 
-    def _stagnant(self, step: int, metrics: Mapping[str, float]) -> Alarm | None:
-        """Alarm if the loss did not move, and k-NN and rank did not rise from the first to the last third of the steps.
+    def _stagnant(self, step: int, metrics: Mapping[str, float]) -> str | None:
+        """Tell if the loss did not move, and k-NN and rank did not rise from the first to the last third of the steps.
 
         The check reads all lines, so it runs less often as lines accumulate: otherwise a resume, which replays them,
         would take hours.
@@ -164,7 +171,7 @@ class Health(RunHealth):
             return None
         moved, start = _swing([value for _, value in settled]), settled[0][0]
         if moved > 0.005 or any(value >= 99 for _, value in self.series["knn"][-1:]):
-            return self._clear("stagnation")
+            return ""
         third = (step - start) / 3
 
         def mean(name: str, first: float, last: float) -> float:
@@ -174,40 +181,26 @@ class Health(RunHealth):
         gained = mean("knn", step - third, step) - mean("knn", start, start + third)
         rank = mean("effective_rank", step - third, step) / mean("effective_rank", start, start + third)
         if gained > 0.5 or rank > 1.05:  # NaN, for a third without scores, is not larger
-            return self._clear("stagnation")
-        return Alarm(
-            "stagnation",
-            f"the loss moved by {100 * moved:.2f} % since step {start:,}, and the features did not improve",
-            f"Raise --lr, {'lower matching.momentum, ' * bool(self.prototypes)}or stop here: more steps will not help",
-        )
+            return ""
+        return f"the loss moved by {100 * moved:.2f} % since step {start:,}, and the features did not improve"
 
-    def _dead_features(self, metrics: Mapping[str, float]) -> Alarm | None:
+    def _dead_features(self, metrics: Mapping[str, float]) -> str | None:
         rank, deviation = metrics.get("effective_rank"), metrics.get("feature_deviation")
         if rank is None or deviation is None:
             return None
         if rank > DEAD_RANK or deviation > 0.02:
-            return self._clear("dead features")
-        return Alarm(
-            "dead features",
-            f"all images have the same embedding: effective rank {rank:.2f}, deviation {deviation:.4f}",
-            "Lower --lr and lengthen optimizer.warmup; check the images with 'frugalvit data'",
-        )
+            return ""
+        return f"all images have the same embedding: effective rank {rank:.2f}, deviation {deviation:.4f}"
 
-    def _worse_features(self, metrics: Mapping[str, float]) -> Alarm | None:
-        """Alarm if k-NN lost two fifths of its best value and more than 3 points."""
+    def _worse_features(self, metrics: Mapping[str, float]) -> str | None:
+        """Tell if k-NN lost two fifths of its best value and more than 3 points."""
         now = metrics.get("knn")
         if now is None:
             return None
         best, at = max((value, step) for step, value in self.series["knn"])
         if best - now <= max(3.0, 0.4 * best):
-            return self._clear("worse features")
-        return Alarm(
-            "worse features",
-            f"k-NN is {now:.1f} after {best:.1f} at step {at:,}: the features get worse",
-            "Raise matching.momentum, lower --lr or lengthen optimizer.warmup: the teacher changes too fast"
-            if self.prototypes
-            else "Lower --lr, or lengthen optimizer.warmup",
-        )
+            return ""
+        return f"k-NN is {now:.1f} after {best:.1f} at step {at:,}: the features get worse"
 
 
 def _swing(losses: list[float]) -> float:

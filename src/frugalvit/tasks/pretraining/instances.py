@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from frugalvit.backbones import Backbone
-from frugalvit.backbones.architectures.hybrid import Hybrid
 from frugalvit.data.dataset import ImageDataset
 from frugalvit.data.loader import Batch
 from frugalvit.engine.ema import EMA
@@ -43,17 +42,12 @@ class InstanceTask(FeatureTask):
         # A low momentum early on keeps the random start out of a short run's average.
         self.average_update.update(min(self.ema, (1 + step) / (10 + step)), skipped)
 
-    @property
-    def supports_cuda_graphs(self) -> bool:
-        return isinstance(self.student.model, Hybrid)
-
     def compile_with(self, graphs: bool) -> None:
         self.compute_losses = torch.compile(self.compute_losses, dynamic=False)
         self.use_cuda_graphs = graphs
 
 
 def number_images(images: ImageDataset) -> ImageDataset:
-    """Return the images with their numbers as labels."""
     if images.streaming is not None:
         raise UserError("--method instances needs access to single images: use --stream false.")
     numbered = copy.copy(images)

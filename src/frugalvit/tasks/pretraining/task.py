@@ -39,14 +39,13 @@ class FeatureTask(Task):
     best_metric = "knn"
     export_last = True
     eval_split = "val"
+    health: Health
 
     def __init__(self, student: Backbone, weight_decay: float) -> None:
         super().__init__()
         self.student, self.weight_decay = student, weight_decay
-        self.batches: BatchSource | None = None
         self.fabric: Fabric | None = None
         self.monitor: Any = None
-        self.health: Health | None = None
         self.share = BatchShard()
 
     @property
@@ -63,13 +62,17 @@ class FeatureTask(Task):
         self.share = BatchShard(batches.seed, batches.rank, batches.world)
 
     def batch_at(self, step: int) -> Batch:
-        assert self.batches is not None
         return self.batches.batch_at(step)
 
     @property
     def compiles_by_default(self) -> bool:
         """False for hybrids: a compilation takes 40 s, which few runs win back."""
         return not isinstance(self.student.model, Hybrid)
+
+    @property
+    def supports_cuda_graphs(self) -> bool:
+        """True for our hybrids. On a Swin at 224 px the GPU is the limit, so that graphs gain nothing."""
+        return isinstance(self.student.model, Hybrid) and not self.cuda_graphs_blocker
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         # decay_groups leaves out a teacher and its heads: they require no gradients.
@@ -91,7 +94,6 @@ class FeatureTask(Task):
 
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
         """Log new alarms; return True if the run has collapsed and should end."""
-        assert self.health is not None
         self.health.warn(step, metrics)
         return self.health.stop and self.health.collapsed
 
@@ -137,8 +139,7 @@ class PretrainingTask(FeatureTask):
     @property
     def global_crops(self) -> int:
         """The number of global crops. They come first in a batch, and the teacher sees only them."""
-        assert self.batches is not None
-        return self.batches.augment.config.global_crops  # type: ignore[union-attr]
+        return self.batches.augment.config.global_crops
 
     def step_inputs(self, batch: Batch, step: int) -> tuple[Any, ...]:
         """Return the arguments of :meth:`compute_losses`."""
@@ -208,11 +209,6 @@ class PretrainingTask(FeatureTask):
     @property
     def cuda_graphs_blocker(self) -> str:
         return "--objectives may use the number of the step" if self.objectives is not None else ""
-
-    @property
-    def supports_cuda_graphs(self) -> bool:
-        """True for our hybrids. On a Swin at 224 px the GPU is the limit, so that graphs gain nothing."""
-        return isinstance(self.student.model, Hybrid) and not self.cuda_graphs_blocker
 
     def compile_with(self, graphs: bool) -> None:
         """Compile the networks, once per crop size, and the localization head."""

@@ -43,6 +43,9 @@ R = TypeVar("R", bound=ResolvedLabelFreeConfig)
 SAMPLE = "sample"  # the split name in metrics for evaluation images that are also trained on
 _TRAINED = {"train": ("train",), "train+val": ("train", "val"), "all": ("train", "val", "test")}
 """The splits that each value of --images trains on."""
+_HEAD_OPTIONS = {"prototypes", "hidden", "bottleneck", "norm_last", "student_temp", "center_momentum"} | {
+    *("centering", "chunked")
+}
 
 
 def pretrain(config: PretrainConfig) -> CommandResult:
@@ -225,19 +228,8 @@ def make_plan(config: ResolvedLabelFreeConfig, images: int, world: int) -> Train
 def make_task(
     config: ResolvedPretrainConfig, student: Backbone, plan: TrainPlan, kind: type[PretrainingTask] = PretrainingTask
 ) -> PretrainingTask:
-    """Build student, teacher, heads and schedules."""
     matching = config.matching
-    names = {
-        "prototypes",
-        "hidden",
-        "bottleneck",
-        "norm_last",
-        "student_temp",
-        "center_momentum",
-        "centering",
-        "chunked",
-    }
-    heads = matching.model_dump(include=names)
+    heads = matching.model_dump(include=_HEAD_OPTIONS)
     weight, (view_weight, region_weight) = config.localization.weight, matching.weights()
     further = {"localization": weight > 0, "koleo": matching.koleo > 0}
     warm = warmup_steps(matching.teacher_temp_warmup, plan.steps_per_epoch, plan.steps, share=1 / 3)
@@ -287,7 +279,6 @@ def suits_instances(images: int, side: int) -> bool:
 
 
 def make_network(config: LabelFreeConfig, **keywords: Any) -> Backbone:
-    """Build the student of a run."""
     return builders.make_backbone(config, 0, **keywords)
 
 

@@ -36,12 +36,10 @@ _PANEL = 320  # longer side of small images in a report, in pixels: three fill t
 
 
 def train(config: SegmentConfig) -> CommandResult:
-    """Train a segmenter."""
     return SegmentExperiment(config).run()
 
 
 def open_annotations(config: SegmentConfig) -> SceneData:
-    """Open images with masks."""
     return open_scenes(
         str(config.data),
         ignore=config.ignore_index,
@@ -54,7 +52,6 @@ def open_annotations(config: SegmentConfig) -> SceneData:
 
 
 def make_task(config: ResolvedSegmentConfig, data: SceneData, backbone: Backbone) -> SegmentationTask:
-    """Build the segmenter."""
     spec = SegmenterSpec(len(data.classes), **config.decoder.model_dump())
     return SegmentationTask(
         Segmenter(Pyramid(backbone), spec),
@@ -177,7 +174,6 @@ def load_task(
 
 
 def evaluate(config: SegmentEvalConfig) -> CommandResult:
-    """Score a trained segmenter with mIoU."""
     return dense.evaluate_model(config, _open_model, score_segmenter)
 
 

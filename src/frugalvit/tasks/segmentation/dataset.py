@@ -81,7 +81,6 @@ class SegmentationDataset:
         return pixels, self.labels(index)
 
     def _read(self, index: int) -> Tensor:
-        """Return the classes (H, W) of an image."""
         return torch.from_numpy(self.data.table[read_labels(self.scenes[index].truth)])
 
 

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from frugalvit.config.dense import TestConfig
 from frugalvit.data.augmentation import operations
 from frugalvit.tasks.dense.loader import ImageReader, StepLoader, share, to_device_flat
-from frugalvit.tasks.dense.pyramid import Pyramid
 from frugalvit.tasks.dense.task import DenseTask
 from frugalvit.tasks.segmentation.dataset import Scene, SceneData, SegmentationDataset
 from frugalvit.tasks.segmentation.metrics import IGNORED, Confusion
@@ -90,8 +89,8 @@ class SegmentationTask(DenseTask):
     """A segmenter and its losses. ``side``: of crops, and short side at test; ``test``: views of the final scores."""
 
     best_metric = "miou"
-    loader: StepLoader[tuple[Tensor, Tensor]] | None
-    evaluated: SegmentationDataset | None
+    loader: StepLoader[tuple[Tensor, Tensor]]
+    evaluated: SegmentationDataset
 
     def __init__(
         self,
@@ -104,14 +103,10 @@ class SegmentationTask(DenseTask):
         test: TestConfig | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(net.pyramid.backbone, **settings)
-        self.net, self.side = net, side
+        super().__init__(net, **settings)
+        self.side = side
         self.scales, self.photometric, self.largest_share = scales, photometric, largest_share
         self.test = test or TestConfig()
-
-    @property
-    def pyramid(self) -> Pyramid:
-        return self.net.pyramid
 
     def make_dataset(self, items: list[Scene], data: SceneData, pictures: ImageReader) -> SegmentationDataset:
         return SegmentationDataset(items, data, pictures)
@@ -119,7 +114,6 @@ class SegmentationTask(DenseTask):
     # -- training
 
     def batch_at(self, step: int) -> SegmentBatch:
-        assert self.loader is not None
         self.last_evaluation = None
         items, numbers = self.loader.at(step)
         side, rows = self.side, numbers.tolist()
@@ -157,12 +151,10 @@ class SegmentationTask(DenseTask):
     # -- evaluation
 
     def evaluate(self, step: int) -> dict[str, float]:
-        assert self.evaluated is not None
         self.last_evaluation = (self.evaluated, self.scores(self.evaluated, TestConfig()))
         return self.last_evaluation[1][0].summary()
 
     def score_facts(self) -> dict[str, Any]:
-        assert self.last_evaluation is not None
         dataset, (confusion, _) = self.last_evaluation
         return {"scored_on": self.eval_split, "scored_images": len(dataset), **confusion.facts()}
 
@@ -180,18 +172,15 @@ class SegmentationTask(DenseTask):
         assert self.fabric is not None
         confusion = Confusion(self.net.spec.classes, self.device)
         shares: list[tuple[int, float]] = []
-        was_training, self.nonfinite_outputs = self.training, False
-        self.eval()
-        for indices in console.progress(list(self._groups(dataset)), label="evaluating"):
-            predicted = self.predict([dataset.pictures.read(index) for index in indices], test)
-            truth = torch.stack([dataset.labels(index) for index in indices]).to(self.device)
-            for index, answer, labels in zip(indices, predicted, truth, strict=True):
-                confusion.add(answer, labels, index)
-            counted = truth != IGNORED
-            correct = ((predicted == truth) & counted).sum((1, 2)) / counted.sum((1, 2))
-            shares += [(index, s) for index, s in zip(indices, correct.tolist(), strict=True) if not math.isnan(s)]
-        self.train(was_training)
-        self.sync_nonfinite()
+        with self.evaluating():
+            for indices in console.progress(list(self._groups(dataset)), label="evaluating"):
+                predicted = self.predict([dataset.pictures.read(index) for index in indices], test)
+                truth = torch.stack([dataset.labels(index) for index in indices]).to(self.device)
+                for index, answer, labels in zip(indices, predicted, truth, strict=True):
+                    confusion.add(answer, labels, index)
+                counted = truth != IGNORED
+                correct = ((predicted == truth) & counted).sum((1, 2)) / counted.sum((1, 2))
+                shares += [(index, s) for index, s in zip(indices, correct.tolist(), strict=True) if not math.isnan(s)]
         return confusion.reduced(self.fabric), sorted(self.gather(shares))
 
     def predict(self, pictures: list[Tensor], test: TestConfig) -> Tensor:
@@ -228,5 +217,4 @@ def size_at_test(size: tuple[int, int], short: float) -> tuple[int, int]:
 
 
 def _resize(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize images, with antialiasing."""
     return F.interpolate(images, size=size, mode="bilinear", align_corners=False, antialias=True)
