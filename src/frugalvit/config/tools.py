@@ -53,9 +53,7 @@ class RecipesConfig(Config):
 
 
 class DoctorConfig(Config):
-    """Check versions, devices, missing packages and cache sizes."""
-
-    cache: bool = option(True, "measure the cache folders")
+    """Check versions, devices and missing packages."""
 
 
 class AdviseConfig(Config):
