@@ -101,7 +101,7 @@ class RunConfig(Config):
     deterministic: bool = option(False, "equal bits in every run on one GPU for every network, not only Swins; slower")
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")
-    split: Splitting = option("auto", "auto: make a missing val; given: never; train+val: train on both; remake: anew")
+    split: Splitting = option("auto", "auto: make a missing val; given: never; train+val: train on both")
     stream: bool | Auto = option("auto", "stream shards without storing them; auto: if remote or over a terabyte")
     root: str | None = option(None, ROOT)
     classes: str | None = option(None, "file with the classes to use, one name per line")

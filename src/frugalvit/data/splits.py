@@ -13,7 +13,7 @@ from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.errors import UserError
 from frugalvit.utils.text import pluralize, truncate_list
 
-MODES = ("auto", "given", "train+val", "remake")
+MODES = ("auto", "given", "train+val")
 
 
 def hold_out(
@@ -67,19 +67,17 @@ def add_missing_splits(
     """Join or add splits for training.
 
     mode: "auto" takes a missing val from train if there are labels; "given" changes nothing; "train+val" joins both
-        if test can be scored, as the Drloc paper does with Flowers-102; "remake" joins both and splits them again.
+        if test can be scored, as the Drloc paper does with Flowers-102.
     """
     if mode not in MODES:
         raise UserError(f"Unknown split '{mode}'. Choose one of {', '.join(MODES)}.")
     if not 0 < val_fraction < 1:
         raise UserError(f"--val-fraction {val_fraction} is not between 0 and 1.")
     splits, notes = dict(source.splits), list(source.notes)
-    joins = mode == "remake" or (mode == "train+val" and "test" in splits)
-    if joins and "train" in splits and "val" in splits:
+    if mode == "train+val" and {"train", "val", "test"} <= splits.keys():
         splits["train"] = join(splits["train"], splits.pop("val"))
         notes.append(f"val is joined with train: {len(splits['train']):,} images.")
-    needs_val = mode == "remake" or (mode == "auto" and source.classes is not None)
-    if needs_val and "train" in splits and "val" not in splits:
+    if mode == "auto" and source.classes is not None and "train" in splits and "val" not in splits:
         train = splits["train"]
         copies, copies_note = group_copies(train, train.labels)
         held_out = hold_out(train.keys, train.labels, val_fraction, seed, copies)

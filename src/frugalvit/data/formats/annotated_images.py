@@ -86,10 +86,10 @@ def check_bad(faults: Sequence[UnreadableImage], count: int, max_bad: float) -> 
 
 def select_split(splits: dict[str, T], only: str | None, where: str | Path, mode: str = "given") -> dict[str, T]:
     """Return one split; all if ``only`` is None, or if the mode makes this split from train."""
-    if only is None or (only not in splits and only == "val" and mode in ("auto", "remake")):
+    if only is None or (only not in splits and only == "val" and mode == "auto"):
         return splits
     if only not in splits:
-        made = ", val (made from train)" if mode in ("auto", "remake") and "val" not in splits else ""
+        made = ", val (made from train)" if mode == "auto" and "val" not in splits else ""
         raise UserError(f"{where} has no split '{only}'. It has: {', '.join(splits)}{made}. Choose one with --split.")
     return {only: splits[only]}
 
@@ -97,10 +97,10 @@ def select_split(splits: dict[str, T], only: str | None, where: str | Path, mode
 def make_splits(splits: dict[str, list[Any]], mode: str, fraction: float, notes: list[str]) -> dict[str, list[Any]]:
     """Make the splits for --split. Val is chosen by a hash of the file names."""
     splits = dict(splits)
-    if mode in ("train+val", "remake") and "train" in splits and "val" in splits:
+    if mode == "train+val" and "train" in splits and "val" in splits:
         splits["train"] = [*splits["train"], *splits.pop("val")]
         notes.append(f"train and val are joined: {len(splits['train']):,} images")
-    if mode in ("auto", "remake") and "train" in splits and "val" not in splits:
+    if mode == "auto" and "train" in splits and "val" not in splits:
         items = splits["train"]
         copies, copies_note = group_copies(FileExamples([str(item.path) for item in items], None), None)
         held_out = hold_out([item.path.name for item in items], None, fraction, 0, copies)

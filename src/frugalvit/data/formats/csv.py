@@ -206,9 +206,7 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions, c
     by_split: dict[str, list[Row]] = {}
     for row in rows:
         by_split.setdefault(row.split or "train", []).append(row)
-    classes = class_list(
-        name for split in options.class_splits for row in by_split.get(split, []) for name in row.names
-    )
+    classes = class_list(name for row in by_split.get("train", []) for name in row.names)
     classes = [column] if is_number else classes or class_list(name for row in rows for name in row.names)
     if labelled and not classes:
         raise UserError(f"{where}: all lists of labels are empty. Give some image a label.")
@@ -224,7 +222,7 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions, c
             members = [row for row in members if row.label is not None]
         unknown = class_list(name for row in members for name in row.names if name not in index)
         if labelled and unknown and not is_number:
-            raise unknown_classes(f"{split} in {where}", "train", unknown, split)
+            raise unknown_classes(f"{split} in {where}", "train", unknown)
         if members:
             single = labelled and not several and not is_number
             numbers = np.array([index[name] for row in members for name in row.names]) if single else None

@@ -325,7 +325,7 @@ def shard_examples(
         number_of = {label: number for number, label in enumerate(labels)}
         unknown = class_list(sample.label for _, sample in listed if sample.label not in number_of)
         if unknown:
-            raise unknown_classes(what, "train", unknown, what.split()[0])
+            raise unknown_classes(what, "train", unknown)
         numbers = np.array([number_of[sample.label or ""] for _, sample in listed])
     offsets = np.array([(number, sample.offset, sample.size) for number, sample in listed], dtype=np.int64)
     return ShardExamples(shards, offsets, [sample.key for _, sample in listed], numbers, index)
