@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from timm.layers.drop import DropPath
 from timm.layers.weight_init import trunc_normal_
+from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -67,7 +68,6 @@ class StagedModel(nn.Module):
         self,
         dims: Sequence[int],
         depths: Sequence[int],
-        *,
         patch_size: int,
         in_chans: int,
         num_classes: int,
@@ -188,8 +188,18 @@ class StagedModel(nn.Module):
         return {name for name, _ in self.named_parameters() if any(part in name for part in names)}
 
 
+def register(network: type[nn.Module], name: str, **defaults: Any) -> None:
+    """Register a network with timm, which takes name and module from the function that builds it."""
+
+    def create(pretrained: bool = False, **keywords: Any) -> nn.Module:
+        return build_model_with_cfg(network, name, pretrained, **defaults | keywords)
+
+    create.__name__ = create.__qualname__ = name
+    create.__module__ = network.__module__
+    register_model(create)
+
+
 def stochastic_depth(rate: float) -> nn.Module:
-    """Return stochastic depth with this rate."""
     return DropPath(rate) if rate > 0 else nn.Identity()
 
 
@@ -226,7 +236,6 @@ def stage_widths(
 
 
 def check_heads(dim: int, heads: int) -> None:
-    """Check that the number of heads divides the width."""
     if dim % heads:
         raise UserError(f"The width {dim} is not a multiple of {heads} heads; change embed_dim or num_heads.")
 

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
@@ -109,9 +108,7 @@ class CvT(common.StagedModel):
     ) -> None:
         dims = common.stage_widths(embed_dim, (1, 3, 6), depths, num_heads)
         strides = (patch_size, *[2] * (len(dims) - 1))
-        super().__init__(
-            dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
-        )
+        super().__init__(dims, depths, patch_size, in_chans, num_classes, drop_rate)
         layers: list[nn.Module] = []
         rates = common.drop_path_rates(drop_path_rate, depths)
         for stage, (dim, stride) in enumerate(zip(dims, strides, strict=True)):
@@ -137,9 +134,4 @@ class CvT(common.StagedModel):
 
 
 default_cfgs = {"cvt_13": {"first_conv": "layers.0.0", "classifier": "head"}}
-
-
-@register_model
-def cvt_13(pretrained: bool = False, **keywords) -> CvT:
-    """CvT-13 of the Drloc paper."""
-    return build_model_with_cfg(CvT, "cvt_13", pretrained, **keywords)
+common.register(CvT, "cvt_13")

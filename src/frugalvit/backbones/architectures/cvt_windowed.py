@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from timm.layers.activations import QuickGELU
 from timm.layers.weight_init import trunc_normal_
-from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
@@ -122,9 +121,7 @@ class WindowedCvT(common.StagedModel):
         if padding not in ("masked", "zeros"):
             raise UserError(f"padding={padding!r} is unknown; choose 'masked' or 'zeros' (as released EsViT).")
         dims = common.stage_widths(embed_dim, (1, 3, 6, 12), depths, num_heads)
-        super().__init__(
-            dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
-        )
+        super().__init__(dims, depths, patch_size, in_chans, num_classes, drop_rate)
         rates = common.drop_path_rates(drop_path_rate, depths)
         for stage, dim in enumerate(dims):
             common.check_heads(dim, num_heads[stage])
@@ -160,10 +157,4 @@ def initialize(module: nn.Module) -> None:
 
 
 default_cfgs = {"cvt_tiny_w7": {"first_conv": "stage0.0.proj", "classifier": "head"}}
-
-
-@register_model
-def cvt_tiny_w7(pretrained: bool = False, **keywords) -> WindowedCvT:
-    """CvT-T, W=7, of EsViT."""
-    keywords.setdefault("drop_path_rate", 0.1)
-    return build_model_with_cfg(WindowedCvT, "cvt_tiny_w7", pretrained, **keywords)
+common.register(WindowedCvT, "cvt_tiny_w7", drop_path_rate=0.1)

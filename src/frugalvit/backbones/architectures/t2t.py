@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
-from timm.models import build_model_with_cfg, register_model, vision_transformer
+from timm.models import vision_transformer
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
@@ -145,9 +145,7 @@ class T2TViT(common.StagedModel):
         drop_path_rate: float = 0.0,
     ) -> None:
         common.check_heads(embed_dim, num_heads)
-        super().__init__(
-            [embed_dim], [depth], patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
-        )
+        super().__init__([embed_dim], [depth], patch_size, in_chans, num_classes, drop_rate)
         self.feature_info[0] |= {"reduction": 4 * patch_size, "module": "blocks"}
         self.tokens_to_token = TokensToToken(in_chans, patch_size, token_dim, embed_dim)
         sides = (img_size, img_size) if isinstance(img_size, int) else img_size
@@ -192,9 +190,4 @@ class T2TViT(common.StagedModel):
 
 
 default_cfgs = {"t2t_vit_14": {"first_conv": "tokens_to_token.attention1.kqv", "classifier": "head"}}
-
-
-@register_model
-def t2t_vit_14(pretrained: bool = False, **keywords) -> T2TViT:
-    """T2T-ViT-14 with performer tokens, as the Drloc paper used it."""
-    return build_model_with_cfg(T2TViT, "t2t_vit_14", pretrained, **keywords)
+common.register(T2TViT, "t2t_vit_14")
