@@ -272,11 +272,8 @@ class ArrayExamples(ImageDataset):
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         pixels = np.asarray(self.images[index])
-        if pixels.ndim == 3 and pixels.shape[2] == 1:
-            pixels = pixels[:, :, 0]
-        if pixels.ndim == 2:
-            pixels = np.repeat(pixels[:, :, None], 3, axis=2)
-        return np.ascontiguousarray(pixels)
+        pixels = pixels.reshape(*pixels.shape[:2], -1)
+        return np.ascontiguousarray(np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels)
 
     def raw(self, index: int) -> bytes:
         """Encode the pixels as PNG, which is lossless."""
@@ -305,6 +302,16 @@ class ArrayExamples(ImageDataset):
             yield hashlib.blake2b(np.ascontiguousarray(image).tobytes(), digest_size=8).hexdigest()
 
 
+def _of_part(method: str) -> Any:
+    """Return a method that calls this one of the dataset which holds the image."""
+
+    def call(self: JoinedExamples, index: int, **options: Any) -> Any:
+        part, inner = self.rows[index]
+        return getattr(part, method)(inner, **options)
+
+    return call
+
+
 class JoinedExamples(ImageDataset):
     """Several datasets one after the other, for example train and val."""
 
@@ -327,25 +334,9 @@ class JoinedExamples(ImageDataset):
         same.rows = [(parts[part], i) for part, i in self.rows]
         return same
 
-    def raw(self, index: int) -> bytes:
-        part, inner = self.rows[index]
-        return part.raw(inner)
-
-    def stored_size(self, index: int) -> int:
-        part, inner = self.rows[index]
-        return part.stored_size(inner)
-
-    def sample_bytes(self, index: int) -> bytes:
-        part, inner = self.rows[index]
-        return part.sample_bytes(inner)
-
-    def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        part, inner = self.rows[index]
-        return part.read(inner, at_least=at_least)
-
-    def header(self, index: int) -> Header:
-        part, inner = self.rows[index]
-        return part.header(inner)
+    raw, stored_size, sample_bytes, read, header = map(
+        _of_part, ("raw", "stored_size", "sample_bytes", "read", "header")
+    )
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         items = {part: list(part._fingerprint_items(times)) for part in self.parts}
@@ -353,7 +344,6 @@ class JoinedExamples(ImageDataset):
 
 
 def join(*parts: ImageDataset) -> ImageDataset:
-    """Join datasets, in order."""
     return parts[0] if len(parts) == 1 else JoinedExamples(parts)
 
 

@@ -258,8 +258,13 @@ def _open(content: bytes | str | Path, name: str | None) -> tuple[Image.Image, I
 
 def _open_stream(content: bytes | str | Path, name: str | None) -> tuple[IO[bytes], str]:
     _ignore_pillow_warnings()
-    label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
-    return (BytesIO(content) if isinstance(content, bytes) else _open_file(Path(content), label)), label
+    if isinstance(content, bytes):
+        return BytesIO(content), "image" if name is None else name
+    label = str(content) if name is None else name
+    try:
+        return open_regular(Path(content)), label
+    except (OSError, ValueError) as error:  # ValueError: a null character in a path
+        raise UnreadableImage.of_file(label, error) from None
 
 
 def _find_stored(stream: IO[bytes], label: str) -> Stored | None:
@@ -280,13 +285,6 @@ def _load(stored: Stored, label: str) -> np.ndarray:
             return stored.load()
     except Exception as error:  # hostile bytes raise every kind of error
         raise UnreadableImage(label, _reason(error, stored.kind)) from None
-
-
-def _open_file(path: Path, label: str) -> IO[bytes]:
-    try:
-        return open_regular(path)
-    except (OSError, ValueError) as error:  # ValueError: a null character in a path
-        raise UnreadableImage.of_file(label, error) from None
 
 
 @functools.cache

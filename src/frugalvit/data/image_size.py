@@ -68,11 +68,6 @@ def best_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def min_cached_size(size: tuple[int, int], stored: int | Literal["auto"] = "auto") -> tuple[int, int]:
-    """Return the smallest height and width of a cached image for inputs of ``size``."""
-    return (stored, stored) if stored != "auto" else (round(size[0] * _ENLARGED), round(size[1] * _ENLARGED))
-
-
 def probe_images(
     examples: ImageDataset,
     size: tuple[int, int],
@@ -88,7 +83,7 @@ def probe_images(
     portrait, both kinds keep what the standard evaluation sees (resize the shorter side, crop the centre). Panoramas
     do not widen it beyond twice the target.
     """
-    target = min_cached_size(size, stored)
+    target = (round(size[0] * _ENLARGED), round(size[1] * _ENLARGED)) if stored == "auto" else (stored, stored)
     chosen = sorted({round(i) for i in np.linspace(0, len(examples) - 1, _SAMPLE)})
     sizes, times = [], []
     for i in chosen:

@@ -66,8 +66,7 @@ def add_missing_splits(
 ) -> DatasetSplits:
     """Join or add splits for training.
 
-    mode: "auto" takes a missing val from train if there are labels; "given" changes nothing; "train+val" joins both
-        if test can be scored, as the Drloc paper does with Flowers-102.
+    mode: as in ``open_data``; "train+val" joins both if test can be scored, as the Drloc paper does with Flowers-102
     """
     if mode not in MODES:
         raise UserError(f"Unknown split '{mode}'. Choose one of {', '.join(MODES)}.")
@@ -105,7 +104,6 @@ def handle_unlabelled(source: DatasetSplits, *, keep: bool) -> DatasetSplits:
 
 
 def check_trainable(source: DatasetSplits) -> None:
-    """Raise ``UserError`` if a classifier cannot be trained on this dataset."""
     train = source.splits.get("train")
     if train is None or not len(train):
         raise UserError(f"{source.location} has no training images, only {', '.join(source.splits) or 'empty splits'}.")

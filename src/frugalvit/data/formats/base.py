@@ -9,12 +9,9 @@ from frugalvit.data.dataset import DatasetSplits
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """Options of ``open_data`` for the formats; most formats ignore them.
+    """Options of ``open_data``, which explains them; most formats ignore them.
 
-    labels: "auto" decides if folders are classes, "folders" takes all folders as classes, "ignore" reads no labels.
     allow_extra: drop images of classes that train lacks instead of raising an error. ``--classes`` sets it.
-    root: the folder of named datasets.
-    target: "class", "labels" (several per image), "number", or "auto"; see ``open_data``.
     """
 
     labels: str = "auto"

@@ -44,7 +44,6 @@ class Row(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the labels."""
         return self.label if isinstance(self.label, tuple) else () if self.label is None else (self.label,)
 
 
@@ -171,8 +170,8 @@ def _rename(record: dict[str, Any], columns: dict[str, str], where: str) -> dict
 
 def _row(record: dict[str, Any], line: int, where: str) -> Row:
     """Read path, label and split of a record from the first column with a known name."""
-    names = (PATH_COLUMNS, LABEL_COLUMNS, SPLIT_COLUMNS)
-    path, label, split = (next((record[name] for name in group if name in record), None) for group in names)
+    groups = _COLUMNS.values()
+    path, label, split = (next((record[name] for name in group if name in record), None) for group in groups)
     if not isinstance(path, str) or not path.strip() or "\0" in path:
         raise UserError(
             f"{where}, line {line}: no path in the columns {truncate_list(list(record), 8) or 'of the table'}. Rename "
