@@ -129,7 +129,6 @@ def create_backbone(
 
 
 def _set_knn_head(model: nn.Module, classes: int, images: int, k: int, temperature: float) -> None:
-    """Replace the linear classifier."""
     name = classifier_name(model)
     linear = None if name is None else model.get_submodule(name)
     if name is None or not isinstance(linear, nn.Linear):

@@ -46,7 +46,6 @@ class MatchingConfig(Config):
     chunked: bool | Auto = option("auto", "compute the logits in chunks to save memory; auto: for many prototypes")
 
     def weights(self) -> tuple[float, float]:
-        """Return the weights of L_V and L_R."""
         view = self.view_weight
         return (0.5 if self.region_weight else 1.0) if view == "auto" else view, self.region_weight
 

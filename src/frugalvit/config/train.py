@@ -153,7 +153,6 @@ class RunConfig(Config):
 
     @classmethod
     def from_run(cls, path: str | Path) -> Self:
-        """Read the config.yaml of a run."""
         return cls.from_stored(read_yaml(path))
 
     @classmethod

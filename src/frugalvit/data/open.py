@@ -139,7 +139,6 @@ def check_class_names(source: DatasetSplits) -> DatasetSplits:
 
 
 def without_labels(source: DatasetSplits) -> DatasetSplits:
-    """Remove the labels of a dataset."""
     for examples in source.splits.values():
         examples.labels = examples.targets = None
     source.classes = None

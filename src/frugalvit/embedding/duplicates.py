@@ -25,7 +25,6 @@ _DRAWN_GROUPS, _LISTED_GROUPS = 40, 10
 def duplicates(
     config: EmbedConfig, source: DatasetSplits, examples: ImageDataset, out: Path, picture: Path
 ) -> CommandResult:
-    """Group images whose features are nearly the same."""
     began = time.monotonic()
     assert config.duplicates is not None
     model = open_model(config.model, config)

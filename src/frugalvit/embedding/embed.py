@@ -31,7 +31,6 @@ FORMATS = (".npz", ".parquet")
 
 
 def embed(config: EmbedConfig) -> CommandResult:
-    """Write features, draw neighbours, select images to label, or find duplicates."""
     if config.engine == "ray":
         from frugalvit.embedding.ray_embed import embed_with_ray
 

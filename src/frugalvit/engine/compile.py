@@ -34,7 +34,6 @@ def compile_task(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric)
 
 
 def prepare_compiler() -> None:
-    """Configure torch's compiler."""
     torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
     # Inductor times several kernels for a sum, or a padded matrix product, and takes the fastest. They round
     # differently, so an equal machine would train another network. Small sums are still chosen by time; the compiler's

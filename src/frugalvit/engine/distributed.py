@@ -210,7 +210,6 @@ def barrier() -> None:
 
 
 def _set_timeout(seconds: float) -> None:
-    """Set the timeout of all later collectives."""
     distributed: Any = torch.distributed
     change = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout  # its older name
     change(timedelta(seconds=seconds))

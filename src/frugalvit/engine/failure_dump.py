@@ -44,7 +44,6 @@ def dump_failed_step(
 
 
 def nonfinite_names(named: Any) -> list[str]:
-    """Return the names of the tensors with a non-finite value."""
     return [name for name, value in named if value.is_floating_point() and not bool(torch.isfinite(value).all())]
 
 

@@ -256,7 +256,6 @@ class Trainer(TrainStep):
         self.save()
 
     def _apply_rescues(self) -> None:
-        """Lower the learning rate as the last rescue says."""
         if self.rescues:
             last, warmup = self.rescues[-1], max(self.plan.log_every, self.plan.steps // 20)
             base = self.plan.lr.base if isinstance(self.plan.lr, Gentler) else self.plan.lr

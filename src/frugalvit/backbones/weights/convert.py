@@ -67,7 +67,6 @@ _UNKNOWN = Layout("network of an unknown kind", "timm", "")
 
 
 def open_contents(raw: Mapping[str, Any]) -> Contents:
-    """Find the network in a checkpoint's dictionary."""
     state = _find_network(raw)
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex() or tensor.is_meta:

@@ -184,7 +184,6 @@ class SharedStores:
                 self.stores.popitem()[1].close()
 
     def get(self, key: Hashable, build: Callable[[], ImageStore]) -> ImageStore:
-        """Return the store of this key, or build it."""
         if not self.depth:
             return build()
         store = self.stores.pop(key, None)

@@ -58,7 +58,6 @@ class CocoImage:
         return [entry for entry in self.objects if not entry["iscrowd"]]
 
     def masked(self) -> list[dict[str, Any]]:
-        """Return the trainable objects that have a mask."""
         return [entry for entry in self.trainable() if "segmentation" in entry]
 
 

@@ -69,7 +69,6 @@ def is_saved(where: str) -> bool:
 
 
 def open_saved(where: str, options: OpenOptions) -> DatasetSplits:
-    """Open a folder of ``save_to_disk``, or a Parquet or Arrow file."""
     path, datasets = Path(where), _import_datasets()
     try:
         with _quiet():

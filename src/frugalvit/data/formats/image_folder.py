@@ -65,7 +65,6 @@ class _Tree:
 
 
 def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
-    """Read the splits and classes of a folder."""
     notes: list[str] = []
     root, trees = where, _read_trees(where)
     if options.labels != "folders":
@@ -209,7 +208,6 @@ def _class_names(trees: dict[str, _Tree], options: OpenOptions) -> list[str]:
 
 
 def unknown_classes(where: str, train: str, unknown: Sequence[str]) -> UserError:
-    """Return the error for a split with classes that train lacks."""
     count = pluralize(len(unknown), "class")
     return UserError(f"{where} has {count} that {train} lacks: {truncate_list(unknown)}. Move or remove them.")
 

@@ -38,7 +38,6 @@ class PackedIndex:
 
     @functools.cached_property
     def by_name(self) -> dict[str, PackedShard]:
-        """The shards by their file names."""
         return {shard.file: shard for shards in self.splits.values() for shard in shards}
 
 
