@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from frugalvit.data import check_trainable, image_size, open_data
+from frugalvit.data import image_size, open_data
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.image_size import median_side
+from frugalvit.data.splits import check_trainable
 from frugalvit.errors import UserError
 from helpers.data_layouts import fill, picture, sizes
 

@@ -66,6 +66,10 @@ class ImageDataset:
         """The labels or, if an image has several or a number, the targets; None without either."""
         return self.labels if self.targets is None else self.targets
 
+    def leaves(self) -> list[ImageDataset]:
+        """Return the datasets that a joined one holds; any other dataset alone."""
+        return [self]
+
     def sample_images(self) -> ImageDataset:
         """Return the images that can be read by index: all, or a sample of a streamed dataset."""
         return self
@@ -333,6 +337,9 @@ class JoinedExamples(ImageDataset):
         same.parts, same.pixels = list(parts.values()), pixels
         same.rows = [(parts[part], i) for part, i in self.rows]
         return same
+
+    def leaves(self) -> list[ImageDataset]:
+        return [leaf for part in self.parts for leaf in part.leaves()]
 
     raw, stored_size, sample_bytes, read, header = map(
         _of_part, ("raw", "stored_size", "sample_bytes", "read", "header")

@@ -68,12 +68,9 @@ def inspect(source: DatasetSplits, *, decode: str, duplicates: bool) -> CommandR
 
 
 def _read_headers(examples: ImageDataset, split: str) -> SplitScan:
-    scan = SplitScan([], {})
-    for index, result in enumerate(read_all(examples.header, range(len(examples)), f"reading {split}")):
-        scan.headers.append(None if isinstance(result, UnreadableImage) else result)
-        if isinstance(result, UnreadableImage):
-            scan.bad[index] = result.reason
-    return scan
+    results = list(read_all(examples.header, range(len(examples)), f"reading {split}"))
+    bad = {index: result.reason for index, result in enumerate(results) if isinstance(result, UnreadableImage)}
+    return SplitScan([None if isinstance(result, UnreadableImage) else result for result in results], bad)
 
 
 def _decode(parts: dict[str, ImageDataset], scans: dict[str, SplitScan], mode: str) -> dict[str, Any]:

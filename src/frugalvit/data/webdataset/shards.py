@@ -113,11 +113,10 @@ def _shard_fingerprint(shard: str, index: PackedIndex | None, times: bool) -> tu
     path = Path(shard)
     if not path.exists():
         return ("missing",)
-    listed, size = index_entry(shard, index), path.stat().st_size
-    if listed is not None and listed.bytes == size:
-        return (size, listed.sha256)
-    status = path.stat()
-    return (size, status.st_mtime_ns, status.st_ctime_ns) if times else (size,)
+    listed, status = index_entry(shard, index), path.stat()
+    if listed is not None and listed.bytes == status.st_size:
+        return (status.st_size, listed.sha256)
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if times else (status.st_size,)
 
 
 def is_shards(where: str) -> bool:
