@@ -81,7 +81,8 @@ def final_grid(model: nn.Module, img_size: Size) -> Size:
 
 def _run(model: nn.Module, img_size: Size) -> Size:
     device = next(model.parameters()).device
-    images = torch.zeros(1, _channels(model), *img_size, device=device)
+    convolutions = (module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
+    images = torch.zeros(1, getattr(model, "in_chans", None) or next(convolutions, 3), *img_size, device=device)
     model.eval()
     try:
         with torch.no_grad():
@@ -233,14 +234,6 @@ def _first_convolution(model: nn.Module) -> nn.Conv2d | None:
     name = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
     module = dict(model.named_modules()).get(name) if isinstance(name, str) else None
     return module if isinstance(module, nn.Conv2d) else None
-
-
-def _channels(model: nn.Module) -> int:
-    channels = getattr(model, "in_chans", None)
-    if isinstance(channels, int):
-        return channels
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    return first.in_channels if first is not None else 3
 
 
 def accepts(model: nn.Module, keyword: str) -> bool:
