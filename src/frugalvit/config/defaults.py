@@ -136,9 +136,7 @@ FINETUNING_SMOOTHING = 0.0, "smoothing would move a fitted classifier away from 
 def logit_adjustment(facts: Facts, *, balance: bool) -> tuple[float, str]:
     """Return τ of the loss: 1 (balanced softmax) if the largest class has many times the images of the smallest.
 
-    Linear classifier on a ViT-Ti, long-tailed CIFAR-100, three seeds, ratios of 5, 10, 20 and 100: the mean per class
-    rises by 1.9, 2.4, 4.2 and 5.1 points, and top-1 on images like those of training falls by 1.4, 3.2, 3.6 and 5.0.
-    τ = 0.5 and 1.5 raise the mean per class less (docs/guides/labels.md).
+    Other values of τ raise the mean per class less (docs/guides/labels.md).
     """
     ratio = f"the largest class has {facts.imbalance:.3g} times the images of the smallest"
     if facts.target != "class" or balance or facts.unlabelled:

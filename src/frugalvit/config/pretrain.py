@@ -1,6 +1,6 @@
 """Options of label-free pre-training."""
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
@@ -95,13 +95,10 @@ class PretrainConfig(LabelFreeConfig):
     localization: DrlocConfig = option(default_factory=DrlocConfig)
     augment: AugmentConfig = option(default_factory=AugmentConfig)
     mixing: MixingConfig = option(default_factory=MixingConfig)
+    recipe_task: ClassVar[str] = "pretrain"
 
     def weight_sources(self) -> dict[str, object]:
         return super().weight_sources() | {"--continue": self.continue_from}
-
-    @classmethod
-    def recipe_task(cls) -> str:
-        return "pretrain"
 
     def has_unused_layers(self) -> bool:
         return self.matching.weights()[0] == 0

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import pydantic
 
@@ -114,6 +114,7 @@ class RunConfig(Config):
     optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)
     cache: CacheConfig = option(default_factory=CacheConfig)
 
+    recipe_task: ClassVar[str] = "train"
     _requested: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
 
     @pydantic.field_validator("backbone_args")
@@ -140,7 +141,7 @@ class RunConfig(Config):
         name = values.get("recipe", "auto")
         if name == "auto":
             name = cls.default_recipe(values)
-        recipe = recipe_values(str(name), cls.recipe_task())
+        recipe = recipe_values(str(name), cls.recipe_task)
         try:
             config = super().parse(merge(recipe, values | {"recipe": name}))
         except UserError as error:
@@ -184,7 +185,7 @@ class RunConfig(Config):
         if not self._requested:
             return set(flatten(self.model_dump(exclude_unset=True)))
         recipe = str(self._requested.get("recipe", "auto"))
-        from_recipe = {} if recipe == "auto" else recipe_values(recipe, self.recipe_task())
+        from_recipe = {} if recipe == "auto" else recipe_values(recipe, self.recipe_task)
         return {*flatten(self._requested), *flatten(from_recipe)}
 
     @pydantic.model_validator(mode="before")
@@ -205,7 +206,7 @@ class RunConfig(Config):
             raise ValueError(f"{' and '.join(sources)} both set the initial weights; drop one of them")
         if isinstance(self.batch, int) and self.accumulate > self.batch:
             raise ValueError(f"--accumulate {self.accumulate} is larger than --batch {self.batch}")
-        kind = self.recipe_task()
+        kind = self.recipe_task
         blocked = {f"'{kind}'": kind != "train", "--auto-batch": self.auto_batch}
         blocked |= {"--precision fp16": self.precision == "fp16", "--compile": self.compile not in ("auto", False)}
         if self.strategy == "fsdp" and any(blocked.values()):
@@ -222,14 +223,10 @@ class RunConfig(Config):
         return False
 
     @classmethod
-    def recipe_task(cls) -> str:
-        return "train"
-
-    @classmethod
     def default_recipes(cls) -> dict[str, dict[str, Any]]:
         """Return the default recipe first, then the one for published weights if it differs."""
         names = dict.fromkeys(cls.default_recipe(values) for values in ({}, {"pretrained": True}))
-        return {name: recipe_values(name, cls.recipe_task()) for name in names}
+        return {name: recipe_values(name, cls.recipe_task) for name in names}
 
     @classmethod
     def default_recipe(cls, values: dict[str, Any]) -> str:

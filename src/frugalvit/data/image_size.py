@@ -7,11 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
 import torch
 
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.dataset import ImageDataset
+from frugalvit.data.dataset import ImageDataset, spread
 from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.errors import UserError
 
@@ -84,7 +83,7 @@ def probe_images(
     do not widen it beyond twice the target.
     """
     target = (round(size[0] * _ENLARGED), round(size[1] * _ENLARGED)) if stored == "auto" else (stored, stored)
-    chosen = sorted({round(i) for i in np.linspace(0, len(examples) - 1, _SAMPLE)})
+    chosen = sorted(spread(len(examples), _SAMPLE))
     sizes, times = [], []
     for i in chosen:
         start = time.perf_counter()

@@ -74,19 +74,11 @@ class BatchSource(ABC):
     mixing: Mixing | None
     keep_clean: bool
     decodes_on_demand: bool = False  # True if an unreadable image is detected only when a step needs it
+    unreadable: list[tuple[str, str]]  # name and reason of the images that could not be read so far
+    readable: int | None = None  # the number of readable images; None if it is unknown
 
     def __len__(self) -> int:
         return self.steps_per_epoch
-
-    @property
-    @abstractmethod
-    def unreadable(self) -> list[tuple[str, str]]:
-        """Name and reason of the images that could not be read so far."""
-
-    @property
-    def readable(self) -> int | None:
-        """The number of readable images; None if it is unknown."""
-        return None
 
     @abstractmethod
     def batch_at(self, step: int) -> Batch:
@@ -118,16 +110,13 @@ class Batches(BatchSource):
     """Training batches of stored images.
 
     Args:
-        store: the images and their labels.
         batch: images per step over all processes. A smaller dataset is one batch (logged). Each epoch drops its
             incomplete last batch, with different images every time.
-        seed: determines, with the step, order, augmentation and mixing.
         rank, world: this process and the number of processes; each takes an equal, contiguous slice.
         balance: draw every class equally often. Rare classes repeat, large ones are sampled. No image repeats before
             all images of its class were drawn.
         repeats: repeated augmentation: a batch holds batch / repeats images, each ``repeats`` times; None: as
             ``augment`` says.
-        keep_clean: keep the images before mixing in ``Batch.clean``.
         grouped_steps: steps augmented in one call; None: several if the images are on a GPU and batches are small.
         steps: the length of the run; workers decode no later step in advance.
     """
