@@ -6,10 +6,11 @@ import contextlib
 import copy
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ class ImageDataset:
 
     per_image: tuple[str, ...] = ()  # further lists and arrays with one entry for each image
     streaming: StreamedShards | None = None  # None if the images can be read one by one
+    images: np.ndarray | None = None  # all images as one uint8 array, (N, H, W) or (N, H, W, 1 or 3), if decoded
+    run_facts: Mapping[str, Any] = MappingProxyType({})  # besides the fingerprint, what a run stores to resume exactly
     pixels: PixelFormat = PHOTO  # how images are read; ``open_data`` decides it
 
     def __init__(self, names: Sequence[str], labels: np.ndarray | None, keys: Sequence[str] | None = None) -> None:
@@ -73,14 +76,6 @@ class ImageDataset:
     def sample_images(self) -> ImageDataset:
         """Return the images that can be read by index: all, or a sample of a streamed dataset."""
         return self
-
-    def as_array(self) -> np.ndarray | None:
-        """Return all images as one uint8 array, (N, H, W) or (N, H, W, 1 or 3); None if they are encoded."""
-        return None
-
-    def run_facts(self) -> dict[str, Any]:
-        """Return the facts, besides the fingerprint, that a run stores in order to resume exactly."""
-        return {}
 
     def raw(self, index: int) -> bytes:
         """Read the encoded image. Raises ``UnreadableImage``."""
@@ -267,6 +262,7 @@ def _relative_keys(root: str, paths: Sequence[str]) -> list[str]:
 class ArrayExamples(ImageDataset):
     """Decoded images in one uint8 array: (N, H, W), (N, H, W, 1) or (N, H, W, 3)."""
 
+    images: np.ndarray
     per_image = ("images",)
 
     def __init__(self, images: np.ndarray, labels: np.ndarray | None, name: str) -> None:
@@ -287,9 +283,6 @@ class ArrayExamples(ImageDataset):
 
     def sample_bytes(self, index: int) -> bytes:
         return np.asarray(self.images[index]).tobytes()
-
-    def as_array(self) -> np.ndarray:
-        return self.images
 
     def stored_size(self, index: int) -> int:
         return int(np.prod(self.images.shape[1:]))

@@ -14,7 +14,7 @@ from frugalvit.data.dataset import ImageDataset, spread
 from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.errors import UserError
 
-_MORE = 1000  # headers to read if no image of the sample is readable
+_HEADERS, _MORE = 64, 1000  # headers to read; if none of these is readable
 _SAMPLE = 48
 _ENLARGED = 256 / 224  # a cached image is this much larger than the input, as in the standard evaluation resize
 _NATIVE = 1.3  # images of one size are cached at it, up to this factor above the target
@@ -22,11 +22,11 @@ _COVERED = 0.9
 _WIDEST = 2.0  # times the target: 16:9 fits
 
 
-def median_side(examples: ImageDataset, sample: int = 64) -> int:
-    """Return the median short side of ``sample`` images. It reads headers, and more if none is readable."""
+def median_side(examples: ImageDataset) -> int:
+    """Return the median short side of some images. It reads headers, and more if none is readable."""
     sides: list[int] = []
     tried: list[int] = []
-    for count in (sample, _MORE):
+    for count in (_HEADERS, _MORE):
         tried = list(range(0, len(examples), max(1, len(examples) // count)))
         for index in tried:
             with contextlib.suppress(UnreadableImage):

@@ -138,7 +138,7 @@ class Batches(BatchSource):
         steps: int | None = None,
     ) -> None:
         self.store, self.seed, self.augment, self.mixing = store, seed, augment, mixing
-        self.rank, self.world = rank, world
+        self.rank, self.world, self.unreadable = rank, world, store.unreadable
         self.balance, self.keep_clean, self.decodes_on_demand = balance, keep_clean, store.decodes_on_demand
         self.repeats = augment.repeats if repeats is None else repeats
         if store.labels is None and (balance or mixing is not None):
@@ -160,10 +160,6 @@ class Batches(BatchSource):
             grouped_steps = steps_per_augment_call(share * self.augment.pixels, memory)
         self.grouped_steps = grouped_steps or 1
         self._group: tuple[int, list[Batch]] = (-1, [])  # the number of the group, and the batches of its steps
-
-    @property
-    def unreadable(self) -> list[tuple[str, str]]:
-        return self.store.unreadable
 
     @property
     def readable(self) -> int:

@@ -52,6 +52,10 @@ class OnDemandStore(ImageStore):
         self.unreadable_index: set[int] = set()
         self._pool: WorkerPool | None = None
 
+    @property
+    def readable(self) -> int:
+        return len(self) - len(self.unreadable)
+
     def fetcher(self, order: Order) -> Fetcher:
         return WorkerFetcher(self, order)
 

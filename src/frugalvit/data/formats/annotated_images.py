@@ -10,6 +10,7 @@ from frugalvit.data.bad_images import SkippedFile, UnreadableImage, check_unread
 from frugalvit.data.dataset import FileExamples
 from frugalvit.data.decode import decode, known_formats
 from frugalvit.data.duplicates import group_copies
+from frugalvit.data.preprocessing import exif_orientation
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.utils import console
@@ -20,7 +21,6 @@ from frugalvit.utils.text import pluralize, truncate_list
 UNREADABLE = (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError)
 """What Pillow raises for a file that is not an image, or too large."""
 T = TypeVar("T")
-_ORIENTATION = 0x0112  # EXIF tag
 
 
 def find_image_folder(where: Path, annotations: Path, names: Sequence[str]) -> Path:
@@ -61,7 +61,7 @@ def read_image_size(path: Path) -> tuple[int, int]:
     """
     try:
         with open_regular(path) as file, Image.open(file, formats=known_formats()) as image:
-            if image.getexif().get(_ORIENTATION, 1) == 1:
+            if exif_orientation(image) == 1:
                 return image.height, image.width
     except UNREADABLE:
         pass  # decoding names the reason
