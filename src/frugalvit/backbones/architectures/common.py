@@ -4,6 +4,7 @@ A network defines its embeddings and blocks (:meth:`StagedModel.stage_parts`) an
 (:meth:`StagedModel.to_grid`). :class:`StagedModel` derives the rest of ``GridModel`` and of a timm model from these.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,10 +60,8 @@ class StagedModel(nn.Module):
     """Base of our networks: blocks in stages, a final grid, a linear classifier on the pooled features."""
 
     family: str
-    norm: nn.Module
-    """The final norm; a network without one overrides ``final_norm``."""
-    stem_names: str
-    """Pattern of the parameter names before the first block."""
+    norm: nn.Module  # the final norm; a network without one overrides ``final_norm``
+    stem_names: str  # pattern of the parameter names before the first block
 
     def __init__(
         self,
@@ -240,15 +239,9 @@ def check_heads(dim: int, heads: int) -> None:
         raise UserError(f"The width {dim} is not a multiple of {heads} heads; change embed_dim or num_heads.")
 
 
-class Layers(nn.Module):
-    """Layers in sequence, with the parameter names ``net.*`` of both released CvTs."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.net = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
+def sequence(*layers: nn.Module) -> nn.Sequential:
+    """Return layers in sequence, with the parameter names ``net.*`` of both released CvTs."""
+    return nn.Sequential(OrderedDict(net=nn.Sequential(*layers)))
 
 
 def split_heads(tokens: Tensor, heads: int, parts: int = 3) -> tuple[Tensor, ...]:

@@ -39,10 +39,10 @@ class ChannelNorm(nn.Module):
         return (centred / (deviation + self.eps) * self.g + self.b).to(self.g.dtype)
 
 
-def projection(dim: int, out_dim: int, stride: int) -> common.Layers:
+def projection(dim: int, out_dim: int, stride: int) -> nn.Sequential:
     """Depthwise convolution, batch norm, pointwise convolution: (B, C, H, W) -> (B, out, H/s, W/s)."""
     depthwise = nn.Conv2d(dim, dim, 3, stride, 1, groups=dim, bias=False)
-    return common.Layers(depthwise, nn.BatchNorm2d(dim), nn.Conv2d(dim, out_dim, 1, bias=False))
+    return common.sequence(depthwise, nn.BatchNorm2d(dim), nn.Conv2d(dim, out_dim, 1, bias=False))
 
 
 class ConvAttention(nn.Module):
@@ -78,10 +78,10 @@ class ConvAttention(nn.Module):
         return (weights / cells_of_key)[..., key_of_cell]
 
 
-def mlp(dim: int, hidden: int, drop: float) -> common.Layers:
+def mlp(dim: int, hidden: int, drop: float) -> nn.Sequential:
     """Two pointwise convolutions. With dropout they have the indices 0 and 3, as in the release."""
     expand, reduce = nn.Conv2d(dim, hidden, 1), nn.Conv2d(hidden, dim, 1)
-    return common.Layers(expand, nn.GELU(), nn.Dropout(drop), reduce, nn.Dropout(drop))
+    return common.sequence(expand, nn.GELU(), nn.Dropout(drop), reduce, nn.Dropout(drop))
 
 
 class CvT(common.StagedModel):

@@ -130,7 +130,7 @@ class WindowedCvT(common.StagedModel):
             for rate in rates[stage]:
                 attention = WindowAttention(dim, num_heads[stage], window_size, relative_bias, padding)
                 hidden = int(dim * mlp_ratio)
-                mlp = common.Layers(nn.Conv2d(dim, hidden, 1), QuickGELU(), nn.Conv2d(hidden, dim, 1))
+                mlp = common.sequence(nn.Conv2d(dim, hidden, 1), QuickGELU(), nn.Conv2d(hidden, dim, 1))
                 halves = [common.Residual(common.MapNorm(dim), half, rate) for half in (attention, mlp)]
                 blocks.append(nn.Sequential(*halves))
             self.feature_info[stage]["module"] = f"stage{stage}"
