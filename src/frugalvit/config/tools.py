@@ -39,17 +39,16 @@ class ExportConfig(Config):
     private: bool = option(False, "only you see the model on the hub", needs="push")
 
 
-class ModelsConfig(Config):
-    pattern: str = option("", "part of a name, with * and ? (default: built-in models)", positional=True)
-
-
-class DatasetsConfig(Config):
+class RecipesConfig(Config):
     pattern: str = option("", "part of a name, with * and ?", positional=True)
+
+
+class DatasetsConfig(RecipesConfig):
     root: str | None = option(None, ROOT)
 
 
-class RecipesConfig(Config):
-    pattern: str = option("", "part of a name, with * and ?", positional=True)
+class ModelsConfig(Config):
+    pattern: str = option("", "part of a name, with * and ? (default: built-in models)", positional=True)
 
 
 class DoctorConfig(Config):
