@@ -23,6 +23,7 @@ Parts = Sequence[tuple[Callable[[Any], Any], Sequence[Sequence[nn.Module]]]]
 
 A block is a sequence of modules that take and return the running state; the first contains the attention.
 """
+LayerNames = Sequence[tuple[str, tuple[int, ...] | None]]
 
 
 class MapNorm(nn.LayerNorm):
@@ -62,6 +63,7 @@ class StagedModel(nn.Module):
     family: str
     norm: nn.Module  # the final norm; a network without one overrides ``final_norm``
     stem_names: str  # pattern of the parameter names before the first block
+    layer_names: LayerNames  # patterns of the names after it, for timm's layer-wise learning rates
 
     def __init__(
         self,
@@ -100,10 +102,6 @@ class StagedModel(nn.Module):
     def final_norm(self, grid: Tensor) -> Tensor:
         """Apply ``norm`` over the channels of a grid (B, D, h, w)."""
         return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        """Return patterns of the parameter names after the stem, for timm's layer-wise learning rates."""
-        raise NotImplementedError
 
     # GridModel
 
@@ -180,7 +178,7 @@ class StagedModel(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return the groups for layer-wise learning rates: a block is one layer."""
-        return {"stem": self.stem_names, "blocks": [*self.layer_names(), (r"^norm\.", (99999,))]}
+        return {"stem": self.stem_names, "blocks": [*self.layer_names, (r"^norm\.", (99999,))]}
 
     def no_weight_decay(self) -> set[str]:
         names = ("cls_token", "pos_embed", "relative_position_bias")

@@ -89,6 +89,8 @@ class CvT(common.StagedModel):
 
     family = "cvt"
     stem_names = r"^layers\.0\.[01]\."
+    # A later stage's embedding belongs to the stage's first block.
+    layer_names = ((r"^layers\.(\d+)\.2\.layers\.(\d+)\.", None), (r"^layers\.(\d+)\.[01]\.", (0,)))
 
     def __init__(
         self,
@@ -121,10 +123,6 @@ class CvT(common.StagedModel):
             embed = nn.Conv2d(in_chans if stage == 0 else dims[stage - 1], dim, kernel, stride, kernel // 2)
             layers.append(nn.Sequential(embed, ChannelNorm(dim), common.Blocks(blocks)))
         self.layers = nn.Sequential(*layers)
-
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        # A later stage's embedding belongs to the stage's first block.
-        return [(r"^layers\.(\d+)\.2\.layers\.(\d+)\.", None), (r"^layers\.(\d+)\.[01]\.", (0,))]
 
     def stage_parts(self) -> common.Parts:
         return [(stage[:2], list(stage[2].layers)) for stage in self.layers]  # type: ignore[index, misc]

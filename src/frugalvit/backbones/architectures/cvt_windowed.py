@@ -101,6 +101,8 @@ class WindowedCvT(common.StagedModel):
 
     family = "cvt"
     stem_names = r"^stage0\.0\."
+    # A later stage's embedding belongs to the stage's first block.
+    layer_names = ((r"^stage(\d+)\.1\.layers\.(\d+)\.", None), (r"^stage(\d+)\.0\.", (0,)))
 
     def __init__(
         self,
@@ -137,10 +139,6 @@ class WindowedCvT(common.StagedModel):
             self.add_module(f"stage{stage}", nn.Sequential(embed, common.Blocks(blocks)))
         self.norm = nn.LayerNorm(dims[-1])
         self.apply(initialize)
-
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        # A later stage's embedding belongs to the stage's first block.
-        return [(r"^stage(\d+)\.1\.layers\.(\d+)\.", None), (r"^stage(\d+)\.0\.", (0,))]
 
     def stage_parts(self) -> common.Parts:
         stages = [getattr(self, f"stage{stage}") for stage in range(len(self.stage_ends))]

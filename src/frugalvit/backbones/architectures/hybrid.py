@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from frugalvit.backbones.architectures import common
 from frugalvit.errors import UserError
 
-STEM_STRIDES = {1: (1, 1), 2: (2, 1), 4: (2, 2)}
-"""The strides of the stem's two convolutions."""
+STEM_STRIDES = {1: (1, 1), 2: (2, 1), 4: (2, 2)}  # the strides of the stem's two convolutions
 
 
 def conv_norm(dim: int, out_dim: int, stride: int = 1) -> nn.Sequential:
@@ -89,6 +88,8 @@ class Hybrid(common.StagedModel):
 
     family = "hybrid"
     stem_names = r"^stem\."
+    # A stage's downsampling belongs to the stage before it.
+    layer_names = ((r"^layers\.(\d+)\.(\d+)\.", None), (r"^downsamples\.(\d+)\.", (99999,)))
 
     def __init__(
         self,
@@ -128,10 +129,6 @@ class Hybrid(common.StagedModel):
             self.layers.append(nn.ModuleList(nn.ModuleList(block) for block in blocks))
         self.norm = nn.LayerNorm(dims[-1])
         self.apply(common.initialize)
-
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        # A stage's downsampling belongs to the stage before it.
-        return [(r"^layers\.(\d+)\.(\d+)\.", None), (r"^downsamples\.(\d+)\.", (99999,))]
 
     def stage_parts(self) -> common.Parts:
         embeds = [self.embed_images, *self.downsamples]

@@ -164,6 +164,7 @@ class SwinTransformer(common.StagedModel):
 
     family = "swin"
     stem_names = r"^patch_embed"
+    layer_names = ((r"^layers\.(\d+).downsample", (0,)), (r"^layers\.(\d+)\.\w+\.(\d+)", None))
     output_fmt = "NHWC"
 
     def __init__(
@@ -213,9 +214,6 @@ class SwinTransformer(common.StagedModel):
             self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate, input_fmt="NHWC"
         )
         self.apply(_initialize)
-
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        return [(r"^layers\.(\d+).downsample", (0,)), (r"^layers\.(\d+)\.\w+\.(\d+)", None)]
 
     def stage_parts(self) -> common.Parts:
         stages: list[Any] = list(self.layers)

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
 
-Tokens = tuple[Tensor, int, int]
-"""(B, 1 + h * w, D) with the class token first, h, w."""
+Tokens = tuple[Tensor, int, int]  # (B, 1 + h * w, D) with the class token first, h, w
 
 
 class Performer(nn.Module):
@@ -129,6 +128,7 @@ class T2TViT(common.StagedModel):
     family = "t2t"
     has_class_token = True
     stem_names = r"^cls_token|pos_embed|tokens_to_token"
+    layer_names = ((r"^blocks\.(\d+)\.", None),)
 
     def __init__(
         self,
@@ -160,9 +160,6 @@ class T2TViT(common.StagedModel):
         self.norm = nn.LayerNorm(embed_dim)
         trunc_normal_(self.cls_token, std=0.02)
         self.apply(common.initialize)
-
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        return [(r"^blocks\.(\d+)\.", None)]
 
     def stage_parts(self) -> common.Parts:
         return [(self.embed, [[block] for block in self.blocks])]

@@ -30,8 +30,7 @@ from frugalvit.backbones.architectures import common
 from frugalvit.backbones.architectures.windows import WindowPlan, plan_windows, window_partition, window_reverse
 from frugalvit.errors import UserError
 
-Tokens = tuple[Tensor, int, int]
-"""(B, global tokens + h * w, C), h, w."""
+Tokens = tuple[Tensor, int, int]  # (B, global tokens + h * w, C), h, w
 BiasResize = Literal["table", "matrix"]
 
 
@@ -277,7 +276,8 @@ class VisionLongformer(common.StagedModel):
         self.norm = nn.LayerNorm(dims[-1], eps=1e-6)
         self.apply(common.initialize)
 
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
+    @property
+    def layer_names(self) -> common.LayerNames:
         names: list[tuple[str, tuple[int, ...] | None]] = []
         for stage, depth in enumerate(self.depths, start=1):
             names.append((rf"^layer{stage}\.0\.", (stage, 0)))  # a later stage's embedding belongs to its first block
