@@ -17,14 +17,12 @@ from frugalvit.backbones.base import GridModel
 from frugalvit.backbones.timm_features import Size, cells_in_image, padded_sizes, to_grid
 from frugalvit.errors import UserError
 
-PUBLISHED = 224
-"""Networks keep their published shape from this image size on."""
+PUBLISHED = 224  # networks keep their published shape from this image size on
 
 _SMALL_NETWORK = 50_000_000  # parameters; filling more with zeros is slower than a run on the meta device
 
 SMALLEST_GRID = 4
-SMALLEST_PLAIN_GRID = 7
-"""For a plain ViT, which has no finer maps: Drloc's 7 x 7."""
+SMALLEST_PLAIN_GRID = 7  # for a plain ViT, which has no finer maps: Drloc's 7 x 7
 
 
 class Build(Protocol):

@@ -29,8 +29,7 @@ from frugalvit.utils import console
 MAX_GROUPED_STEPS, MAX_GROUPED_PIXELS = 8, 2**25
 """Limits of one augment call on a GPU: steps, and pixels of all views (400 MB, and a few times that to compute them).
 Beyond them the GPU is the bottleneck."""
-SMALL_GPU = 12 * 2**30
-"""Bytes; a GPU with less memory takes a quarter of these pixels."""
+SMALL_GPU = 12 * 2**30  # bytes; a GPU with less memory takes a quarter of these pixels
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from frugalvit.engine.step import TrainPlan
 from frugalvit.engine.task import Task
 from frugalvit.utils import console
 
-PAYS_FROM = 500
-"""The shortest run, in steps, that "auto" compiles: a cold compilation takes one to three minutes."""
+PAYS_FROM = 500  # the shortest run, in steps, that "auto" compiles: a cold compilation takes one to three minutes
 
 DIFFERENT_GRAPHS = 64
 """torch's recompile limit: a comparison compiles each setting in one process, and torch stops compiling after 8."""

@@ -13,8 +13,7 @@ from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import write_atomically
 from frugalvit.utils.text import short_message
 
-REPLAYABLE_TASKS = ("ClassificationTask", "PretrainingTask")
-"""The tasks that ``frugalvit replay`` can rebuild."""
+REPLAYABLE_TASKS = ("ClassificationTask", "PretrainingTask")  # the tasks that ``frugalvit replay`` can rebuild
 
 
 def dump_failed_step(

@@ -20,8 +20,7 @@ from frugalvit.utils import console
 from frugalvit.utils.files import open_regular, write_atomically
 from frugalvit.utils.text import short_message
 
-Order = Callable[[int], Tensor]
-"""Step -> indices (B,) of the images that the step needs."""
+Order = Callable[[int], Tensor]  # step -> indices (B,) of the images that the step needs
 
 
 class Fetched(NamedTuple):

@@ -44,8 +44,7 @@ class Sample(NamedTuple):
     label: str | None
 
 
-Listed = list[tuple[int, Sample]]
-"""Examples, each with the number of its shard."""
+Listed = list[tuple[int, Sample]]  # examples, each with the number of its shard
 
 
 class Collisions(NamedTuple):
