@@ -79,7 +79,7 @@ def test_a_comparison_without_data_leaves_nothing(workdir: Path) -> None:
     assert not (workdir / "both").exists()
 
 
-@pytest.mark.parametrize("split", ["auto", "remake", "given"])
+@pytest.mark.parametrize("split", ["auto", "given"])
 def test_data_without_images_to_score_on(split: str, workdir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_images(workdir / "singles", train=1, val=0)
     assert cli.main(["train", "singles", "--config", "train.yaml", "--split", split, "--out", "lab"]) == 2

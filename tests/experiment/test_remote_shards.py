@@ -142,7 +142,7 @@ def test_options_that_streams_cannot_do(server: ForkServer, web: str) -> None:
     for more, expected in (
         (["--labels", "0.5"], "--stream false"),
         (["--balance"], "--stream false"),
-        (["--split", "remake"], "--stream false"),
+        (["--split", "train+val"], "--stream false"),
         (["--workers", "9"], "9 readers"),
         (["--classes", "names.txt"], "--stream false"),
     ):

@@ -141,12 +141,12 @@ def resolve(config: Any, images: int = 64, **facts: Any) -> Any:
     from frugalvit.experiment import resolve_dense
 
     known, auto = Facts(images, 2, 32, "cpu", **facts), resolving.AutoValues()
-    if config.recipe_task() == "train":
+    if config.recipe_task == "train":
         return resolving.resolve_training(config, known, auto)
-    if config.recipe_task() == "pretrain":
+    if config.recipe_task == "pretrain":
         return resolving.resolve_pretraining(config, known, auto)
-    if config.recipe_task() == "distil":
+    if config.recipe_task == "distil":
         return resolving.resolve_distillation(config, known, auto)
-    if config.recipe_task() == "segment":
+    if config.recipe_task == "segment":
         return resolve_dense.resolve_segmentation(config, known, auto)
     return resolve_dense.resolve_detection(config, known, [4, 8, 16, 32, 64], (0, 9), auto)

@@ -182,7 +182,11 @@ class Backbone(nn.Module):
             return [blocks[end] for end in self.model.stage_ends]  # type: ignore[union-attr]
         self._check(images)
         padded, size = self._pad(images)
-        maps = timm_features.stage_maps(self.model, padded, self.name)
+        if not hasattr(self.model, "forward_intermediates"):
+            raise UserError(
+                f"{self.name} has no forward_intermediates, so its stages are unknown; choose another network"
+            )
+        maps = self.model.forward_intermediates(padded, norm=False, intermediates_only=True)  # type: ignore[operator]
         info = list(self.model.feature_info)  # type: ignore[arg-type]
         steps = [entry["reduction"] for entry in info] if len(info) == len(maps) else [grid.shape[2] for grid in maps]
         last = dict(zip(steps, maps, strict=True))
@@ -218,11 +222,7 @@ class Backbone(nn.Module):
         return torch.cat(features[-n:], 1)
 
     def attention(self, images: Tensor) -> Tensor:
-        """Return the last block's softmax attention (B, heads, T, T), rows sum to 1; UserError if it has none.
-
-        T counts class, distillation and register tokens first, then the grid row by row. Attention within windows
-        fills the full T x T, with zeros between windows.
-        """
+        """Return the last block's softmax attention (B, heads, T, T) as :meth:`GridModel.last_attention` does."""
         self._check(images)
         if self.is_grid_model:
             return self.model.last_attention(images)  # type: ignore[operator]

@@ -105,12 +105,9 @@ def create_backbone(
         if pixel_type != "float32" or mean is None or std is None:
             raise UserError(f"pixel_type={pixel_type!r}: use uint8, or float32 with mean and std")
         resolved["pixel_type"] = pixel_type
-    if not grid_norm:
-        resolved["grid_norm"] = False
-    if drop_path is not None:
-        resolved["drop_path"] = drop_path
+    chosen = {"grid_norm": None if grid_norm else False, "drop_path": drop_path, "knn_head": knn_head}
+    resolved |= {key: value for key, value in chosen.items() if value is not None}
     if knn_head is not None:
-        resolved["knn_head"] = knn_head
         _set_knn_head(model, num_classes, **knn_head)
     return Backbone(
         model,
@@ -130,7 +127,6 @@ def create_backbone(
 
 
 def _set_knn_head(model: nn.Module, classes: int, images: int, k: int, temperature: float) -> None:
-    """Replace the linear classifier."""
     name = classifier_name(model)
     linear = None if name is None else model.get_submodule(name)
     if name is None or not isinstance(linear, nn.Linear):

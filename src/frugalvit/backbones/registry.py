@@ -94,7 +94,6 @@ def get_architecture(name: str) -> str:
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a network has this name, here or in timm."""
     return name in MODEL_NAMES or (is_model(name.split(".")[0]) and not set(name) & set("/\\:"))
 
 

@@ -18,14 +18,12 @@ from frugalvit.backbones.conv_stem import ConvStem
 from frugalvit.backbones.timm_features import Size, cells_in_image, padded_sizes, to_grid
 from frugalvit.errors import UserError
 
-PUBLISHED = 224
-"""Networks keep their published shape from this image size on."""
+PUBLISHED = 224  # networks keep their published shape from this image size on
 
 _SMALL_NETWORK = 50_000_000  # parameters; filling more with zeros is slower than a run on the meta device
 
 SMALLEST_GRID = 4
-SMALLEST_PLAIN_GRID = 7
-"""For a plain ViT, which has no finer maps: Drloc's 7 x 7."""
+SMALLEST_PLAIN_GRID = 7  # for a plain ViT, which has no finer maps: Drloc's 7 x 7
 
 
 class Build(Protocol):
@@ -82,7 +80,8 @@ def final_grid(model: nn.Module, img_size: Size) -> Size:
 
 def _run(model: nn.Module, img_size: Size) -> Size:
     device = next(model.parameters()).device
-    images = torch.zeros(1, _channels(model), *img_size, device=device)
+    convolutions = (module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d))
+    images = torch.zeros(1, getattr(model, "in_chans", None) or next(convolutions, 3), *img_size, device=device)
     model.eval()
     try:
         with torch.no_grad():
@@ -234,14 +233,6 @@ def _first_convolution(model: nn.Module) -> nn.Conv2d | ConvStem | None:
     name = (getattr(model, "pretrained_cfg", None) or {}).get("first_conv")
     module = dict(model.named_modules()).get(name) if isinstance(name, str) else None
     return module if isinstance(module, nn.Conv2d | ConvStem) else None
-
-
-def _channels(model: nn.Module) -> int:
-    channels = getattr(model, "in_chans", None)
-    if isinstance(channels, int):
-        return channels
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    return first.in_channels if first is not None else 3
 
 
 def accepts(model: nn.Module, keyword: str) -> bool:

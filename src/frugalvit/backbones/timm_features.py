@@ -114,14 +114,7 @@ def padded_sizes(model: nn.Module, size: Size, img_size: Size) -> list[Size]:
     return list(dict.fromkeys(sizes))
 
 
-# Stages and blocks
-
-
-def stage_maps(model: nn.Module, images: Tensor, name: str) -> list[Tensor]:
-    """Return the maps of ``feature_info`` as (B, C_i, h_i, w_i), without final norm."""
-    if not hasattr(model, "forward_intermediates"):
-        raise UserError(f"{name} has no forward_intermediates, so its stages are unknown; choose another network")
-    return model.forward_intermediates(images, norm=False, intermediates_only=True)  # type: ignore[operator]
+# Blocks
 
 
 def stage_blocks(model: nn.Module, name: str) -> list[list[nn.Module]]:

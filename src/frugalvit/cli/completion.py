@@ -56,7 +56,7 @@ def _describe(command: Command) -> argparse.ArgumentParser:
     config = command.load_config()
     choices = {"backbone": list(MODEL_NAMES)}
     if issubclass(config, RunConfig):
-        choices["recipe"] = [recipe.name for recipe in all_recipes() if recipe.task == config.recipe_task()]
+        choices["recipe"] = [recipe.name for recipe in all_recipes() if recipe.task == config.recipe_task]
     if command.name == "reproduce" and has_benchmarks():  # the wheel has no tables
         choices["table"] = import_benchmark("reproduce").list_tables()
     parser = make_parser(config, command.name, command.help)

@@ -1,12 +1,8 @@
-"""``frugalvit doctor``: check packages, devices, extras and caches."""
+"""``frugalvit doctor``: check packages, devices and extras."""
 
-import contextlib
-import os
 import platform
-import stat
 from collections import defaultdict
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -14,8 +10,6 @@ from packaging.utils import canonicalize_name
 
 from frugalvit import __version__
 from frugalvit.config.tools import DoctorConfig
-from frugalvit.data.paths import cache_root, datasets_root
-from frugalvit.utils import console
 from frugalvit.utils.tables import CommandResult, Table
 from frugalvit.utils.text import pluralize
 
@@ -35,7 +29,6 @@ def doctor(config: DoctorConfig) -> CommandResult:
     """Check the installation and the machine; status 1 if a required package is missing or too old."""
     packages, extras = _packages()
     devices = _devices()
-    caches = _caches() if config.cache else []
     problems = [f"{p['name']} {p['found'] or 'is missing'}: needs {p['wanted']}" for p in packages if not p["ok"]]
     incomplete = [extra["name"] for extra in extras if extra["missing"]]
     data: dict[str, Any] = {
@@ -45,7 +38,6 @@ def doctor(config: DoctorConfig) -> CommandResult:
         "packages": packages,
         "devices": devices,
         "extras": extras,
-        "caches": caches,
         "problems": problems,
         "exit": 1 if problems else 0,
     }
@@ -106,23 +98,6 @@ def _devices() -> list[dict[str, Any]]:
     return [dict(zip(("device", "name", "units", "memory_gib", "memory", "bf16"), row, strict=True)) for row in rows]
 
 
-def _caches() -> list[dict[str, Any]]:
-    """Measure each cache folder; all of them can be deleted."""
-    root = cache_root()
-    folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-    if datasets_root() not in folders and datasets_root().is_dir():
-        folders.append(datasets_root())
-    caches = []
-    for folder in console.progress(folders, label="measuring the cache"):
-        sizes = []
-        for path in (Path(where) / name for where, _, names in os.walk(folder) for name in names):
-            with contextlib.suppress(OSError):  # another process has removed it
-                if stat.S_ISREG((status := path.lstat()).st_mode):
-                    sizes.append(status.st_size)
-        caches.append({"folder": str(folder), "files": len(sizes), "bytes": sum(sizes)})
-    return caches
-
-
 def _tables(data: dict[str, Any]) -> list[Table]:
     head = f"frugalvit {data['frugalvit']}, Python {data['python']}, {data['platform']}"
     packages = [[p["name"], p["found"], p["wanted"] or "any", "ok" if p["ok"] else "fix"] for p in data["packages"]]
@@ -131,10 +106,8 @@ def _tables(data: dict[str, Any]) -> list[Table]:
         for d in data["devices"]
     ]
     extras = [[e["name"], e["for"], ", ".join(e["missing"]) or "nothing"] for e in data["extras"]]
-    caches = [[c["folder"], c["files"], f"{c['bytes'] / 2**20:,.1f} MiB"] for c in data["caches"]]
-    tables = [
+    return [
         Table(["package", "installed", "required", ""], packages, head),
         Table(["device", "name", "units", "GiB of memory", "bf16"], devices),
         Table(["extra", "for", "missing"], extras),
     ]
-    return [*tables, Table(["cache folder", "files", "size"], caches)] if caches else tables

@@ -87,7 +87,7 @@ def compare_runs(
     """
     if config.data is None:
         raise UserError(f"There is no data to compare on. Pass a folder: 'frugalvit {command} DATA --with …'.")
-    known = known_metrics(kind.recipe_task())
+    known = known_metrics(kind.recipe_task)
     metric = config.metric
     if metric not in ("auto", *known):
         raise UserError(

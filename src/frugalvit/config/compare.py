@@ -76,7 +76,6 @@ class CompareConfig(Compared, TrainConfig):
     """Trainings under two or more settings over several seeds; by default with and without Drloc."""
 
     def default_settings(self) -> dict[str, dict[str, Any]]:
-        """Compare the training with and without Drloc."""
         if self.localization.weight == 0:
             raise UserError("--localization.weight 0 leaves nothing to compare: use --with and --without.")
         weight = "paper" if self.localization.weight == "auto" else self.localization.weight
@@ -91,7 +90,6 @@ class PretrainCompareConfig(Compared, PretrainConfig):
     minutes: float | None = option(None, "minutes of each run, for equal time; a short run measures the steps", gt=0)
 
     def default_settings(self) -> dict[str, dict[str, Any]]:
-        """Compare view and region matching with view matching alone."""
         return {"L_V+L_R": {}, "L_V": {"matching": {"region_weight": 0.0}}}
 
     def named_settings(self) -> dict[str, dict[str, Any]]:

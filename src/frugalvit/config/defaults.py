@@ -1,6 +1,7 @@
 """The defaults that depend on the data: learning rate, batch size, length, Drloc, augmentation, teacher.
 
-One pure function per value returns the value and its reason. ``experiment/resolve.py`` replaces "auto" with them.
+One pure function per value returns the value and its reason, which says the rule. ``experiment/resolve.py`` replaces
+"auto" with them.
 """
 
 import math
@@ -52,14 +53,12 @@ def classifier_backbone(device: str) -> tuple[str, str]:
 
 
 def published_backbone(device: str) -> tuple[str, str]:
-    """Return a published network that suits the device: timm's smallest ViT, or the papers' Swin."""
     if device == "cpu":
         return "vit_tiny_patch16_224", "published weights that a CPU can use: 5.7 M parameters"
     return "swin_tiny_patch4_window7_224", "published weights of the papers' Swin"
 
 
 def papers_backbone(device: str) -> tuple[str, str]:
-    """Return the papers' Swin on a GPU, the smallest one on a CPU."""
     if device == "cpu":
         return "swin_nano", "no GPU here: a small model that two cores can train"
     return "swin_tiny_w7", "the papers' 28 M parameter Swin"
@@ -105,7 +104,6 @@ def supervised_epochs(facts: Facts, batch: int) -> tuple[int, str]:
 
 
 def finetuning_epochs(facts: Facts) -> tuple[int, str]:
-    """Return 1 to 20 epochs on a CPU, which sees about 3,000 images: the classifier starts as a trained one."""
     epochs = max(1, min(20, round(3_000 / facts.images)))
     return epochs, f"a CPU sees about {epochs * facts.images:,} images; the classifier is already fitted"
 
@@ -138,9 +136,7 @@ FINETUNING_SMOOTHING = 0.0, "smoothing would move a fitted classifier away from 
 def logit_adjustment(facts: Facts, *, balance: bool) -> tuple[float, str]:
     """Return τ of the loss: 1 (balanced softmax) if the largest class has many times the images of the smallest.
 
-    Linear classifier on a ViT-Ti, long-tailed CIFAR-100, three seeds, ratios of 5, 10, 20 and 100: the mean per class
-    rises by 1.9, 2.4, 4.2 and 5.1 points, and top-1 on images like those of training falls by 1.4, 3.2, 3.6 and 5.0.
-    τ = 0.5 and 1.5 raise the mean per class less (docs/guides/labels.md).
+    Other values of τ raise the mean per class less (docs/guides/labels.md).
     """
     ratio = f"the largest class has {facts.imbalance:.3g} times the images of the smallest"
     if facts.target != "class" or balance or facts.unlabelled:
@@ -158,14 +154,12 @@ def layer_decay(facts: Facts) -> tuple[float, str]:
 
 
 def frozen_blocks(facts: Facts) -> tuple[int, str]:
-    """Return half of the blocks on a CPU, which then computes fewer gradients; none elsewhere."""
     if facts.device != "cpu" or facts.blocks < 4:
         return 0, "every block learns"
     return facts.blocks // 2, f"half of the {facts.blocks} blocks: fewer gradients on a CPU"
 
 
 def exported_weights(facts: Facts) -> tuple[str, str]:
-    """Return which weights to export: images that score the weights must not choose them, too."""
     if facts.tested:
         return "best", "val chooses them, test scores them"
     return "last", "there is no second split, and the images that score the weights must not choose them"
@@ -228,7 +222,6 @@ def localization_variant(facts: Facts, *, from_scratch: bool) -> tuple[str, str]
 
 
 def unlabelled_ratio(batch: int, unlabelled: int) -> tuple[int, str]:
-    """Return the unlabelled images per labelled image of a batch: the papers' 7, or as many as there are."""
     return max(1, min(UNLABELLED_RATIO, unlabelled // batch)), f"at most {UNLABELLED_RATIO}, as in FixMatch and after"
 
 
@@ -238,7 +231,6 @@ def images_per_epoch(labelled: int, unlabelled: int, ratio: int) -> int:
 
 
 def threshold_momentum(steps: int) -> tuple[float, str]:
-    """Return the EMA rate of the pseudo-labels' thresholds: the papers' 0.999, less below 20,000 steps."""
     rate = round(min(0.999, max(0.9, 1 - 20 / max(steps, 1))), 5)
     return rate, f"thresholds must move within {steps:,} steps (the papers' 0.999 has a million)"
 
@@ -257,7 +249,6 @@ def evaluation_interval(steps: int, per_epoch: int, batch: int, eval_images: int
 
 
 def pretraining_lr(batch: int) -> tuple[float, str]:
-    """Return the paper's 5e-4 at batch 256, linear in the batch; a batch below 64 counts as 64."""
     lr = float(f"{5e-4 * max(batch, 64) / 256:.2g}")
     return lr, f"the paper's 5e-4 at batch 256, linear in the batch ({batch}, counted as at least 64)"
 
@@ -281,7 +272,6 @@ def pretraining_epochs(facts: Facts, side: int | None = None) -> tuple[int, str]
 
 
 def prototype_count(images: int) -> tuple[int, str]:
-    """Return one prototype per 16 images, as a power of two from 256 to the paper's 65,536."""
     count = 2 ** round(math.log2(min(65536, max(256, images / 16))))
     return count, f"one per 16 images ({images:,}), from 256 to the paper's 65,536: on small data more stay unused"
 

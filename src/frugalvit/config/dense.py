@@ -97,12 +97,12 @@ class TransferConfig(LabelledRunConfig):
         for name, reason in self.unused.items():
             if operator.attrgetter(name)(self) not in (None, False, "", "auto"):
                 flag = name.replace("_", "-")
-                raise ValueError(f"--{flag} is not an option of {self.recipe_task()}. {reason}")
+                raise ValueError(f"--{flag} is not an option of {self.recipe_task}. {reason}")
         return self
 
     @classmethod
     def default_recipe(cls, values: dict[str, Any]) -> str:
-        return f"{cls.recipe_task()}-small"
+        return f"{cls.recipe_task}-small"
 
 
 class DetectorConfig(Config):
@@ -133,10 +133,7 @@ class DetectConfig(TransferConfig):
     longest: float = option(5 / 3, "limit of the long side, relative to img-size", gt=0)
     detector: DetectorConfig = option(default_factory=DetectorConfig)
     optimizer: DetectOptimizerConfig = option(default_factory=DetectOptimizerConfig)  # type: ignore[assignment]
-
-    @classmethod
-    def recipe_task(cls) -> str:
-        return "detect"
+    recipe_task: ClassVar[str] = "detect"
 
 
 class DecoderConfig(Config):
@@ -179,10 +176,7 @@ class SegmentConfig(TransferConfig):
     decoder: DecoderConfig = option(default_factory=DecoderConfig)
     test: TestConfig = option(default_factory=TestConfig)
     optimizer: SegmentOptimizerConfig = option(default_factory=SegmentOptimizerConfig)  # type: ignore[assignment]
-
-    @classmethod
-    def recipe_task(cls) -> str:
-        return "segment"
+    recipe_task: ClassVar[str] = "segment"
 
 
 class _TrainedModelConfig(Config):

@@ -1,6 +1,6 @@
 """Options of distillation."""
 
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import AugmentConfig
@@ -29,10 +29,7 @@ class DistilConfig(LabelFreeConfig, TeacherConfig):
     cache_teacher: bool = option(False, "run the teacher once per image and cache its features; crops are then fixed")
     distillation: DistillationConfig = option(default_factory=DistillationConfig)
     augment: AugmentConfig = option(default_factory=AugmentConfig)
-
-    @classmethod
-    def recipe_task(cls) -> str:
-        return "distil"
+    recipe_task: ClassVar[str] = "distil"
 
     @classmethod
     def default_recipe(cls, values: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Options of label-free pre-training."""
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from frugalvit.config.base import Config, option
 from frugalvit.config.data import AugmentConfig, CropsConfig, MixingConfig
@@ -46,7 +46,6 @@ class MatchingConfig(Config):
     chunked: bool | Auto = option("auto", "compute the logits in chunks to save memory; auto: for many prototypes")
 
     def weights(self) -> tuple[float, float]:
-        """Return the weights of L_V and L_R."""
         view = self.view_weight
         return (0.5 if self.region_weight else 1.0) if view == "auto" else view, self.region_weight
 
@@ -96,13 +95,10 @@ class PretrainConfig(LabelFreeConfig):
     localization: DrlocConfig = option(default_factory=DrlocConfig)
     augment: AugmentConfig = option(default_factory=AugmentConfig)
     mixing: MixingConfig = option(default_factory=MixingConfig)
+    recipe_task: ClassVar[str] = "pretrain"
 
     def weight_sources(self) -> dict[str, object]:
         return super().weight_sources() | {"--continue": self.continue_from}
-
-    @classmethod
-    def recipe_task(cls) -> str:
-        return "pretrain"
 
     def has_unused_layers(self) -> bool:
         return self.matching.weights()[0] == 0

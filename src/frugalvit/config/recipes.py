@@ -26,7 +26,6 @@ class RecipeFile(Config):
 
 @cache
 def all_recipes() -> tuple[RecipeFile, ...]:
-    """Load the recipes of the package."""
     folder = resources.files("frugalvit") / "recipes"
     files = sorted(path.name for path in folder.iterdir() if path.name.endswith(".yaml"))
     return tuple(_load_recipe(Path(str(folder / name))) for name in files)

@@ -39,23 +39,20 @@ class ExportConfig(Config):
     private: bool = option(False, "only you see the model on the hub", needs="push")
 
 
-class ModelsConfig(Config):
-    pattern: str = option("", "part of a name, with * and ? (default: built-in models)", positional=True)
-
-
-class DatasetsConfig(Config):
-    pattern: str = option("", "part of a name, with * and ?", positional=True)
-    root: str | None = option(None, ROOT)
-
-
 class RecipesConfig(Config):
     pattern: str = option("", "part of a name, with * and ?", positional=True)
 
 
-class DoctorConfig(Config):
-    """Check versions, devices, missing packages and cache sizes."""
+class DatasetsConfig(RecipesConfig):
+    root: str | None = option(None, ROOT)
 
-    cache: bool = option(True, "measure the cache folders")
+
+class ModelsConfig(Config):
+    pattern: str = option("", "part of a name, with * and ? (default: built-in models)", positional=True)
+
+
+class DoctorConfig(Config):
+    """Check versions, devices and missing packages."""
 
 
 class AdviseConfig(Config):

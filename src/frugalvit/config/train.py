@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import pydantic
 
@@ -102,7 +102,7 @@ class RunConfig(Config):
     deterministic: bool = option(False, "equal bits in every run on one GPU for every network, not only Swins; slower")
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")
-    split: Splitting = option("auto", "auto: make a missing val; given: never; train+val: train on both; remake: anew")
+    split: Splitting = option("auto", "auto: make a missing val; given: never; train+val: train on both")
     stream: bool | Auto = option("auto", "stream shards without storing them; auto: if remote or over a terabyte")
     root: str | None = option(None, ROOT)
     classes: str | None = option(None, "file with the classes to use, one name per line")
@@ -115,6 +115,7 @@ class RunConfig(Config):
     optimizer: OptimizerConfig = option(default_factory=OptimizerConfig)
     cache: CacheConfig = option(default_factory=CacheConfig)
 
+    recipe_task: ClassVar[str] = "train"
     _requested: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
 
     @pydantic.model_validator(mode="after")
@@ -147,7 +148,7 @@ class RunConfig(Config):
         name = values.get("recipe", "auto")
         if name == "auto":
             name = cls.default_recipe(values)
-        recipe = recipe_values(str(name), cls.recipe_task())
+        recipe = recipe_values(str(name), cls.recipe_task)
         try:
             config = super().parse(merge(recipe, values | {"recipe": name}))
         except UserError as error:
@@ -160,7 +161,6 @@ class RunConfig(Config):
 
     @classmethod
     def from_run(cls, path: str | Path) -> Self:
-        """Read the config.yaml of a run."""
         return cls.from_stored(read_yaml(path))
 
     @classmethod
@@ -192,7 +192,7 @@ class RunConfig(Config):
         if not self._requested:
             return set(flatten(self.model_dump(exclude_unset=True)))
         recipe = str(self._requested.get("recipe", "auto"))
-        from_recipe = {} if recipe == "auto" else recipe_values(recipe, self.recipe_task())
+        from_recipe = {} if recipe == "auto" else recipe_values(recipe, self.recipe_task)
         return {*flatten(self._requested), *flatten(from_recipe)}
 
     @pydantic.model_validator(mode="before")
@@ -213,7 +213,7 @@ class RunConfig(Config):
             raise ValueError(f"{' and '.join(sources)} both set the initial weights; drop one of them")
         if isinstance(self.batch, int) and self.accumulate > self.batch:
             raise ValueError(f"--accumulate {self.accumulate} is larger than --batch {self.batch}")
-        kind = self.recipe_task()
+        kind = self.recipe_task
         blocked = {f"'{kind}'": kind != "train", "--auto-batch": self.auto_batch}
         blocked |= {"--precision fp16": self.precision == "fp16", "--compile": self.compile not in ("auto", False)}
         if self.strategy == "fsdp" and any(blocked.values()):
@@ -230,14 +230,10 @@ class RunConfig(Config):
         return False
 
     @classmethod
-    def recipe_task(cls) -> str:
-        return "train"
-
-    @classmethod
     def default_recipes(cls) -> dict[str, dict[str, Any]]:
         """Return the default recipe first, then the one for published weights if it differs."""
         names = dict.fromkeys(cls.default_recipe(values) for values in ({}, {"pretrained": True}))
-        return {name: recipe_values(name, cls.recipe_task()) for name in names}
+        return {name: recipe_values(name, cls.recipe_task) for name in names}
 
     @classmethod
     def default_recipe(cls, values: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ def _check_label_part(labels: float) -> float:
 Auto = Literal["auto"]
 Device = Annotated[Literal["auto", "cpu", "cuda", "mps"], BeforeValidator(_device_name)]
 Precision = Literal["auto", "32", "bf16", "fp16"]
-Splitting = Literal["auto", "given", "train+val", "remake"]
+Splitting = Literal["auto", "given", "train+val"]
 TargetKind = Literal["auto", "class", "labels", "number"]
 Labelling = Literal["auto", "folders", "ignore"]
 

@@ -62,7 +62,6 @@ class UnreadableImage(UserError):
 
     @classmethod
     def of_file(cls, name: str, error: Exception) -> Self:
-        """Return the error for a file that cannot be opened."""
         is_missing = isinstance(error, FileNotFoundError)
         reason = getattr(error, "strerror", None) or error
         return cls(name, "the file is missing" if is_missing else f"cannot read the file: {reason}")

@@ -6,10 +6,11 @@ import contextlib
 import copy
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ class ImageDataset:
 
     per_image: tuple[str, ...] = ()  # further lists and arrays with one entry for each image
     streaming: StreamedShards | None = None  # None if the images can be read one by one
+    images: np.ndarray | None = None  # all images as one uint8 array, (N, H, W) or (N, H, W, 1 or 3), if decoded
+    run_facts: Mapping[str, Any] = MappingProxyType({})  # besides the fingerprint, what a run stores to resume exactly
     pixels: PixelFormat = PHOTO  # how images are read; ``open_data`` decides it
 
     def __init__(self, names: Sequence[str], labels: np.ndarray | None, keys: Sequence[str] | None = None) -> None:
@@ -66,17 +69,13 @@ class ImageDataset:
         """The labels or, if an image has several or a number, the targets; None without either."""
         return self.labels if self.targets is None else self.targets
 
+    def leaves(self) -> list[ImageDataset]:
+        """Return the datasets that a joined one holds; any other dataset alone."""
+        return [self]
+
     def sample_images(self) -> ImageDataset:
         """Return the images that can be read by index: all, or a sample of a streamed dataset."""
         return self
-
-    def as_array(self) -> np.ndarray | None:
-        """Return all images as one uint8 array, (N, H, W) or (N, H, W, 1 or 3); None if they are encoded."""
-        return None
-
-    def run_facts(self) -> dict[str, Any]:
-        """Return the facts, besides the fingerprint, that a run stores in order to resume exactly."""
-        return {}
 
     def raw(self, index: int) -> bytes:
         """Read the encoded image. Raises ``UnreadableImage``."""
@@ -263,6 +262,7 @@ def _relative_keys(root: str, paths: Sequence[str]) -> list[str]:
 class ArrayExamples(ImageDataset):
     """Decoded images in one uint8 array: (N, H, W), (N, H, W, 1) or (N, H, W, 3)."""
 
+    images: np.ndarray
     per_image = ("images",)
 
     def __init__(self, images: np.ndarray, labels: np.ndarray | None, name: str) -> None:
@@ -272,11 +272,8 @@ class ArrayExamples(ImageDataset):
 
     def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
         pixels = np.asarray(self.images[index])
-        if pixels.ndim == 3 and pixels.shape[2] == 1:
-            pixels = pixels[:, :, 0]
-        if pixels.ndim == 2:
-            pixels = np.repeat(pixels[:, :, None], 3, axis=2)
-        return np.ascontiguousarray(pixels)
+        pixels = pixels.reshape(*pixels.shape[:2], -1)
+        return np.ascontiguousarray(np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels)
 
     def raw(self, index: int) -> bytes:
         """Encode the pixels as PNG, which is lossless."""
@@ -286,9 +283,6 @@ class ArrayExamples(ImageDataset):
 
     def sample_bytes(self, index: int) -> bytes:
         return np.asarray(self.images[index]).tobytes()
-
-    def as_array(self) -> np.ndarray:
-        return self.images
 
     def stored_size(self, index: int) -> int:
         return int(np.prod(self.images.shape[1:]))
@@ -303,6 +297,16 @@ class ArrayExamples(ImageDataset):
             return
         for image in self.images:
             yield hashlib.blake2b(np.ascontiguousarray(image).tobytes(), digest_size=8).hexdigest()
+
+
+def _of_part(method: str) -> Any:
+    """Return a method that calls this one of the dataset which holds the image."""
+
+    def call(self: JoinedExamples, index: int, **options: Any) -> Any:
+        part, inner = self.rows[index]
+        return getattr(part, method)(inner, **options)
+
+    return call
 
 
 class JoinedExamples(ImageDataset):
@@ -327,25 +331,12 @@ class JoinedExamples(ImageDataset):
         same.rows = [(parts[part], i) for part, i in self.rows]
         return same
 
-    def raw(self, index: int) -> bytes:
-        part, inner = self.rows[index]
-        return part.raw(inner)
+    def leaves(self) -> list[ImageDataset]:
+        return [leaf for part in self.parts for leaf in part.leaves()]
 
-    def stored_size(self, index: int) -> int:
-        part, inner = self.rows[index]
-        return part.stored_size(inner)
-
-    def sample_bytes(self, index: int) -> bytes:
-        part, inner = self.rows[index]
-        return part.sample_bytes(inner)
-
-    def read(self, index: int, at_least: tuple[int, int] | None = None) -> np.ndarray:
-        part, inner = self.rows[index]
-        return part.read(inner, at_least=at_least)
-
-    def header(self, index: int) -> Header:
-        part, inner = self.rows[index]
-        return part.header(inner)
+    raw, stored_size, sample_bytes, read, header = map(
+        _of_part, ("raw", "stored_size", "sample_bytes", "read", "header")
+    )
 
     def _fingerprint_items(self, times: bool) -> Iterable[object]:
         items = {part: list(part._fingerprint_items(times)) for part in self.parts}
@@ -353,7 +344,6 @@ class JoinedExamples(ImageDataset):
 
 
 def join(*parts: ImageDataset) -> ImageDataset:
-    """Join datasets, in order."""
     return parts[0] if len(parts) == 1 else JoinedExamples(parts)
 
 

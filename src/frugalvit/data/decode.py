@@ -111,7 +111,11 @@ def read_pixels(
             decode(content)  # a damaged file says why
         if stored is None or _format_of(stored) != pixels:
             raise UnreadableImage(label, f"it holds {_format_of(stored)}, not {pixels}")
-        return _load(stored, label)
+        try:
+            with turn_of(stored.shape[0] * stored.shape[2], stored.shape[1]):
+                return stored.load()
+        except Exception as error:  # hostile bytes raise every kind of error
+            raise UnreadableImage(label, _reason(error, stored.kind)) from None
 
 
 def _format_of(stored: Stored | None) -> PixelFormat:
@@ -143,42 +147,36 @@ def as_pixels(picture: Any, wanted: PixelFormat = PHOTO) -> np.ndarray:
     """
     if isinstance(picture, str | bytes | os.PathLike):
         return read_pixels(os.fspath(picture), wanted)
-    if wanted != PHOTO:
-        return _as_values(picture, wanted)
-    if isinstance(picture, torch.Tensor):
-        pixels = _from_tensor(picture)
+    is_photo, is_tensor = wanted == PHOTO, isinstance(picture, torch.Tensor)
+    if is_tensor:
+        values = (_to_bytes(picture) if is_photo else picture).numpy(force=True)
     else:
-        pixels = pixels_of(picture) if isinstance(picture, Image.Image) else np.array(picture)
-    channels = pixels.shape[2] if pixels.ndim == 3 else 1
-    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or channels not in (1, 3) or not pixels.size:
-        raise UserError(
-            f"Expected an image, got a {type(picture).__name__} of {pixels.dtype} and shape {pixels.shape}. Give a "
-            "path, a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or a tensor (H, W), (1, H, W) or "
-            "(3, H, W). Give several images as a list."
-        )
-    return pixels.reshape(*pixels.shape[:2], channels)
+        values = pixels_of(picture) if is_photo and isinstance(picture, Image.Image) else np.array(picture)
+    if values.ndim == 2:
+        values = values[:, :, None]
+    elif values.ndim == 3 and is_tensor:
+        values = np.moveaxis(values, 0, -1)
+    channels, fits = (
+        ((1, 3), values.dtype == np.uint8) if is_photo else ((wanted.channels,), values.dtype.kind in "uif")
+    )
+    if fits and values.ndim == 3 and values.shape[2] in channels and values.size:
+        return values if is_photo else Stored("array", values.shape, lambda: values).load()
+    advice = f"an array (H, W, {wanted.channels}) or a tensor ({wanted.channels}, H, W)"
+    if is_photo:
+        advice = "a PIL image, a uint8 array (H, W), (H, W, 1) or (H, W, 3), or a tensor (H, W), (1, H, W) or (3, H, W)"
+    raise UserError(
+        f"Expected {'an image' if is_photo else wanted}, got a {type(picture).__name__} of {values.dtype} and shape "
+        f"{values.shape}. Give a path, {advice}. Give several images as a list."
+    )
 
 
-def _as_values(picture: Any, wanted: PixelFormat) -> np.ndarray:
-    is_tensor = isinstance(picture, torch.Tensor)
-    values = picture.numpy(force=True) if is_tensor else np.asarray(picture)
-    values = values[:, :, None] if values.ndim == 2 else np.moveaxis(values, 0, -1) if is_tensor else values
-    if values.ndim != 3 or values.dtype.kind not in "uif" or values.shape[2] != wanted.channels or not values.size:
-        raise UserError(
-            f"Expected {wanted}, got a {type(picture).__name__} of {values.dtype} and shape {values.shape}. "
-            f"Give a path, an array (H, W, {wanted.channels}) or a tensor ({wanted.channels}, H, W)."
-        )
-    return Stored("array", values.shape, lambda: values).load()
-
-
-def _from_tensor(image: torch.Tensor) -> np.ndarray:
-    """Convert torchvision's (C, H, W) or (H, W), uint8 or floats from 0 to 1, to uint8 (H, W, C)."""
-    image = image.detach().cpu()
+def _to_bytes(image: torch.Tensor) -> torch.Tensor:
+    """Convert floats from 0 to 1 to uint8."""
     if image.is_floating_point() and image.numel():
         if not 0 <= image.min() <= image.max() <= 1:
             raise UserError("Expected a tensor of floats from 0 to 1. Do not normalize it: the model does that.")
         image = (image * 255).round().to(torch.uint8)
-    return (image.permute(1, 2, 0) if image.ndim == 3 else image).numpy()
+    return image
 
 
 def pixels_of(image: Image.Image, name: str = "image", *, at_least: tuple[int, int] | None = None) -> np.ndarray:
@@ -258,8 +256,13 @@ def _open(content: bytes | str | Path, name: str | None) -> tuple[Image.Image, I
 
 def _open_stream(content: bytes | str | Path, name: str | None) -> tuple[IO[bytes], str]:
     _ignore_pillow_warnings()
-    label = name if name is not None else (str(content) if not isinstance(content, bytes) else "image")
-    return (BytesIO(content) if isinstance(content, bytes) else _open_file(Path(content), label)), label
+    if isinstance(content, bytes):
+        return BytesIO(content), "image" if name is None else name
+    label = str(content) if name is None else name
+    try:
+        return open_regular(Path(content)), label
+    except (OSError, ValueError) as error:  # ValueError: a null character in a path
+        raise UnreadableImage.of_file(label, error) from None
 
 
 def _find_stored(stream: IO[bytes], label: str) -> Stored | None:
@@ -272,21 +275,6 @@ def _find_stored(stream: IO[bytes], label: str) -> Stored | None:
     if stored is not None and not 0 < math.prod(stored.shape) <= 3e6 * MAX_MEGAPIXELS:
         raise UnreadableImage(label, f"its shape is {stored.shape}: empty, or above {MAX_MEGAPIXELS:,g} megapixels RGB")
     return stored
-
-
-def _load(stored: Stored, label: str) -> np.ndarray:
-    try:
-        with turn_of(stored.shape[0] * stored.shape[2], stored.shape[1]):
-            return stored.load()
-    except Exception as error:  # hostile bytes raise every kind of error
-        raise UnreadableImage(label, _reason(error, stored.kind)) from None
-
-
-def _open_file(path: Path, label: str) -> IO[bytes]:
-    try:
-        return open_regular(path)
-    except (OSError, ValueError) as error:  # ValueError: a null character in a path
-        raise UnreadableImage.of_file(label, error) from None
 
 
 @functools.cache

@@ -7,15 +7,14 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
 import torch
 
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.dataset import ImageDataset
+from frugalvit.data.dataset import ImageDataset, spread
 from frugalvit.data.preprocessing import CenterCrop
 from frugalvit.errors import UserError
 
-_MORE = 1000  # headers to read if no image of the sample is readable
+_HEADERS, _MORE = 64, 1000  # headers to read; if none of these is readable
 _SAMPLE = 48
 _ENLARGED = 256 / 224  # a cached image is this much larger than the input, as in the standard evaluation resize
 _NATIVE = 1.3  # images of one size are cached at it, up to this factor above the target
@@ -23,11 +22,11 @@ _COVERED = 0.9
 _WIDEST = 2.0  # times the target: 16:9 fits
 
 
-def median_side(examples: ImageDataset, sample: int = 64) -> int:
-    """Return the median short side of ``sample`` images. It reads headers, and more if none is readable."""
+def median_side(examples: ImageDataset) -> int:
+    """Return the median short side of some images. It reads headers, and more if none is readable."""
     sides: list[int] = []
     tried: list[int] = []
-    for count in (sample, _MORE):
+    for count in (_HEADERS, _MORE):
         tried = list(range(0, len(examples), max(1, len(examples) // count)))
         for index in tried:
             with contextlib.suppress(UnreadableImage):
@@ -68,11 +67,6 @@ def best_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def min_cached_size(size: tuple[int, int], stored: int | Literal["auto"] = "auto") -> tuple[int, int]:
-    """Return the smallest height and width of a cached image for inputs of ``size``."""
-    return (stored, stored) if stored != "auto" else (round(size[0] * _ENLARGED), round(size[1] * _ENLARGED))
-
-
 def probe_images(
     examples: ImageDataset,
     size: tuple[int, int],
@@ -88,8 +82,8 @@ def probe_images(
     portrait, both kinds keep what the standard evaluation sees (resize the shorter side, crop the centre). Panoramas
     do not widen it beyond twice the target.
     """
-    target = min_cached_size(size, stored)
-    chosen = sorted({round(i) for i in np.linspace(0, len(examples) - 1, _SAMPLE)})
+    target = (round(size[0] * _ENLARGED), round(size[1] * _ENLARGED)) if stored == "auto" else (stored, stored)
+    chosen = sorted(spread(len(examples), _SAMPLE))
     sizes, times = [], []
     for i in chosen:
         start = time.perf_counter()

@@ -32,7 +32,6 @@ class SplitScan(NamedTuple):
 
 
 def command(config: DataConfig) -> CommandResult:
-    """Run ``frugalvit data``."""
     source = open_data(
         config.data, split=config.split, seed=config.seed, val_fraction=config.val_fraction, labels=config.label_source,
         classes=config.classes, root=config.root, loose=True,
@@ -41,7 +40,6 @@ def command(config: DataConfig) -> CommandResult:
 
 
 def inspect(source: DatasetSplits, *, decode: str, duplicates: bool) -> CommandResult:
-    """Report images, classes, sizes, formats, duplicates and unreadable files of a dataset."""
     started = time.monotonic()
     parts = source.splits | {f"{split}{_LOOSE}": examples for split, examples in source.loose.items()}
     scans = {name: _read_headers(examples, name) for name, examples in parts.items()}
@@ -70,12 +68,9 @@ def inspect(source: DatasetSplits, *, decode: str, duplicates: bool) -> CommandR
 
 
 def _read_headers(examples: ImageDataset, split: str) -> SplitScan:
-    scan = SplitScan([], {})
-    for index, result in enumerate(read_all(examples.header, range(len(examples)), f"reading {split}")):
-        scan.headers.append(None if isinstance(result, UnreadableImage) else result)
-        if isinstance(result, UnreadableImage):
-            scan.bad[index] = result.reason
-    return scan
+    results = list(read_all(examples.header, range(len(examples)), f"reading {split}"))
+    bad = {index: result.reason for index, result in enumerate(results) if isinstance(result, UnreadableImage)}
+    return SplitScan([None if isinstance(result, UnreadableImage) else result for result in results], bad)
 
 
 def _decode(parts: dict[str, ImageDataset], scans: dict[str, SplitScan], mode: str) -> dict[str, Any]:
@@ -127,7 +122,6 @@ def _image_facts(scans: dict[str, SplitScan]) -> dict[str, Any]:
 
 
 def _duplicates(parts: dict[str, ImageDataset]) -> dict[str, Any]:
-    """Find groups of images with the same content."""
     images = [(split, index) for split, examples in parts.items() for index in range(len(examples))]
     groups: dict[int, list[tuple[str, int]]] = defaultdict(list)
     for image, first in zip(images, find_copies(JoinedExamples(list(parts.values()))).tolist(), strict=True):

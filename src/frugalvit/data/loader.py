@@ -29,8 +29,7 @@ from frugalvit.utils import console
 MAX_GROUPED_STEPS, MAX_GROUPED_PIXELS = 8, 2**25
 """Limits of one augment call on a GPU: steps, and pixels of all views (400 MB, and a few times that to compute them).
 Beyond them the GPU is the bottleneck."""
-SMALL_GPU = 12 * 2**30
-"""Bytes; a GPU with less memory takes a quarter of these pixels."""
+SMALL_GPU = 12 * 2**30  # bytes; a GPU with less memory takes a quarter of these pixels
 
 
 @dataclass(frozen=True)
@@ -74,19 +73,11 @@ class BatchSource(ABC):
     mixing: Mixing | None
     keep_clean: bool
     decodes_on_demand: bool = False  # True if an unreadable image is detected only when a step needs it
+    unreadable: list[tuple[str, str]]  # name and reason of the images that could not be read so far
+    readable: int | None = None  # the number of readable images; None if it is unknown
 
     def __len__(self) -> int:
         return self.steps_per_epoch
-
-    @property
-    @abstractmethod
-    def unreadable(self) -> list[tuple[str, str]]:
-        """Name and reason of the images that could not be read so far."""
-
-    @property
-    def readable(self) -> int | None:
-        """The number of readable images; None if it is unknown."""
-        return None
 
     @abstractmethod
     def batch_at(self, step: int) -> Batch:
@@ -118,16 +109,13 @@ class Batches(BatchSource):
     """Training batches of stored images.
 
     Args:
-        store: the images and their labels.
         batch: images per step over all processes. A smaller dataset is one batch (logged). Each epoch drops its
             incomplete last batch, with different images every time.
-        seed: determines, with the step, order, augmentation and mixing.
         rank, world: this process and the number of processes; each takes an equal, contiguous slice.
         balance: draw every class equally often. Rare classes repeat, large ones are sampled. No image repeats before
             all images of its class were drawn.
         repeats: repeated augmentation: a batch holds batch / repeats images, each ``repeats`` times; None: as
             ``augment`` says.
-        keep_clean: keep the images before mixing in ``Batch.clean``.
         grouped_steps: steps augmented in one call; None: several if the images are on a GPU and batches are small.
         steps: the length of the run; workers decode no later step in advance.
     """
@@ -149,7 +137,7 @@ class Batches(BatchSource):
         steps: int | None = None,
     ) -> None:
         self.store, self.seed, self.augment, self.mixing = store, seed, augment, mixing
-        self.rank, self.world = rank, world
+        self.rank, self.world, self.unreadable = rank, world, store.unreadable
         self.balance, self.keep_clean, self.decodes_on_demand = balance, keep_clean, store.decodes_on_demand
         self.repeats = augment.repeats if repeats is None else repeats
         if store.labels is None and (balance or mixing is not None):
@@ -171,10 +159,6 @@ class Batches(BatchSource):
             grouped_steps = steps_per_augment_call(share * self.augment.pixels, memory)
         self.grouped_steps = grouped_steps or 1
         self._group: tuple[int, list[Batch]] = (-1, [])  # the number of the group, and the batches of its steps
-
-    @property
-    def unreadable(self) -> list[tuple[str, str]]:
-        return self.store.unreadable
 
     @property
     def readable(self) -> int:

@@ -45,8 +45,7 @@ def open_data(
         data: a folder of class folders (with or without train/val/test), a folder of unlabelled images, a CSV, TSV or
             JSONL of paths and labels, WebDataset shards (``"shards/{000..009}.tar"``), the name of a known dataset
             (``cifar100``, ``cifar100:folder``), or a Hugging Face dataset (``hf:name``, ``hf:name:config``).
-        split: "auto" takes a missing val from train, "given" changes nothing, "train+val" trains on both, "remake"
-            joins train and val and splits them again.
+        split: "auto" takes a missing val from train, "given" changes nothing, "train+val" trains on both.
         seed: decides which images a new val split holds.
         val_fraction: the share of every class that a new val split takes.
         labels: "auto" decides if folders are classes, "folders" takes all folders as classes, "ignore" reads no labels.
@@ -71,7 +70,6 @@ def open_data(
     options = OpenOptions(
         # Selecting classes needs the labels, even if they are removed afterwards.
         labels="auto" if labels == "ignore" and wanted is not None else labels,
-        class_splits=("train", "val") if split == "remake" else ("train",),
         allow_extra=wanted is not None,
         root=root,
         target=target,
@@ -141,7 +139,6 @@ def check_class_names(source: DatasetSplits) -> DatasetSplits:
 
 
 def without_labels(source: DatasetSplits) -> DatasetSplits:
-    """Remove the labels of a dataset."""
     for examples in source.splits.values():
         examples.labels = examples.targets = None
     source.classes = None

@@ -5,21 +5,8 @@ from pathlib import Path
 
 from frugalvit.utils.files import expand_home as local
 
-
-def is_file(path: str | Path) -> bool:
-    """True if the file exists; False for a name that the system does not accept."""
-    try:
-        return Path(path).is_file()
-    except (OSError, ValueError):
-        return False
-
-
-def is_folder(path: Path) -> bool:
-    """True if the folder exists; False for a name that the system does not accept."""
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):
-        return False
+# Unlike pathlib's methods they are False for a name that the system does not accept.
+is_file, is_folder = os.path.isfile, os.path.isdir
 
 
 def is_inside(path: Path, data: str | Path) -> bool:

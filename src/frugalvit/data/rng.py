@@ -6,6 +6,7 @@ global batch; a process takes its rows. So a resumed run sees the same crops, an
 
 import hashlib
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -41,10 +42,7 @@ def to_device_packed(tensors: Sequence[Tensor], device: torch.device) -> list[Te
         return [tensor.to(device) for tensor in tensors]
     sources = [tensor.contiguous() for tensor in tensors]
     lengths = [source.numel() * source.element_size() for source in sources]
-    offsets, end = [], 0
-    for length in lengths:
-        offsets.append(end)
-        end += (length + 15) // 16 * 16
+    *offsets, end = accumulate(((length + 15) // 16 * 16 for length in lengths), initial=0)
     packed = torch.empty(end, dtype=torch.uint8, pin_memory=True)
     for source, offset, length in zip(sources, offsets, lengths, strict=True):
         packed[offset : offset + length] = source.view(-1).view(torch.uint8)

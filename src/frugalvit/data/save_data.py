@@ -88,7 +88,6 @@ class MemoryExamples(ImageDataset):
 
 
 def _read_pairs(part: Any, split: str) -> tuple[list[bytes], list[int | str] | None]:
-    """Encode the images of a split and read its labels."""
     if isinstance(part, tuple) and len(part) == 2:
         images = list(part[0])
         labels = [None] * len(images) if part[1] is None else list(part[1])

@@ -13,7 +13,7 @@ from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.errors import UserError
 from frugalvit.utils.text import pluralize, truncate_list
 
-MODES = ("auto", "given", "train+val", "remake")
+MODES = ("auto", "given", "train+val")
 
 
 def hold_out(
@@ -66,20 +66,17 @@ def add_missing_splits(
 ) -> DatasetSplits:
     """Join or add splits for training.
 
-    mode: "auto" takes a missing val from train if there are labels; "given" changes nothing; "train+val" joins both
-        if test can be scored, as the Drloc paper does with Flowers-102; "remake" joins both and splits them again.
+    mode: as in ``open_data``; "train+val" joins both if test can be scored, as the Drloc paper does with Flowers-102
     """
     if mode not in MODES:
         raise UserError(f"Unknown split '{mode}'. Choose one of {', '.join(MODES)}.")
     if not 0 < val_fraction < 1:
         raise UserError(f"--val-fraction {val_fraction} is not between 0 and 1.")
     splits, notes = dict(source.splits), list(source.notes)
-    joins = mode == "remake" or (mode == "train+val" and "test" in splits)
-    if joins and "train" in splits and "val" in splits:
+    if mode == "train+val" and {"train", "val", "test"} <= splits.keys():
         splits["train"] = join(splits["train"], splits.pop("val"))
         notes.append(f"val is joined with train: {len(splits['train']):,} images.")
-    needs_val = mode == "remake" or (mode == "auto" and source.classes is not None)
-    if needs_val and "train" in splits and "val" not in splits:
+    if mode == "auto" and source.classes is not None and "train" in splits and "val" not in splits:
         train = splits["train"]
         copies, copies_note = group_copies(train, train.labels)
         held_out = hold_out(train.keys, train.labels, val_fraction, seed, copies)
@@ -107,7 +104,6 @@ def handle_unlabelled(source: DatasetSplits, *, keep: bool) -> DatasetSplits:
 
 
 def check_trainable(source: DatasetSplits) -> None:
-    """Raise ``UserError`` if a classifier cannot be trained on this dataset."""
     train = source.splits.get("train")
     if train is None or not len(train):
         raise UserError(f"{source.location} has no training images, only {', '.join(source.splits) or 'empty splits'}.")

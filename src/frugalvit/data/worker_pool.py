@@ -64,7 +64,6 @@ class WorkerPool:
             ) from error
 
     def close(self) -> None:
-        """Stop the processes."""
         if self.pool is not None:
             self.pool.shutdown(wait=False, cancel_futures=True)
 

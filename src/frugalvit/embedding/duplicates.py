@@ -1,6 +1,5 @@
 """``frugalvit embed --duplicates``: group the images whose features are nearly the same."""
 
-import time
 from pathlib import Path
 
 import torch
@@ -25,8 +24,6 @@ _DRAWN_GROUPS, _LISTED_GROUPS = 40, 10
 def duplicates(
     config: EmbedConfig, source: DatasetSplits, examples: ImageDataset, out: Path, picture: Path
 ) -> CommandResult:
-    """Group images whose features are nearly the same."""
-    began = time.monotonic()
     assert config.duplicates is not None
     model = open_model(config.model, config)
     features = make_extractor(model, config, config.features, config.blocks)(examples, source.name)
@@ -63,7 +60,6 @@ def duplicates(
             f"with one of each, {len(rows) - inside + len(groups):,} of {len(rows):,} images remain."
         )
         notes.append(f"table {out}, figure {picture}")
-    data["seconds"] = round(time.monotonic() - began, 2)
     cells: list[list[object]] = [
         [number, len(group), features.names[group[0][0]], features.names[group[1][0]], group[1][1]]
         for number, group in enumerate(groups[:_LISTED_GROUPS], 1)

@@ -31,7 +31,6 @@ FORMATS = (".npz", ".parquet")
 
 
 def embed(config: EmbedConfig) -> CommandResult:
-    """Write features, draw neighbours, select images to label, or find duplicates."""
     if config.engine == "ray":
         from frugalvit.embedding.ray_embed import embed_with_ray
 
@@ -42,7 +41,9 @@ def embed(config: EmbedConfig) -> CommandResult:
     source, chosen = _open_images(config)
     if out is not None and picture is not None and makes_table:
         command = duplicates if config.select is None else select
-        return command(config, source, join(*chosen.values()), out, picture)
+        result = command(config, source, join(*chosen.values()), out, picture)
+        result.data["seconds"] = round(time.monotonic() - began, 2)
+        return result
     model = open_model(config.model, config)
     extractor = make_extractor(model, config, config.features, config.blocks)
     query = None if config.neighbours is None else read_pixels(config.neighbours, model.transform.pixels)

@@ -68,7 +68,6 @@ class FeatureParts:
             yield start, as_vectors(batch)
 
     def names(self, rows: Sequence[int] | np.ndarray) -> list[str]:
-        """Return the paths of some rows."""
         return self.dataset.take(np.asarray(rows), columns=["path"])["path"].to_pylist()
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from frugalvit.config.probe import EmbedConfig
 from frugalvit.data import DatasetSplits, ImageDataset
-from frugalvit.data.dataset import FileExamples, JoinedExamples
+from frugalvit.data.dataset import FileExamples
 from frugalvit.probing.extractor import FeatureSet
 from frugalvit.utils import console
 
@@ -32,9 +32,7 @@ def distinct_files(names: Sequence[str], excluded: Sequence[str] = ()) -> set[in
 
 def are_files(examples: ImageDataset) -> bool:
     """True if every image is a file, which a table can name."""
-    if isinstance(examples, JoinedExamples):
-        return all(are_files(part) for part in examples.parts)
-    return isinstance(examples, FileExamples)
+    return all(isinstance(leaf, FileExamples) for leaf in examples.leaves())
 
 
 def drop_held_out(parts: dict[str, T]) -> dict[str, T]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from frugalvit.data.dataset import DatasetSplits, ImageDataset, JoinedExamples
+from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.formats.csv import LABEL_COLUMNS
 from frugalvit.data.formats.huggingface import HubExamples
 from frugalvit.data.formats.image_folder import SPLIT_NAMES
@@ -70,7 +70,8 @@ def divide(where: str, split: str, open_images: OpenImages) -> Partition:
         files, read = list(zip(splits, map(str, tables), strict=True)), _read_table
     else:
         source, by_name = open_images()
-        leaves = [(name, leaf) for name, examples in by_name.items() for leaf in _leaves(examples)]
+        # A part must not carry all parts of a joined dataset to its worker.
+        leaves = [(name, leaf) for name, examples in by_name.items() for leaf in examples.leaves()]
         pieces = [
             (name, leaf.subset(np.arange(start, min(start + PART, len(leaf)))))
             for name, leaf in leaves
@@ -83,13 +84,6 @@ def divide(where: str, split: str, open_images: OpenImages) -> Partition:
         raise UserError(f"{where} has no {split} split, only {', '.join(dict(files)) or 'none'}.")
     parts = [Part(name, [file, _content(file, index)], partial(read, file)) for name, file in chosen]
     return Partition(where if is_shards(where) else path.stem, parts)
-
-
-def _leaves(examples: ImageDataset) -> list[ImageDataset]:
-    """Return the datasets that a joined one holds: a part must not carry all of them to its worker."""
-    if isinstance(examples, JoinedExamples):
-        return [leaf for part in examples.parts for leaf in _leaves(part)]
-    return [examples]
 
 
 def _content(file: str, index: PackedIndex | None) -> str | None:

@@ -4,7 +4,6 @@
 """
 
 import math
-import time
 from pathlib import Path
 
 import torch
@@ -37,7 +36,7 @@ def select(
     config: EmbedConfig, source: DatasetSplits, examples: ImageDataset, out: Path, picture: Path
 ) -> CommandResult:
     """Choose the images that represent the others best, in addition to the known ones, to be labelled."""
-    began, count = time.monotonic(), config.select
+    count = config.select
     assert count is not None
     if not are_files(examples):
         raise UserError(f"--select writes a table of files, but the images of {source.location} are not files.")
@@ -61,7 +60,7 @@ def select(
     draw(picture, features, examples, [[(row, str(rank))] for rank, row in enumerate(rows[:_MAX_DRAWN], 1)])
     data = facts(config, source, features)
     data |= {"known": 0 if known_features is None else len(known_features), "chosen": names}
-    data |= {"out": str(out), "picture": str(picture), "seconds": round(time.monotonic() - began, 2)}
+    data |= {"out": str(out), "picture": str(picture)}
     cells: list[object] = [len(features), data["known"], count, str(out), str(picture)]
     named = not Path(config.model).exists() and not is_published(config.model)
     weights = ["--backbone" if named else "--init", config.model, *(["--pretrained"] if config.pretrained else [])]

@@ -3,16 +3,10 @@
 import importlib
 import sys
 
-
-def _import_fabric() -> None:
-    """Import Fabric without torchmetrics: Fabric only reads its version, and the import takes seconds."""
-    if "torchmetrics" in sys.modules:
-        return
+if "torchmetrics" not in sys.modules:
+    # Fabric only reads the version of torchmetrics, and the import takes seconds.
     sys.modules["torchmetrics"] = None  # type: ignore[assignment]  # as if it were not installed
     try:
         importlib.import_module("lightning_fabric")
     finally:
         del sys.modules["torchmetrics"]
-
-
-_import_fabric()

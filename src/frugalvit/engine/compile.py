@@ -11,8 +11,7 @@ from frugalvit.engine.step import TrainPlan
 from frugalvit.engine.task import Task
 from frugalvit.utils import console
 
-PAYS_FROM = 500
-"""The shortest run, in steps, that "auto" compiles: a cold compilation takes one to three minutes."""
+PAYS_FROM = 500  # the shortest run, in steps, that "auto" compiles: a cold compilation takes one to three minutes
 
 DIFFERENT_GRAPHS = 64
 """torch's recompile limit: a comparison compiles each setting in one process, and torch stops compiling after 8."""
@@ -34,7 +33,6 @@ def compile_task(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric)
 
 
 def prepare_compiler() -> None:
-    """Configure torch's compiler."""
     torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
     # Inductor times several kernels for a sum, or a padded matrix product, and takes the fastest. They round
     # differently, so an equal machine would train another network. Small sums are still chosen by time; the compiler's

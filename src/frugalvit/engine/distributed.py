@@ -138,10 +138,7 @@ def all_reduce_max(fabric: Fabric, value: int) -> int:
 
 def all_ranks_equal(fabric: Fabric, value: int) -> bool:
     """True if all ranks have the same number."""
-    if fabric.world_size == 1:
-        return True
-    largest: Any = fabric.all_reduce(torch.tensor([value, -value], device=fabric.device), reduce_op="max")
-    return largest.tolist() == [value, -value]
+    return all_reduce_max(fabric, value) == -all_reduce_max(fabric, -value)
 
 
 def check_same_resume(fabric: Fabric, resumes: bool, out: str | None) -> None:
@@ -210,7 +207,6 @@ def barrier() -> None:
 
 
 def _set_timeout(seconds: float) -> None:
-    """Set the timeout of all later collectives."""
     distributed: Any = torch.distributed
     change = getattr(distributed, "set_timeout", None) or distributed.distributed_c10d._set_pg_timeout  # its older name
     change(timedelta(seconds=seconds))

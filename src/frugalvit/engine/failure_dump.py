@@ -13,8 +13,7 @@ from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import write_atomically
 from frugalvit.utils.text import short_message
 
-REPLAYABLE_TASKS = ("ClassificationTask", "PretrainingTask")
-"""The tasks that ``frugalvit replay`` can rebuild."""
+REPLAYABLE_TASKS = ("ClassificationTask", "PretrainingTask")  # the tasks that ``frugalvit replay`` can rebuild
 
 
 def dump_failed_step(
@@ -44,7 +43,6 @@ def dump_failed_step(
 
 
 def nonfinite_names(named: Any) -> list[str]:
-    """Return the names of the tensors with a non-finite value."""
     return [name for name, value in named if value.is_floating_point() and not bool(torch.isfinite(value).all())]
 
 

@@ -36,6 +36,8 @@ class RunHealth:
     patience: int = field(default=3, kw_only=True)
     raised: dict[str, Alarm] = field(default_factory=dict, kw_only=True)
     counts: dict[str, int] = field(default_factory=dict, kw_only=True)
+    collapsed = False  # True if the weights are worthless, so that the run may go back to earlier ones
+    is_good = False  # True if the weights are worth going back to
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Take one line of metrics; return the new alarms."""
@@ -45,16 +47,6 @@ class RunHealth:
         """Take one line of metrics; print the new alarms."""
         for alarm in self.check(step, metrics):
             console.warning(str(alarm))
-
-    @property
-    def collapsed(self) -> bool:
-        """True if the weights are worthless, so that the run may go back to earlier ones."""
-        return False
-
-    @property
-    def is_good(self) -> bool:
-        """True if the weights are worth going back to."""
-        return False
 
     def verdict(self) -> str:
         return ", ".join(self.raised) if self.raised else "healthy"

@@ -107,7 +107,8 @@ class Trainer(TrainStep):
                 if last or (plan.evaluate_every and self.step % plan.evaluate_every == 0):
                     self.evaluate(last)
                     self.window_began = (time.monotonic(), self.step)
-                if not last and self.needs_rescue():
+                health = self.task.health
+                if not last and self.can_rescue() and (self.nonfinite or (health is not None and health.collapsed)):
                     self.rescue()
                 stop = self.agreed_stop()
                 if last or stop or self.should_end or self.time_to_save():
@@ -225,9 +226,6 @@ class Trainer(TrainStep):
     def can_rescue(self) -> bool:
         return self.task.health is not None and len(self.rescues) < self.plan.rescues
 
-    def needs_rescue(self) -> bool:
-        return self.can_rescue() and (self.nonfinite or self.task.health.collapsed)  # type: ignore[union-attr]
-
     def rescue(self) -> None:
         """Load the last good weights and restart the optimizer with a lower rate.
 
@@ -256,7 +254,6 @@ class Trainer(TrainStep):
         self.save()
 
     def _apply_rescues(self) -> None:
-        """Lower the learning rate as the last rescue says."""
         if self.rescues:
             last, warmup = self.rescues[-1], max(self.plan.log_every, self.plan.steps // 20)
             base = self.plan.lr.base if isinstance(self.plan.lr, Gentler) else self.plan.lr

@@ -89,14 +89,12 @@ def shard_like(value: Tensor, parameter: Tensor) -> Tensor:
 
 
 def load_task(task: nn.Module, state: dict[str, Tensor]) -> None:
-    """Load full tensors."""
     if shards := [(name, parameter) for name, parameter in _sharded(task) if name in state]:
         state = state | {name: shard_like(state[name], parameter) for name, parameter in shards}
     task.load_state_dict(state)
 
 
 def load_optimizer(optimizer: Any, state: dict[str, Any], parameters: list[nn.Parameter]) -> None:
-    """Load full moments."""
     moments = {
         number: {name: shard_like(value, parameters[number]) for name, value in values.items()}
         for number, values in state["state"].items()

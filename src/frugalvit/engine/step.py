@@ -248,8 +248,7 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 THRESHOLDS = ("confident_class", "confidence_mean", "confidence_variance", "mean_probs", "label_histogram")
 """Buffers of pseudo-labels (``objectives/pseudo_labels.py``)."""
 
-MOVED = (*STATISTICS, *THRESHOLDS, "window_counts", "center")
-"""All buffers that a step changes."""
+MOVED = (*STATISTICS, *THRESHOLDS, "window_counts", "center")  # all buffers that a step changes
 
 
 class BufferSnapshot:
@@ -294,8 +293,7 @@ def _fill(buffers: list[Tensor], values: Tensor) -> None:
 # Clipping, the optimizer and the EMA stay outside the graph. The first steps run normally on a side stream: they
 # compile and load kernels, which must not happen during capture.
 
-WARM_UP = 3
-"""Normal steps before a kind of input is captured."""
+WARM_UP = 3  # normal steps before a kind of input is captured
 Inputs = Sequence[Tensor | bool | None]
 Values = dict[str, Tensor]
 

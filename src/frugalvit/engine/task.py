@@ -19,22 +19,10 @@ class Task(nn.Module, ABC):
     nonfinite_outputs = False  # True if the last evaluate() saw non-finite outputs
     export_last = False  # True if the last weights are exported, even if earlier ones scored better
     health: RunHealth | None = None  # watches the metrics; a collapsed run may go back to earlier weights
+    compiles_by_default = True  # False if "auto" should replay PyTorch's own kernels instead of compiling the step
+    supports_cuda_graphs = False  # True if the step is tested with CUDA graphs, so that "auto" may use them
+    cuda_graphs_blocker = ""  # the reason why the step cannot be a CUDA graph
     use_cuda_graphs = False  # True if CUDA graphs replay the gradients; needs step_inputs() and compute_losses()
-
-    @property
-    def compiles_by_default(self) -> bool:
-        """False if "auto" should replay PyTorch's own kernels instead of compiling the step."""
-        return True
-
-    @property
-    def supports_cuda_graphs(self) -> bool:
-        """True if the step is tested with CUDA graphs, so that "auto" may use them."""
-        return False
-
-    @property
-    def cuda_graphs_blocker(self) -> str:
-        """The reason why the step cannot be a CUDA graph; empty if it can."""
-        return ""
 
     def is_capturable(self, step: int) -> bool:
         """True if many steps run the same operations as this one, so that a graph of it is reused."""

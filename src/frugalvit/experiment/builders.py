@@ -147,7 +147,7 @@ def write_run_metadata(
             split: {"files": len(files), "content": files.fingerprint(times=False)}
             for split, files in evaluation.items()
         },
-        **examples.run_facts(),
+        **examples.run_facts,
         **({} if truth is None else {"truth": truth}),
     }
     if not config.resume or not run.path(layout.DATA).exists():

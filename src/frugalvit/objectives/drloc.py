@@ -431,8 +431,7 @@ class LocalizationObjective(Objective):
 # The pairs of one batch in a task. They are drawn for the full batch, and each rank takes the pairs of its images. So N
 # ranks use the same pairs as one rank, and a resumed run uses the same pairs as before.
 
-Pairs = Tensor | None
-"""Cells of the first and second tokens of the pairs, (2, B, m); None if all pairs are used."""
+Pairs = Tensor | None  # cells of the first and second tokens of the pairs, (2, B, m); None if all pairs are used
 
 
 def draw_batch_pairs(

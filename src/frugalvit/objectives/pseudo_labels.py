@@ -186,7 +186,6 @@ def _processes() -> int:
 
 
 def sum_over_processes(values: Tensor) -> Tensor:
-    """Return the sum of a tensor over all processes."""
     if _processes() > 1:
         values = values.clone()
         dist.all_reduce(values)

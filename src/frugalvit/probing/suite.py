@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from frugalvit.config.probe import SuiteConfig
-from frugalvit.data import DatasetSplits, dataset_status
-from frugalvit.data.formats.named_catalog import DATASETS
+from frugalvit.data import DatasetSplits
+from frugalvit.data.formats.named_catalog import DATASETS, dataset_status
 from frugalvit.data.paths import datasets_root
 from frugalvit.errors import UserError, did_you_mean
 from frugalvit.probing.extractor import FeatureExtractor

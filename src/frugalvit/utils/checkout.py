@@ -7,8 +7,7 @@ from types import ModuleType
 
 from frugalvit.errors import UserError
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-"""The folder beside ``src/``; it exists in a checkout only."""
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"  # the folder beside ``src/``; it exists in a checkout only
 
 
 def has_benchmarks() -> bool:

@@ -83,7 +83,6 @@ def _is_silent() -> bool:
 
 
 def info(message: str) -> None:
-    """Print one line of information."""
     if not _is_silent():
         _write_line(message)
 
@@ -95,7 +94,6 @@ def warning(message: str) -> None:
 
 
 def error(message: str) -> None:
-    """Print why a command ended."""
     rank = f"rank {_rank}: " if _rank else ""
     _write_line(f"frugalvit: {rank}{message}", style="red")
 
@@ -236,7 +234,6 @@ def clock(seconds: float) -> str:
 
 
 def print_result(result: CommandResult) -> None:
-    """Print tables and notes on standard output."""
     for table in result.tables:
         print_table(table)
     for note in result.notes:

@@ -17,8 +17,7 @@ from frugalvit.errors import UserError
 Read = TypeVar("Read", dict[str, Any], list[Any])
 PICTURES = (".png", ".svg", ".pdf")
 _PART = ".*.part"
-REPLACED = "old"
-"""The name of a replaced folder until the new one is in its path."""
+REPLACED = "old"  # the name of a replaced folder until the new one is in its path
 _MAX_BYTES = 2**31  # of a table, a list or a JSON file
 
 

@@ -94,7 +94,6 @@ def is_percent(key: str) -> bool:
 
 
 def main_score(summary: Mapping[str, Any]) -> str:
-    """Return the key of a summary's main score."""
     return next((key for key in SCORE_NAMES if key in summary), "top1")
 
 

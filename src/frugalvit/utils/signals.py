@@ -10,8 +10,7 @@ from typing import Self
 
 from frugalvit.utils import console
 
-STOP_NOW_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Signals that stop a run at once the second time they arrive."""
+STOP_NOW_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # signals that stop a run at once the second time they arrive
 
 
 class Interrupts:

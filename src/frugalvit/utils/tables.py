@@ -66,7 +66,6 @@ class Bold(str):
 
 
 def as_markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Format a Markdown table."""
 
     def cell(value: object) -> str:
         text = markdown_text(as_text(value))

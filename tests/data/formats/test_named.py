@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from frugalvit.data import check_trainable, open_data
+from frugalvit.data import open_data
 from frugalvit.data.formats.named_catalog import IMAGENET_100
+from frugalvit.data.splits import check_trainable
 from frugalvit.errors import UserError
 from helpers.data_layouts import fill, sizes
 from helpers.suite_layouts import LAYOUTS
@@ -175,7 +176,7 @@ def test_downloads_are_complete_or_absent(home: Path, monkeypatch: pytest.Monkey
 
 
 def test_status_of_every_dataset(home: Path) -> None:
-    from frugalvit.data import dataset_status, list_datasets
+    from frugalvit.data.formats.named_catalog import dataset_status, list_datasets
 
     infos = list_datasets()
     assert sum(info.suite for info in infos) == 18

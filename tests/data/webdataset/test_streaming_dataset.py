@@ -61,7 +61,7 @@ def test_damaged_shard_counts_up_to_the_damage(tmp_path: Path) -> None:
     local = open_stream(where, split="given")
     with serving(tmp_path / "s") as (address, _):
         remote = open_stream(address + "/{000..003}.tar", split="given")
-    counts = [source.splits["train"].run_facts()["survey"]["counts"] for source in (local, remote)]
+    counts = [source.splits["train"].run_facts["survey"]["counts"] for source in (local, remote)]
     assert counts[0] == counts[1] and counts[0][0] == 6 > counts[0][1] > 0
     assert "1 of 4 shards" in local.notes[0] and "001.tar" in local.notes[0]
 
@@ -108,7 +108,7 @@ def test_resumed_run_keeps_its_val_shards(tmp_path: Path) -> None:
     where = write_shards(tmp_path / "s", shards=10)
     started = open_stream(where, val_fraction=0.2)
     assert val_shards(started) == [2, 7]
-    stored = json.loads(json.dumps(started.splits["train"].run_facts()))["survey"]
+    stored = json.loads(json.dumps(started.splits["train"].run_facts))["survey"]
     for held in ([2, 7], [0, 4]):
         known = ShardSurvey(**{**stored, "held": held})
         assert val_shards(open_stream(where, known=known)) == held
@@ -123,7 +123,7 @@ def test_unlabelled_or_single_shards_are_not_held_out(tmp_path: Path) -> None:
         write_tar(tmp_path / "bare" / f"{shard:03d}.tar", {f"{i}.png": png(i) for i in range(4)})
     for where in (str(tmp_path / "bare"), write_shards(tmp_path / "single", shards=1)):
         source = open_stream(where)
-        assert list(source.splits) == ["train"] and source.splits["train"].run_facts()["survey"]["held"] == []
+        assert list(source.splits) == ["train"] and source.splits["train"].run_facts["survey"]["held"] == []
 
 
 @pytest.mark.parametrize("options", [{"images": "train+val"}, {"images": "all"}, {"label_source": "ignore"}, {}])

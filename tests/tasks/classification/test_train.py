@@ -298,9 +298,9 @@ def test_timm_predicts_the_same(photos: Path, tmp_path: Path) -> None:
         {"localization": {"weight": 0.5, "images": "clean", "grid": "raw", "pairs": "all", "hidden": 4, "lr_scale": 3}},
         {"localization": {"weight": 0}, "balance": True, "labels": 0.5, "accumulate": 2, "freeze": 1, "ema": 0},
         {"optimizer": {"layer_decay": 0.7, "clip": 1.0, "clip_per": "tensor"}, "precision": "bf16"},
-        {"split": "remake", "mixing": {"mixup": 0, "cutmix": 0}, "epochs": 1, "steps": None},
+        {"mixing": {"mixup": 0, "cutmix": 0}, "epochs": 1, "steps": None},
     ],
-    ids=["dense", "released-ce", "reg-own-grid", "clean-all-pairs", "few-labels", "layers", "remade-split"],
+    ids=["dense", "released-ce", "reg-own-grid", "clean-all-pairs", "few-labels", "layers", "no-mixing"],
 )
 def test_options_do_something_and_run(photos: Path, tmp_path: Path, values: dict[str, object]) -> None:
     base = train(config(photos, tmp_path / "base", steps=4)).data

@@ -26,7 +26,7 @@ def test_unused_options_are_refused_and_hidden(model: type[TransferConfig]) -> N
     for name, value in UNUSED.items():
         values: dict[str, Any] = {"data": "x"}
         set_dotted(values, name, value)
-        with pytest.raises(UserError, match=rf"^--{name.replace('_', '-')} .*{model.recipe_task()}"):
+        with pytest.raises(UserError, match=rf"^--{name.replace('_', '-')} .*{model.recipe_task}"):
             model.parse(values)
         assert actions[name].help == SUPPRESS
     assert actions["cache.location"].metavar == "auto|device|ram|off"

@@ -4,12 +4,14 @@ A network defines its embeddings and blocks (:meth:`StagedModel.stage_parts`) an
 (:meth:`StagedModel.to_grid`). :class:`StagedModel` derives the rest of ``GridModel`` and of a timm model from these.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from timm.layers.drop import DropPath
 from timm.layers.weight_init import trunc_normal_
+from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -21,6 +23,7 @@ Parts = Sequence[tuple[Callable[[Any], Any], Sequence[Sequence[nn.Module]]]]
 
 A block is a sequence of modules that take and return the running state; the first contains the attention.
 """
+LayerNames = Sequence[tuple[str, tuple[int, ...] | None]]
 
 
 class MapNorm(nn.LayerNorm):
@@ -58,16 +61,14 @@ class StagedModel(nn.Module):
     """Base of our networks: blocks in stages, a final grid, a linear classifier on the pooled features."""
 
     family: str
-    norm: nn.Module
-    """The final norm; a network without one overrides ``final_norm``."""
-    stem_names: str
-    """Pattern of the parameter names before the first block."""
+    norm: nn.Module  # the final norm; a network without one overrides ``final_norm``
+    stem_names: str  # pattern of the parameter names before the first block
+    layer_names: LayerNames  # patterns of the names after it, for timm's layer-wise learning rates
 
     def __init__(
         self,
         dims: Sequence[int],
         depths: Sequence[int],
-        *,
         patch_size: int,
         in_chans: int,
         num_classes: int,
@@ -101,10 +102,6 @@ class StagedModel(nn.Module):
     def final_norm(self, grid: Tensor) -> Tensor:
         """Apply ``norm`` over the channels of a grid (B, D, h, w)."""
         return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
-
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        """Return patterns of the parameter names after the stem, for timm's layer-wise learning rates."""
-        raise NotImplementedError
 
     # GridModel
 
@@ -181,15 +178,25 @@ class StagedModel(nn.Module):
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Return the groups for layer-wise learning rates: a block is one layer."""
-        return {"stem": self.stem_names, "blocks": [*self.layer_names(), (r"^norm\.", (99999,))]}
+        return {"stem": self.stem_names, "blocks": [*self.layer_names, (r"^norm\.", (99999,))]}
 
     def no_weight_decay(self) -> set[str]:
         names = ("cls_token", "pos_embed", "relative_position_bias")
         return {name for name, _ in self.named_parameters() if any(part in name for part in names)}
 
 
+def register(network: type[nn.Module], name: str, **defaults: Any) -> None:
+    """Register a network with timm, which takes name and module from the function that builds it."""
+
+    def create(pretrained: bool = False, **keywords: Any) -> nn.Module:
+        return build_model_with_cfg(network, name, pretrained, **defaults | keywords)
+
+    create.__name__ = create.__qualname__ = name
+    create.__module__ = network.__module__
+    register_model(create)
+
+
 def stochastic_depth(rate: float) -> nn.Module:
-    """Return stochastic depth with this rate."""
     return DropPath(rate) if rate > 0 else nn.Identity()
 
 
@@ -226,20 +233,13 @@ def stage_widths(
 
 
 def check_heads(dim: int, heads: int) -> None:
-    """Check that the number of heads divides the width."""
     if dim % heads:
         raise UserError(f"The width {dim} is not a multiple of {heads} heads; change embed_dim or num_heads.")
 
 
-class Layers(nn.Module):
-    """Layers in sequence, with the parameter names ``net.*`` of both released CvTs."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.net = nn.Sequential(*layers)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
+def sequence(*layers: nn.Module) -> nn.Sequential:
+    """Return layers in sequence, with the parameter names ``net.*`` of both released CvTs."""
+    return nn.Sequential(OrderedDict(net=nn.Sequential(*layers)))
 
 
 def split_heads(tokens: Tensor, heads: int, parts: int = 3) -> tuple[Tensor, ...]:

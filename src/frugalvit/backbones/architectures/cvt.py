@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
@@ -40,10 +39,10 @@ class ChannelNorm(nn.Module):
         return (centred / (deviation + self.eps) * self.g + self.b).to(self.g.dtype)
 
 
-def projection(dim: int, out_dim: int, stride: int) -> common.Layers:
+def projection(dim: int, out_dim: int, stride: int) -> nn.Sequential:
     """Depthwise convolution, batch norm, pointwise convolution: (B, C, H, W) -> (B, out, H/s, W/s)."""
     depthwise = nn.Conv2d(dim, dim, 3, stride, 1, groups=dim, bias=False)
-    return common.Layers(depthwise, nn.BatchNorm2d(dim), nn.Conv2d(dim, out_dim, 1, bias=False))
+    return common.sequence(depthwise, nn.BatchNorm2d(dim), nn.Conv2d(dim, out_dim, 1, bias=False))
 
 
 class ConvAttention(nn.Module):
@@ -79,10 +78,10 @@ class ConvAttention(nn.Module):
         return (weights / cells_of_key)[..., key_of_cell]
 
 
-def mlp(dim: int, hidden: int, drop: float) -> common.Layers:
+def mlp(dim: int, hidden: int, drop: float) -> nn.Sequential:
     """Two pointwise convolutions. With dropout they have the indices 0 and 3, as in the release."""
     expand, reduce = nn.Conv2d(dim, hidden, 1), nn.Conv2d(hidden, dim, 1)
-    return common.Layers(expand, nn.GELU(), nn.Dropout(drop), reduce, nn.Dropout(drop))
+    return common.sequence(expand, nn.GELU(), nn.Dropout(drop), reduce, nn.Dropout(drop))
 
 
 class CvT(common.StagedModel):
@@ -90,6 +89,8 @@ class CvT(common.StagedModel):
 
     family = "cvt"
     stem_names = r"^layers\.0\.[01]\."
+    # A later stage's embedding belongs to the stage's first block.
+    layer_names = ((r"^layers\.(\d+)\.2\.layers\.(\d+)\.", None), (r"^layers\.(\d+)\.[01]\.", (0,)))
 
     def __init__(
         self,
@@ -109,9 +110,7 @@ class CvT(common.StagedModel):
     ) -> None:
         dims = common.stage_widths(embed_dim, (1, 3, 6), depths, num_heads)
         strides = (patch_size, *[2] * (len(dims) - 1))
-        super().__init__(
-            dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
-        )
+        super().__init__(dims, depths, patch_size, in_chans, num_classes, drop_rate)
         layers: list[nn.Module] = []
         rates = common.drop_path_rates(drop_path_rate, depths)
         for stage, (dim, stride) in enumerate(zip(dims, strides, strict=True)):
@@ -125,10 +124,6 @@ class CvT(common.StagedModel):
             layers.append(nn.Sequential(embed, ChannelNorm(dim), common.Blocks(blocks)))
         self.layers = nn.Sequential(*layers)
 
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        # A later stage's embedding belongs to the stage's first block.
-        return [(r"^layers\.(\d+)\.2\.layers\.(\d+)\.", None), (r"^layers\.(\d+)\.[01]\.", (0,))]
-
     def stage_parts(self) -> common.Parts:
         return [(stage[:2], list(stage[2].layers)) for stage in self.layers]  # type: ignore[index, misc]
 
@@ -137,9 +132,4 @@ class CvT(common.StagedModel):
 
 
 default_cfgs = {"cvt_13": {"first_conv": "layers.0.0", "classifier": "head"}}
-
-
-@register_model
-def cvt_13(pretrained: bool = False, **keywords) -> CvT:
-    """CvT-13 of the Drloc paper."""
-    return build_model_with_cfg(CvT, "cvt_13", pretrained, **keywords)
+common.register(CvT, "cvt_13")

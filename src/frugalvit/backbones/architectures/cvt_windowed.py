@@ -24,7 +24,6 @@ import torch
 import torch.nn.functional as F
 from timm.layers.activations import QuickGELU
 from timm.layers.weight_init import trunc_normal_
-from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
@@ -102,6 +101,8 @@ class WindowedCvT(common.StagedModel):
 
     family = "cvt"
     stem_names = r"^stage0\.0\."
+    # A later stage's embedding belongs to the stage's first block.
+    layer_names = ((r"^stage(\d+)\.1\.layers\.(\d+)\.", None), (r"^stage(\d+)\.0\.", (0,)))
 
     def __init__(
         self,
@@ -122,9 +123,7 @@ class WindowedCvT(common.StagedModel):
         if padding not in ("masked", "zeros"):
             raise UserError(f"padding={padding!r} is unknown; choose 'masked' or 'zeros' (as released EsViT).")
         dims = common.stage_widths(embed_dim, (1, 3, 6, 12), depths, num_heads)
-        super().__init__(
-            dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
-        )
+        super().__init__(dims, depths, patch_size, in_chans, num_classes, drop_rate)
         rates = common.drop_path_rates(drop_path_rate, depths)
         for stage, dim in enumerate(dims):
             common.check_heads(dim, num_heads[stage])
@@ -133,17 +132,13 @@ class WindowedCvT(common.StagedModel):
             for rate in rates[stage]:
                 attention = WindowAttention(dim, num_heads[stage], window_size, relative_bias, padding)
                 hidden = int(dim * mlp_ratio)
-                mlp = common.Layers(nn.Conv2d(dim, hidden, 1), QuickGELU(), nn.Conv2d(hidden, dim, 1))
+                mlp = common.sequence(nn.Conv2d(dim, hidden, 1), QuickGELU(), nn.Conv2d(hidden, dim, 1))
                 halves = [common.Residual(common.MapNorm(dim), half, rate) for half in (attention, mlp)]
                 blocks.append(nn.Sequential(*halves))
             self.feature_info[stage]["module"] = f"stage{stage}"
             self.add_module(f"stage{stage}", nn.Sequential(embed, common.Blocks(blocks)))
         self.norm = nn.LayerNorm(dims[-1])
         self.apply(initialize)
-
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        # A later stage's embedding belongs to the stage's first block.
-        return [(r"^stage(\d+)\.1\.layers\.(\d+)\.", None), (r"^stage(\d+)\.0\.", (0,))]
 
     def stage_parts(self) -> common.Parts:
         stages = [getattr(self, f"stage{stage}") for stage in range(len(self.stage_ends))]
@@ -160,10 +155,4 @@ def initialize(module: nn.Module) -> None:
 
 
 default_cfgs = {"cvt_tiny_w7": {"first_conv": "stage0.0.proj", "classifier": "head"}}
-
-
-@register_model
-def cvt_tiny_w7(pretrained: bool = False, **keywords) -> WindowedCvT:
-    """CvT-T, W=7, of EsViT."""
-    keywords.setdefault("drop_path_rate", 0.1)
-    return build_model_with_cfg(WindowedCvT, "cvt_tiny_w7", pretrained, **keywords)
+common.register(WindowedCvT, "cvt_tiny_w7", drop_path_rate=0.1)

@@ -12,22 +12,18 @@ At equal GPU time it was the best of eleven networks on photos, drawings, small 
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
 from frugalvit.errors import UserError
 
-STEM_STRIDES = {1: (1, 1), 2: (2, 1), 4: (2, 2)}
-"""The strides of the stem's two convolutions."""
+STEM_STRIDES = {1: (1, 1), 2: (2, 1), 4: (2, 2)}  # the strides of the stem's two convolutions
 
 
 def conv_norm(dim: int, out_dim: int, stride: int = 1) -> nn.Sequential:
-    """3x3 convolution and batch norm."""
     return nn.Sequential(nn.Conv2d(dim, out_dim, 3, stride, 1, bias=False), nn.BatchNorm2d(out_dim))
 
 
@@ -92,6 +88,8 @@ class Hybrid(common.StagedModel):
 
     family = "hybrid"
     stem_names = r"^stem\."
+    # A stage's downsampling belongs to the stage before it.
+    layer_names = ((r"^layers\.(\d+)\.(\d+)\.", None), (r"^downsamples\.(\d+)\.", (99999,)))
 
     def __init__(
         self,
@@ -110,9 +108,7 @@ class Hybrid(common.StagedModel):
         dims = list(embed_dim)
         if len(dims) != len(depths):
             raise UserError(f"embed_dim has {len(dims)} stages and depths {len(depths)}; use one value per stage.")
-        super().__init__(
-            dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
-        )
+        super().__init__(dims, depths, patch_size, in_chans, num_classes, drop_rate)
         half = dims[0] // 2
         if patch_size not in STEM_STRIDES:
             raise UserError(f"patch_size={patch_size}: the stem of a hybrid has a stride of 1, 2 or 4.")
@@ -134,10 +130,6 @@ class Hybrid(common.StagedModel):
         self.norm = nn.LayerNorm(dims[-1])
         self.apply(common.initialize)
 
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        # A stage's downsampling belongs to the stage before it.
-        return [(r"^layers\.(\d+)\.(\d+)\.", None), (r"^downsamples\.(\d+)\.", (99999,))]
-
     def stage_parts(self) -> common.Parts:
         embeds = [self.embed_images, *self.downsamples]
         return list(zip(embeds, self.layers, strict=True))  # type: ignore[arg-type]
@@ -150,23 +142,7 @@ class Hybrid(common.StagedModel):
 default_cfgs = {
     name: {"first_conv": "stem.0", "classifier": "head"} for name in ("hybrid_nano", "hybrid_tiny", "hybrid_small")
 }
-
-
-@register_model
-def hybrid_small(pretrained: bool = False, **keywords) -> Hybrid:
-    """12 M parameters, for a GPU."""
-    return build_model_with_cfg(Hybrid, "hybrid_small", pretrained, **keywords)
-
-
-@register_model
-def hybrid_tiny(pretrained: bool = False, **keywords) -> Hybrid:
-    """7 M parameters, for a GPU."""
-    keywords.setdefault("embed_dim", (64, 128, 192, 384))
-    return build_model_with_cfg(Hybrid, "hybrid_tiny", pretrained, **keywords)
-
-
-@register_model
-def hybrid_nano(pretrained: bool = False, **keywords) -> Hybrid:
-    """0.6 M parameters, for a CPU."""
-    small: dict[str, Any] = {"embed_dim": (32, 64, 128), "depths": (1, 1, 2)}
-    return build_model_with_cfg(Hybrid, "hybrid_nano", pretrained, **small | keywords)
+# 12 M and 7 M parameters for a GPU, 0.6 M for a CPU
+common.register(Hybrid, "hybrid_small")
+common.register(Hybrid, "hybrid_tiny", embed_dim=(64, 128, 192, 384))
+common.register(Hybrid, "hybrid_nano", embed_dim=(32, 64, 128), depths=(1, 1, 2))

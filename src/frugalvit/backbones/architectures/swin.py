@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from timm.layers.classifier import ClassifierHead
 from timm.layers.mlp import Mlp
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model, swin_transformer
+from timm.models import generate_default_cfgs, swin_transformer
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -166,6 +166,7 @@ class SwinTransformer(common.StagedModel):
 
     family = "swin"
     stem_names = r"^patch_embed"
+    layer_names = ((r"^layers\.(\d+).downsample", (0,)), (r"^layers\.(\d+)\.\w+\.(\d+)", None))
     output_fmt = "NHWC"
 
     def __init__(
@@ -188,9 +189,7 @@ class SwinTransformer(common.StagedModel):
         if padding not in ("masked", "zeros"):
             raise UserError(f"padding={padding!r} is unknown; use 'masked' or 'zeros' (as released EsViT)")
         dims = common.stage_widths(embed_dim, [2**stage for stage in range(len(depths))], depths, num_heads)
-        super().__init__(
-            dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=None
-        )
+        super().__init__(dims, depths, patch_size, in_chans, num_classes, drop_rate=None)
         self.embed_dim = embed_dim
         self.window_size = pair(window_size)
         self.padding = padding
@@ -217,9 +216,6 @@ class SwinTransformer(common.StagedModel):
             self.num_features, num_classes, pool_type=global_pool, drop_rate=drop_rate, input_fmt="NHWC"
         )
         self.apply(_initialize)
-
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        return [(r"^layers\.(\d+).downsample", (0,)), (r"^layers\.(\d+)\.\w+\.(\d+)", None)]
 
     def stage_parts(self) -> common.Parts:
         stages: list[Any] = list(self.layers)
@@ -319,19 +315,5 @@ _PUBLISHED = {
     for size in ("tiny", "small", "base")
 }
 default_cfgs = generate_default_cfgs({name: _CFG | _PUBLISHED.get(name, {}) for name in VARIANTS})
-
-
-def _register(variant: str) -> None:
-    """Register a variant with timm, which takes its name from the function's name."""
-
-    def create(pretrained: bool = False, **keywords: Any) -> SwinTransformer:
-        shape, window_size = VARIANTS[variant]
-        keywords = {**shape, "window_size": window_size, "pretrained_filter_fn": checkpoint_filter_fn, **keywords}
-        return build_model_with_cfg(SwinTransformer, variant, pretrained, **keywords)
-
-    create.__name__ = create.__qualname__ = variant
-    register_model(create)
-
-
-for _variant in VARIANTS:
-    _register(_variant)
+for _name, (_shape, _window) in VARIANTS.items():
+    common.register(SwinTransformer, _name, window_size=_window, pretrained_filter_fn=checkpoint_filter_fn, **_shape)

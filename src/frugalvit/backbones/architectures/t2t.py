@@ -18,13 +18,12 @@ import torch
 import torch.nn.functional as F
 from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.layers.weight_init import trunc_normal_
-from timm.models import build_model_with_cfg, register_model, vision_transformer
+from timm.models import vision_transformer
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
 
-Tokens = tuple[Tensor, int, int]
-"""(B, 1 + h * w, D) with the class token first, h, w."""
+Tokens = tuple[Tensor, int, int]  # (B, 1 + h * w, D) with the class token first, h, w
 
 
 class Performer(nn.Module):
@@ -129,6 +128,7 @@ class T2TViT(common.StagedModel):
     family = "t2t"
     has_class_token = True
     stem_names = r"^cls_token|pos_embed|tokens_to_token"
+    layer_names = ((r"^blocks\.(\d+)\.", None),)
 
     def __init__(
         self,
@@ -145,9 +145,7 @@ class T2TViT(common.StagedModel):
         drop_path_rate: float = 0.0,
     ) -> None:
         common.check_heads(embed_dim, num_heads)
-        super().__init__(
-            [embed_dim], [depth], patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
-        )
+        super().__init__([embed_dim], [depth], patch_size, in_chans, num_classes, drop_rate)
         self.feature_info[0] |= {"reduction": 4 * patch_size, "module": "blocks"}
         self.tokens_to_token = TokensToToken(in_chans, patch_size, token_dim, embed_dim)
         sides = (img_size, img_size) if isinstance(img_size, int) else img_size
@@ -162,9 +160,6 @@ class T2TViT(common.StagedModel):
         self.norm = nn.LayerNorm(embed_dim)
         trunc_normal_(self.cls_token, std=0.02)
         self.apply(common.initialize)
-
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
-        return [(r"^blocks\.(\d+)\.", None)]
 
     def stage_parts(self) -> common.Parts:
         return [(self.embed, [[block] for block in self.blocks])]
@@ -192,9 +187,4 @@ class T2TViT(common.StagedModel):
 
 
 default_cfgs = {"t2t_vit_14": {"first_conv": "tokens_to_token.attention1.kqv", "classifier": "head"}}
-
-
-@register_model
-def t2t_vit_14(pretrained: bool = False, **keywords) -> T2TViT:
-    """T2T-ViT-14 with performer tokens, as the Drloc paper used it."""
-    return build_model_with_cfg(T2TViT, "t2t_vit_14", pretrained, **keywords)
+common.register(T2TViT, "t2t_vit_14")

@@ -24,15 +24,13 @@ import torch
 import torch.nn.functional as F
 from timm.layers.mlp import Mlp
 from timm.layers.weight_init import trunc_normal_
-from timm.models import build_model_with_cfg, register_model
 from torch import Tensor, nn
 
 from frugalvit.backbones.architectures import common
 from frugalvit.backbones.architectures.windows import WindowPlan, plan_windows, window_partition, window_reverse
 from frugalvit.errors import UserError
 
-Tokens = tuple[Tensor, int, int]
-"""(B, global tokens + h * w, C), h, w."""
+Tokens = tuple[Tensor, int, int]  # (B, global tokens + h * w, C), h, w
 BiasResize = Literal["table", "matrix"]
 
 
@@ -259,9 +257,7 @@ class VisionLongformer(common.StagedModel):
             raise UserError(f"bias_resize={bias_resize!r} is unknown; choose 'table' or 'matrix' (as released EsViT).")
         count = len(depths)
         dims = common.stage_widths(embed_dim, [2**stage for stage in range(count)], depths, num_heads)
-        super().__init__(
-            dims, depths, patch_size=patch_size, in_chans=in_chans, num_classes=num_classes, drop_rate=drop_rate
-        )
+        super().__init__(dims, depths, patch_size, in_chans, num_classes, drop_rate)
         rates = common.drop_path_rates(drop_path_rate, depths)
         for stage, (dim, heads) in enumerate(zip(dims, num_heads, strict=True)):
             common.check_heads(dim, heads)
@@ -280,7 +276,8 @@ class VisionLongformer(common.StagedModel):
         self.norm = nn.LayerNorm(dims[-1], eps=1e-6)
         self.apply(common.initialize)
 
-    def layer_names(self) -> list[tuple[str, tuple[int, ...] | None]]:
+    @property
+    def layer_names(self) -> common.LayerNames:
         names: list[tuple[str, tuple[int, ...] | None]] = []
         for stage, depth in enumerate(self.depths, start=1):
             names.append((rf"^layer{stage}\.0\.", (stage, 0)))  # a later stage's embedding belongs to its first block
@@ -298,10 +295,4 @@ class VisionLongformer(common.StagedModel):
 
 
 default_cfgs = {"vil_tiny_w7": {"first_conv": "layer1.0.proj", "classifier": "head"}}
-
-
-@register_model
-def vil_tiny_w7(pretrained: bool = False, **keywords) -> VisionLongformer:
-    """ViL-T, W=7, of EsViT."""
-    keywords.setdefault("drop_path_rate", 0.1)
-    return build_model_with_cfg(VisionLongformer, "vil_tiny_w7", pretrained, **keywords)
+common.register(VisionLongformer, "vil_tiny_w7", drop_path_rate=0.1)

@@ -23,8 +23,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from frugalvit.backbones.architectures.windows import WindowPlan
 
-MOST_TOKENS = 64
-"""Tokens of the largest window (8 x 8): the scores of one window and head are one tile in registers."""
+MOST_TOKENS = 64  # tokens of the largest window (8 x 8): the scores of one window and head are one tile in registers
 HEAD_WIDTHS = (16, 32, 64)
 _FORWARD, _BACKWARD = (2, 2), (4, 3)  # warps and stages, the fastest of those tried on an H200
 _PROGRAMS = 1024  # fills the largest GPU several times; each loops over its share of the windows

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-MASKED = -1e4
-"""Added to a masked score: its exp is zero in every precision, and a fully masked row stays finite."""
+MASKED = -1e4  # added to a masked score: its exp is zero in every precision, and a fully masked row stays finite
 
 Size = tuple[int, int]
 

@@ -41,16 +41,11 @@ class Layout(NamedTuple):
 class Contents:
     """An opened checkpoint. Names have no wrapper prefixes and are not renamed yet."""
 
-    kind: str
-    """The format: "frugalvit", "esvit", "dino", "vts-drloc", "swin" (Microsoft), "t2t-vit", "torchvision", "timm"."""
-
+    kind: str  # "frugalvit", "esvit", "dino", "vts-drloc", "swin" (Microsoft), "t2t-vit", "torchvision" or "timm"
     layout: Layout
     network: State
-    heads: State
-    """Projection heads: ``head.*`` of the view level, ``head_dense.*`` of the region level."""
-
-    localization: State
-    """Drloc's MLP, ``drloc.*``."""
+    heads: State  # ``head.*`` of the view level, ``head_dense.*`` of the region level
+    localization: State  # Drloc's MLP, ``drloc.*``
 
 
 _LAYOUTS = (
@@ -67,7 +62,6 @@ _UNKNOWN = Layout("network of an unknown kind", "timm", "")
 
 
 def open_contents(raw: Mapping[str, Any]) -> Contents:
-    """Find the network in a checkpoint's dictionary."""
     state = _find_network(raw)
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex() or tensor.is_meta:

@@ -124,7 +124,6 @@ def _resize(
 
 
 def _owner(model: nn.Module | None, name: str) -> nn.Module | None:
-    """Return the module that a tensor belongs to, or None."""
     return None if model is None else dict(model.named_modules()).get(name.rpartition(".")[0])
 
 

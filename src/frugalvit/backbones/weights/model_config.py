@@ -97,7 +97,6 @@ def weights_in(path: Path) -> Path:
 
 
 def weights_file(folder: Path) -> Path | None:
-    """Return the weights file in a model folder, or None."""
     return next((folder / name for name in WEIGHT_FILES if (folder / name).is_file()), None)
 
 
@@ -192,7 +191,6 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_labels(config: dict[str, Any]) -> list[str] | None:
-    """Return the class names of a config, or None."""
     labels = config.get("label_names") or config["pretrained_cfg"].get("label_names")
     return [str(label) for label in labels] if isinstance(labels, list) else None
 

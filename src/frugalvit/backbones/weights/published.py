@@ -85,7 +85,6 @@ def locate_published(name: str) -> Path | None:
 
 
 def is_online() -> bool:
-    """Whether the hub answers."""
     try:
         _check_connection()
     except Exception:
@@ -94,7 +93,6 @@ def is_online() -> bool:
 
 
 def _repository(name: str) -> str:
-    """Return the hub's repository, ``owner/name``."""
     repository = re.sub(r"^hf[-_]hub:", "", name)
     if repository != name and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise UserError(f"'{name}' is not a repository of the hub. Use hf-hub:OWNER/NAME.")
@@ -109,7 +107,6 @@ def read_published(name: str) -> dict[str, Tensor]:
 
 
 def has_published(name: str) -> bool:
-    """Whether timm has published weights of an architecture."""
     return bool(_tags(get_architecture(name)))
 
 
@@ -134,7 +131,6 @@ def to_tag(name: str) -> str:
 
 
 def published_size(name: str) -> tuple[int, int]:
-    """Return the input size (height, width) of a published network."""
     tag = to_tag(name)
     _, height, width = _tags(tag)[tag]["input_size"]
     return height, width

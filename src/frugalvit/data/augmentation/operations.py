@@ -238,15 +238,15 @@ def cubic_by_two(images: Tensor, x_in: Tensor, y_in: Tensor) -> Tensor:
         return cubic_by_two(images.cpu(), x_in.cpu(), y_in.cpu()).to(images.device)
     height, width = images.shape[-2:]
     sharp = _sample(images, x_in, y_in, "bicubic", "border")
-    bent = [_split_position(at, side) for at, side in ((x_in, width), (y_in, height))]
-    x_bent, y_bent = (pixel + part * part * (3 - 2 * part) for pixel, part in bent)
-    return sharp.mul_(4 / 3).sub_(_sample(images, x_bent, y_bent, "bilinear", "border"), alpha=1 / 3)
+    smooth = _sample(images, _bend(x_in, width), _bend(y_in, height), "bilinear", "border")
+    return sharp.mul_(4 / 3).sub_(smooth, alpha=1 / 3)
 
 
-def _split_position(position: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Split a position, from the centre of ``side`` pixels, into a pixel and the fraction after it."""
+def _bend(position: Tensor, side: int) -> Tensor:
+    """Bend the fraction t after a pixel; positions are from the centre of ``side`` pixels."""
     pixel = (position + (side - 1) / 2).floor() - (side - 1) / 2
-    return pixel, position - pixel
+    part = position - pixel
+    return pixel + part * part * (3 - 2 * part)
 
 
 def _sample(images: Tensor, x_in: Tensor, y_in: Tensor, mode: str, outside: str = "zeros") -> Tensor:

@@ -206,7 +206,7 @@ def decode_all(
     crop: CenterCrop | None = None,
 ) -> tuple[Tensor, Tensor, list[tuple[str, str]]]:
     """Decode into the first rows of ``images`` (N, C, S, S'). Returns sizes, indices, and unreadable images."""
-    array = examples.as_array()
+    array = examples.images
     if array is not None and array.shape[1:3] == cached_size == (crop.resized(*cached_size) if crop else cached_size):
         pixels = torch.from_numpy(np.ascontiguousarray(array))
         images.copy_(pixels.view(len(examples), *cached_size, -1).permute(0, 3, 1, 2))  # grey fills three channels

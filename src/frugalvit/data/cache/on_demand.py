@@ -32,28 +32,29 @@ class DecodedBatch(NamedTuple):
     unreadable: dict[int, tuple[str, str]]
 
 
+@dataclass(eq=False)
 class OnDemandStore(ImageStore):
     """Decodes images when a step needs them. More than ``limit`` unreadable ones end the run."""
 
+    examples: ImageDataset
+    cached_size: tuple[int, int]
+    device: torch.device
+    workers: int
+    limit: int
+    crop: CenterCrop | None = None
     decodes_on_demand = True
 
-    def __init__(
-        self,
-        examples: ImageDataset,
-        cached_size: tuple[int, int],
-        device: torch.device,
-        workers: int,
-        limit: int,
-        crop: CenterCrop | None = None,
-    ) -> None:
-        self.device, self.limit = device, limit
-        self.workers = workers if may_start_processes() else 0  # 0 decodes in this process
-        self.names = examples.names
-        self.labels = None if examples.truth is None else torch.from_numpy(examples.truth)
+    def __post_init__(self) -> None:
+        self.workers = self.workers if may_start_processes() else 0  # 0 decodes in this process
+        self.names, truth = self.examples.names, self.examples.truth
+        self.labels = None if truth is None else torch.from_numpy(truth)
         self.unreadable: list[tuple[str, str]] = []
         self.unreadable_index: set[int] = set()
-        self.examples, self.cached_size, self.crop = examples, cached_size, crop
         self._pool: WorkerPool | None = None
+
+    @property
+    def readable(self) -> int:
+        return len(self) - len(self.unreadable)
 
     def fetcher(self, order: Order) -> Fetcher:
         return WorkerFetcher(self, order)

@@ -20,8 +20,7 @@ from frugalvit.utils import console
 from frugalvit.utils.files import open_regular, write_atomically
 from frugalvit.utils.text import short_message
 
-Order = Callable[[int], Tensor]
-"""Step -> indices (B,) of the images that the step needs."""
+Order = Callable[[int], Tensor]  # step -> indices (B,) of the images that the step needs
 
 
 class Fetched(NamedTuple):
@@ -56,16 +55,12 @@ class ImageStore(ABC):
     names: list[str]
     device: torch.device
     unreadable: list[tuple[str, str]]  # name and reason
+    readable: int  # the number of images, without those known to be unreadable
     on_device: bool = False  # True if fetching a batch needs no transfer to the device
     decodes_on_demand: bool = False  # True if only a step that needs an image detects that it is unreadable
 
     def __len__(self) -> int:
         return len(self.names)
-
-    @property
-    def readable(self) -> int:
-        """The number of images, without those known to be unreadable."""
-        return len(self) - len(self.unreadable)
 
     @abstractmethod
     def fetcher(self, order: Order) -> Fetcher:
@@ -98,7 +93,7 @@ class CachedStore(ImageStore):
         unreadable: list[tuple[str, str]] | None = None,
     ) -> None:
         self.images, self.sizes, self.labels, self.names, self.index = images, sizes, labels, names, index
-        self.device, self.unreadable = torch.device(device), unreadable or []
+        self.device, self.unreadable, self.readable = torch.device(device), unreadable or [], len(index)
         self.on_device = images.device.type == self.device.type
         numbers = None if labels is None or labels.ndim > 1 else labels.numpy(force=True)
         # (N,) the row of ``images`` for each index of the split
@@ -116,10 +111,6 @@ class CachedStore(ImageStore):
         names = [str(i) for i in range(len(tensor))]
         numbers = None if labels is None else torch.as_tensor(labels).long()
         return cls(tensor.to(device), sizes, numbers, names, torch.arange(len(tensor)), device)
-
-    @property
-    def readable(self) -> int:
-        return len(self.index)
 
     def gather(self, rows: Tensor) -> Tensor:
         """Copy these rows of the images to (pinned) host memory."""
@@ -184,7 +175,6 @@ class SharedStores:
                 self.stores.popitem()[1].close()
 
     def get(self, key: Hashable, build: Callable[[], ImageStore]) -> ImageStore:
-        """Return the store of this key, or build it."""
         if not self.depth:
             return build()
         store = self.stores.pop(key, None)

@@ -10,6 +10,7 @@ from frugalvit.data.bad_images import SkippedFile, UnreadableImage, check_unread
 from frugalvit.data.dataset import FileExamples
 from frugalvit.data.decode import decode, known_formats
 from frugalvit.data.duplicates import group_copies
+from frugalvit.data.preprocessing import exif_orientation
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
 from frugalvit.utils import console
@@ -20,7 +21,6 @@ from frugalvit.utils.text import pluralize, truncate_list
 UNREADABLE = (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError, SyntaxError)
 """What Pillow raises for a file that is not an image, or too large."""
 T = TypeVar("T")
-_ORIENTATION = 0x0112  # EXIF tag
 
 
 def find_image_folder(where: Path, annotations: Path, names: Sequence[str]) -> Path:
@@ -61,7 +61,7 @@ def read_image_size(path: Path) -> tuple[int, int]:
     """
     try:
         with open_regular(path) as file, Image.open(file, formats=known_formats()) as image:
-            if image.getexif().get(_ORIENTATION, 1) == 1:
+            if exif_orientation(image) == 1:
                 return image.height, image.width
     except UNREADABLE:
         pass  # decoding names the reason
@@ -86,10 +86,10 @@ def check_bad(faults: Sequence[UnreadableImage], count: int, max_bad: float) -> 
 
 def select_split(splits: dict[str, T], only: str | None, where: str | Path, mode: str = "given") -> dict[str, T]:
     """Return one split; all if ``only`` is None, or if the mode makes this split from train."""
-    if only is None or (only not in splits and only == "val" and mode in ("auto", "remake")):
+    if only is None or (only not in splits and only == "val" and mode == "auto"):
         return splits
     if only not in splits:
-        made = ", val (made from train)" if mode in ("auto", "remake") and "val" not in splits else ""
+        made = ", val (made from train)" if mode == "auto" and "val" not in splits else ""
         raise UserError(f"{where} has no split '{only}'. It has: {', '.join(splits)}{made}. Choose one with --split.")
     return {only: splits[only]}
 
@@ -97,10 +97,10 @@ def select_split(splits: dict[str, T], only: str | None, where: str | Path, mode
 def make_splits(splits: dict[str, list[Any]], mode: str, fraction: float, notes: list[str]) -> dict[str, list[Any]]:
     """Make the splits for --split. Val is chosen by a hash of the file names."""
     splits = dict(splits)
-    if mode in ("train+val", "remake") and "train" in splits and "val" in splits:
+    if mode == "train+val" and "train" in splits and "val" in splits:
         splits["train"] = [*splits["train"], *splits.pop("val")]
         notes.append(f"train and val are joined: {len(splits['train']):,} images")
-    if mode in ("auto", "remake") and "train" in splits and "val" not in splits:
+    if mode == "auto" and "train" in splits and "val" not in splits:
         items = splits["train"]
         copies, copies_note = group_copies(FileExamples([str(item.path) for item in items], None), None)
         held_out = hold_out([item.path.name for item in items], None, fraction, 0, copies)

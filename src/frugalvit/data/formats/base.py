@@ -9,17 +9,12 @@ from frugalvit.data.dataset import DatasetSplits
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """Options of ``open_data`` for the formats; most formats ignore them.
+    """Options of ``open_data``, which explains them; most formats ignore them.
 
-    labels: "auto" decides if folders are classes, "folders" takes all folders as classes, "ignore" reads no labels.
-    class_splits: the splits that define the classes. Other splits may have more only with ``allow_extra``.
-    allow_extra: drop images of other classes instead of raising an error. ``--classes`` sets it.
-    root: the folder of named datasets.
-    target: "class", "labels" (several per image), "number", or "auto"; see ``open_data``.
+    allow_extra: drop images of classes that train lacks instead of raising an error. ``--classes`` sets it.
     """
 
     labels: str = "auto"
-    class_splits: tuple[str, ...] = ("train",)
     allow_extra: bool = False
     root: str | Path | None = None
     target: str = "auto"

@@ -44,7 +44,6 @@ class Row(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the labels."""
         return self.label if isinstance(self.label, tuple) else () if self.label is None else (self.label,)
 
 
@@ -171,8 +170,8 @@ def _rename(record: dict[str, Any], columns: dict[str, str], where: str) -> dict
 
 def _row(record: dict[str, Any], line: int, where: str) -> Row:
     """Read path, label and split of a record from the first column with a known name."""
-    names = (PATH_COLUMNS, LABEL_COLUMNS, SPLIT_COLUMNS)
-    path, label, split = (next((record[name] for name in group if name in record), None) for group in names)
+    groups = _COLUMNS.values()
+    path, label, split = (next((record[name] for name in group if name in record), None) for group in groups)
     if not isinstance(path, str) or not path.strip() or "\0" in path:
         raise UserError(
             f"{where}, line {line}: no path in the columns {truncate_list(list(record), 8) or 'of the table'}. Rename "
@@ -206,9 +205,7 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions, c
     by_split: dict[str, list[Row]] = {}
     for row in rows:
         by_split.setdefault(row.split or "train", []).append(row)
-    classes = class_list(
-        name for split in options.class_splits for row in by_split.get(split, []) for name in row.names
-    )
+    classes = class_list(name for row in by_split.get("train", []) for name in row.names)
     classes = [column] if is_number else classes or class_list(name for row in rows for name in row.names)
     if labelled and not classes:
         raise UserError(f"{where}: all lists of labels are empty. Give some image a label.")
@@ -224,7 +221,7 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions, c
             members = [row for row in members if row.label is not None]
         unknown = class_list(name for row in members for name in row.names if name not in index)
         if labelled and unknown and not is_number:
-            raise unknown_classes(f"{split} in {where}", "train", unknown, split)
+            raise unknown_classes(f"{split} in {where}", "train", unknown)
         if members:
             single = labelled and not several and not is_number
             numbers = np.array([index[name] for row in members for name in row.names]) if single else None

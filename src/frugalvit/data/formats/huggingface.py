@@ -69,7 +69,6 @@ def is_saved(where: str) -> bool:
 
 
 def open_saved(where: str, options: OpenOptions) -> DatasetSplits:
-    """Open a folder of ``save_to_disk``, or a Parquet or Arrow file."""
     path, datasets = Path(where), _import_datasets()
     try:
         with _quiet():
@@ -151,7 +150,7 @@ def _build_splits(loaded: Any, where: str, name: str) -> DatasetSplits:
         numbers = None
         if label:
             if unknown := class_list(text for text in texts[split] if text != "-1" and text not in index):
-                raise unknown_classes(f"{split} in {where}", "train", unknown, split)
+                raise unknown_classes(f"{split} in {where}", "train", unknown)
             numbers = np.array([index.get(text or "", -1) for text in texts[split]])  # "-1" marks a hidden test set
         examples: ImageDataset = HubExamples(_encoded(rows, column), column, numbers, f"{name}/{split}")
         if numbers is not None and (numbers < 0).any():

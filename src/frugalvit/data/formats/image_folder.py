@@ -65,7 +65,6 @@ class _Tree:
 
 
 def open_folder(where: str, options: OpenOptions) -> DatasetSplits:
-    """Read the splits and classes of a folder."""
     notes: list[str] = []
     root, trees = where, _read_trees(where)
     if options.labels != "folders":
@@ -196,24 +195,21 @@ def _has_class_folders(trees: dict[str, _Tree], root: str, notes: list[str]) -> 
 
 
 def _class_names(trees: dict[str, _Tree], options: OpenOptions) -> list[str]:
-    """Return the sorted classes of the splits that define them, or of all splits if these are absent."""
-    decisive = [trees[split] for split in options.class_splits if split in trees] or list(trees.values())
+    """Return the sorted classes of train, or of all splits if there is no train."""
+    decisive = [trees["train"]] if "train" in trees else list(trees.values())
     names = sorted({name for tree in decisive for name in tree.classes})
     if not names:
         raise UserError(f"{decisive[0].path} has no class folders.")
-    for split, tree in trees.items():
+    for tree in trees.values():
         unknown = sorted(set(tree.classes) - set(names))
         if unknown and not options.allow_extra:
-            raise unknown_classes(tree.path, decisive[0].path, unknown, split)
+            raise unknown_classes(tree.path, decisive[0].path, unknown)
     return names
 
 
-def unknown_classes(where: str, train: str, unknown: Sequence[str], split: str) -> UserError:
-    """Return the error for a split with classes that train lacks."""
-    advice = "Move them, or pass --split remake." if split == "val" else "Move or remove them."
-    return UserError(
-        f"{where} has {pluralize(len(unknown), 'class')} that {train} lacks: {truncate_list(unknown)}. {advice}"
-    )
+def unknown_classes(where: str, train: str, unknown: Sequence[str]) -> UserError:
+    count = pluralize(len(unknown), "class")
+    return UserError(f"{where} has {count} that {train} lacks: {truncate_list(unknown)}. Move or remove them.")
 
 
 def open_root(path: str) -> Folder:

@@ -15,8 +15,7 @@ from frugalvit.utils.text import short_message
 
 Pairs = list[tuple[Path, Path]]
 _MASK_FOLDERS = ("masks", "annotations", "labels")
-_MASK_ENDINGS = ("", "_mask", "_labelIds", "_L")
-"""What follows an image's name in the name of its mask."""
+_MASK_ENDINGS = ("", "_mask", "_labelIds", "_L")  # what follows an image's name in the name of its mask
 
 
 def find_pairs(root: Path, only: str | None = None, mode: str = "given") -> tuple[dict[str, Pairs], str]:

@@ -230,17 +230,19 @@ def _open_fer2013(name: str, known: Known, home: Path) -> _Parts:
     }
 
 
-def _open_ucf101(name: str, known: Known, home: Path) -> _Parts:
-    source = open_folder(str(home / "ucf101"), OpenOptions(labels="folders"))
+def _parts(source: DatasetSplits) -> _Parts:
     return source.classes or (), source.splits
+
+
+def _open_ucf101(name: str, known: Known, home: Path) -> _Parts:
+    return _parts(open_folder(str(home / "ucf101"), OpenOptions(labels="folders")))
 
 
 def _open_hateful_memes(name: str, known: Known, home: Path) -> _Parts:
     base = home / "hateful_memes"
     dev = base / "dev.jsonl"
     lists = {"train": base / "train.jsonl", "test": dev if dev.is_file() else base / "dev_seen.jsonl"}
-    source = table.build_splits(str(lists["train"]), table.join_rows(lists), name, OpenOptions())
-    return source.classes or (), source.splits
+    return _parts(table.build_splits(str(lists["train"]), table.join_rows(lists), name, OpenOptions()))
 
 
 def _open_imagenet100(name: str, known: Known, home: Path) -> _Parts:
@@ -257,8 +259,7 @@ def _open_imagenet100(name: str, known: Known, home: Path) -> _Parts:
 
 
 def _open_domainnet(name: str, known: Known, home: Path) -> _Parts:
-    source = table.open_lists(str(home / "domainnet" / name.removeprefix("domainnet_")), OpenOptions())
-    return source.classes or (), source.splits
+    return _parts(table.open_lists(str(home / "domainnet" / name.removeprefix("domainnet_")), OpenOptions()))
 
 
 # Datasets that torchvision does not read, or not with the splits of Table 9.

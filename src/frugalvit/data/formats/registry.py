@@ -21,5 +21,4 @@ FORMATS = [
 
 
 def find_format(where: str) -> Format | None:
-    """Return the first format that matches a path or name."""
     return next((entry for entry in FORMATS if entry.matches(where)), None)

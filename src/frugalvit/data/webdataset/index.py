@@ -14,8 +14,7 @@ from frugalvit.utils.files import read_user_text
 INDEX = "index.json"
 FORMAT = "frugalvit shards 1"
 _STRICT = ConfigDict(strict=True)
-FileName = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
-"""The name of a file beside the index; it cannot be a path."""
+FileName = Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]  # the name of a file beside the index; it cannot be a path
 
 
 @dataclass(frozen=True, slots=True, config=_STRICT)
@@ -38,7 +37,6 @@ class PackedIndex:
 
     @functools.cached_property
     def by_name(self) -> dict[str, PackedShard]:
-        """The shards by their file names."""
         return {shard.file: shard for shards in self.splits.values() for shard in shards}
 
 

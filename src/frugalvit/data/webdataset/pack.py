@@ -28,7 +28,6 @@ _ENDINGS = {"JPEG": "jpg", "TIFF": "tif", "JPEG2000": "jp2", "MPO": "jpg", "arra
 
 
 def command(config: PackConfig) -> CommandResult:
-    """Run ``frugalvit data pack``."""
     out = local(config.out)
     check_free(out)
     if is_inside(out, config.data):
@@ -84,7 +83,6 @@ def _write_index(folder: Path, index: dict[str, Any]) -> None:
 
 
 def check_free(out: Path) -> None:
-    """Raise ``UserError`` unless ``out`` is a new or empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty, or not a folder: choose another folder for the shards.")
 

@@ -44,8 +44,7 @@ class Sample(NamedTuple):
     label: str | None
 
 
-Listed = list[tuple[int, Sample]]
-"""Examples, each with the number of its shard."""
+Listed = list[tuple[int, Sample]]  # examples, each with the number of its shard
 
 
 class Collisions(NamedTuple):
@@ -113,11 +112,10 @@ def _shard_fingerprint(shard: str, index: PackedIndex | None, times: bool) -> tu
     path = Path(shard)
     if not path.exists():
         return ("missing",)
-    listed, size = index_entry(shard, index), path.stat().st_size
-    if listed is not None and listed.bytes == size:
-        return (size, listed.sha256)
-    status = path.stat()
-    return (size, status.st_mtime_ns, status.st_ctime_ns) if times else (size,)
+    listed, status = index_entry(shard, index), path.stat()
+    if listed is not None and listed.bytes == status.st_size:
+        return (status.st_size, listed.sha256)
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns) if times else (status.st_size,)
 
 
 def is_shards(where: str) -> bool:
@@ -325,7 +323,7 @@ def shard_examples(
         number_of = {label: number for number, label in enumerate(labels)}
         unknown = class_list(sample.label for _, sample in listed if sample.label not in number_of)
         if unknown:
-            raise unknown_classes(what, "train", unknown, what.split()[0])
+            raise unknown_classes(what, "train", unknown)
         numbers = np.array([number_of[sample.label or ""] for _, sample in listed])
     offsets = np.array([(number, sample.offset, sample.size) for number, sample in listed], dtype=np.int64)
     return ShardExamples(shards, offsets, [sample.key for _, sample in listed], numbers, index)

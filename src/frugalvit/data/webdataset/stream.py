@@ -71,7 +71,6 @@ class ShardStream:
         yield from self._shuffle(islice(samples, offset, None), [buffered[row] for row in waiting], draws)
 
     def length(self, number: int = 0, *, reader: int = 0, readers: int = 1) -> int:
-        """Return the number of a reader's examples in an epoch."""
         return sum(self.counts[shard] for shard in self._reader_shards(number, reader, readers))
 
     def _reader_shards(self, number: int, reader: int, readers: int) -> list[int]:

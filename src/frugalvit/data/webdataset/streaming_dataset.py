@@ -64,15 +64,13 @@ class StreamingDataset(ImageDataset):
         super().__init__([], None)
         self.shards, self.survey, self.sample = shards, survey, sample
         self.streaming = StreamedShards(shards, survey.counts, raw_labels)
+        self.run_facts = {"survey": survey._asdict()}
 
     def __len__(self) -> int:
         return self.survey.total
 
     def sample_images(self) -> ImageDataset:
         return self.sample
-
-    def run_facts(self) -> dict[str, Any]:
-        return {"survey": self.survey._asdict()}
 
     def subset(self, indices: Any) -> ImageDataset:
         raise UserError("Streamed images cannot be selected one by one: use --stream false.")

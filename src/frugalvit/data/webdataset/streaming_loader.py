@@ -82,11 +82,7 @@ class StreamingBatches(BatchSource):
         self.damaged: dict[str, str] = {}
         self.next_step: int | None = None
         self.sources: list[tuple[WorkerPool, deque[Callable[[], ReadBatch]]]] = []
-        self._unreadable: list[tuple[str, str]] = []
-
-    @property
-    def unreadable(self) -> list[tuple[str, str]]:
-        return self._unreadable
+        self.unreadable: list[tuple[str, str]] = []
 
     def batch_at(self, step: int) -> Batch:
         if step != self.next_step:
@@ -111,7 +107,7 @@ class StreamingBatches(BatchSource):
         """Read a step's batch in this process. Readers, counts and limits of the run do not change."""
         other = copy.copy(self)
         other.workers, other.sources, other.next_step = 0, [], None
-        other._unreadable, other.damaged, other.max_bad = [], dict(self.damaged), 1.0
+        other.unreadable, other.damaged, other.max_bad = [], dict(self.damaged), 1.0
         return other.batch_at(step)
 
     def with_batch_size(self, batch: int) -> Self:
@@ -119,7 +115,7 @@ class StreamingBatches(BatchSource):
         check_batch(batch, self.world, self.mixing)
         other = copy.copy(self)
         other.batch, other.steps_per_epoch = batch, self.steps_per_epoch * self.batch // batch
-        other._unreadable, other.damaged = [], {}
+        other.unreadable, other.damaged = [], {}
         return other
 
     def close(self) -> None:
@@ -140,9 +136,9 @@ class StreamingBatches(BatchSource):
     def _record_unreadable(self, unreadable: list[tuple[str, str]], step: int) -> None:
         for name, reason in unreadable:
             console.warning(f"left out: {name}: {reason}")
-        self._unreadable += unreadable
+        self.unreadable += unreadable
         seen = (step + 1) * self.batch // self.world
-        check_unreadable(self._unreadable, max(1, int(self.max_bad * seen)), seen)
+        check_unreadable(self.unreadable, max(1, int(self.max_bad * seen)), seen)
 
     def _record_damaged(self, damaged: list[tuple[str, str]]) -> None:
         for shard, reason in damaged:
