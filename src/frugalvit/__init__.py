@@ -32,7 +32,7 @@ _NAMES = {
         *("look_correspond", "look_attend", "detect_train", "detect_evaluate", "detect_predict"),
         *("segment_train", "segment_evaluate", "segment_predict", "look_explore", "data", "data_pack"),
         *("pretrain_compare", "detect_compare", "segment_compare", "list_datasets", "list_recipes"),
-        *("demo", "bench", "bench_step", "reproduce", "doctor", "replay", "serve"),
+        *("demo", "bench", "bench_step", "reproduce", "doctor", "serve"),
     ),
     "frugalvit.export.inference_model": ("load",),
     "frugalvit.tasks.dense.predictors": ("load_detector", "load_segmenter"),

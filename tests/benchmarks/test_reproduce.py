@@ -153,11 +153,7 @@ def finish(run: Path) -> None:
     ],
 )
 def test_longer_runs_do_not_lengthen_their_start(
-    table: str,
-    options: dict[str, Any],
-    length: tuple[int, int | None],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    table: str, options: dict[str, Any], length: tuple[int, int | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shorter length applies to the start too, a longer one does not."""
     made: list[Any] = []

@@ -19,8 +19,7 @@ IMAGENET = Facts(1_281_167, 1000, 375, "cuda", "swin", 27_500_000)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "lr", "warmup"),
-    [("drloc-paper", 1e-3, 20), ("drloc-released", 1e-3, 20), ("drloc-finetune", 5e-4, 10)],
+    ("recipe", "lr", "warmup"), [("drloc-paper", 1e-3, 20), ("drloc-released", 1e-3, 20), ("drloc-finetune", 5e-4, 10)]
 )
 @pytest.mark.parametrize("facts", [FLOWERS, IMAGENET])
 def test_drloc(recipe: str, lr: float, warmup: int, facts: Facts) -> None:

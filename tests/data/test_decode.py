@@ -134,10 +134,9 @@ PNG = encode(Image.fromarray(COLOUR))
 JPEG = encode(Image.fromarray(np.repeat(np.repeat(COLOUR, 20, 0), 20, 1)), "JPEG")
 BAD = {
     "empty": (b"", "empty"),
-    "page": (b"<!DOCTYPE html><html><body>404</body></html>", "web page"),
+    "page": (b"<!DOCTYPE html><html><body>404</body></html>", "not an image"),
     "pdf": (b"%PDF-1.7 ...", "not an image"),
     "heic": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
-    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS"),
     "noise": (bytes(random.integers(128, 256, 500, dtype=np.uint8)), "not an image"),
     "short png": (PNG[: len(PNG) // 2], "truncated"),
     "short jpeg": (JPEG[: len(JPEG) // 2], "truncated"),

@@ -248,17 +248,6 @@ def test_select_classes_by_a_file(tmp_path: Path) -> None:
         open_data(tmp_path / "in", classes=tmp_path / "nolist.txt")
 
 
-def test_domainnet(tmp_path: Path) -> None:
-    fill(tmp_path, {"clipart/apple": 3, "clipart/bee": 2, "real/apple": 2})
-    (tmp_path / "clipart_train.txt").write_text(
-        "clipart/apple/000.png 0\nclipart/apple/001.png 0\nclipart/bee/000.png 1\n"
-    )
-    (tmp_path / "clipart_test.txt").write_text("clipart/apple/002.png 0\nclipart/bee/001.png 1\n")
-    source = open_data(tmp_path / "clipart", split="given")
-    assert source.name == "clipart" and source.classes == ("apple", "bee")
-    assert sizes(source) == {"train": 3, "test": 2} and source.splits["test"].labels.tolist() == [0, 1]
-
-
 def test_datasets_pickle_and_subset(tmp_path: Path) -> None:
     train = open_data(fill(tmp_path, {"a": 3, "b": 3}), split="given").splits["train"]
     copy = pickle.loads(pickle.dumps(train))

@@ -124,56 +124,20 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-def test_only_replace_overwrites(tmp_path: Path) -> None:
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("")
-    for replace in (False, True):
-        with pytest.raises(fv.UserError, match="not empty"):
-            fv.save_data(tmp_path, (GREY, None), replace=replace)
+    with pytest.raises(fv.UserError, match="not empty"):
+        fv.save_data(tmp_path, (GREY, None))
     fv.save_data(tmp_path / "out", (GREY, None))
     with pytest.raises(fv.UserError, match="not empty"):
         fv.save_data(tmp_path / "out", (GREY[:2], None))
-    assert len(fv.open_data(fv.save_data(tmp_path / "out", (GREY[:2], None), replace=True))) == 2
     (tmp_path / "broken.jpg").write_bytes(b"no image")
     with pytest.raises(fv.UserError, match="No image of train"):
-        fv.save_data(tmp_path / "out", ([tmp_path / "broken.jpg"], None), replace=True)
-    assert len(fv.open_data(tmp_path / "out")) == 2
+        fv.save_data(tmp_path / "other", ([tmp_path / "broken.jpg"], None))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.jpg", "mine", "out"]
-
-
-@pytest.mark.parametrize("beside", ["script.py", "index.json"])
-def test_replace_refuses_other_folders(beside: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    fv.save_data(out, (GREY, None))
-    (out / beside).write_text('{"mine": 1}')
-    with pytest.raises(fv.UserError, match="holds more than a packed dataset"):
-        fv.save_data(out, (GREY, None), replace=True)
-    assert (out / beside).read_text() == '{"mine": 1}' and (out / "train-000000.tar").exists()
 
 
 @pytest.mark.parametrize("thing", [GREY, None, 3, "", [GREY]])
 def test_open_data_refuses_other_types(thing: Any) -> None:
     with pytest.raises(fv.UserError, match=r"fv\.save_data"):
         fv.open_data(thing)
-
-
-def test_replace_never_loses_the_old_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error or a kill between the two renames leaves the old dataset, in its path after the next call."""
-    out, rename = tmp_path / "out", Path.rename
-    fv.save_data(out, (GREY, None))
-
-    def fail(self: Path, target: Path) -> Path:
-        if self.name == "new" and target == out:
-            raise OSError("no rename")
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", fail)
-    with pytest.raises(OSError, match="no rename"):
-        fv.save_data(out, (GREY[:2], None), replace=True)
-    monkeypatch.undo()
-    assert len(fv.open_data(out)) == len(GREY)
-    left = tmp_path / ".out.partial"  # as a kill would leave it
-    left.mkdir()
-    rename(out, left / "old")
-    with pytest.raises(fv.UserError, match="No image of train"):
-        fv.save_data(out, ([b"no image"], None))
-    assert not left.exists() and len(fv.open_data(out)) == len(GREY)

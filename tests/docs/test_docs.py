@@ -226,11 +226,7 @@ WITH_BLOCKS = [
 
 @pytest.mark.parametrize("page", WITH_BLOCKS)
 def test_blocks_run(
-    page: Path,
-    reader: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    page: Path, reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Run every command and every Python block of a page, in order."""
     for entry in reader.iterdir():

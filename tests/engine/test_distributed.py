@@ -156,10 +156,7 @@ def test_lost_rank_before_the_first_step(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("rank", "error"), [("0", KeyboardInterrupt), ("1", SystemExit)])
 def test_stopped_comparison(
-    rank: str,
-    error: type[BaseException],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    rank: str, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A status other than 0 of another rank would make the launcher kill rank 0."""
     monkeypatch.setenv("LOCAL_RANK", rank)

@@ -37,10 +37,7 @@ ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd {more}\nCPU part\
     ],
 )
 def test_onednn_is_off_without_its_own_kernels(
-    machine: str,
-    features: set[str],
-    is_enabled: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    machine: str, features: set[str], is_enabled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.setattr(hardware, "_arm_features", lambda: features)

@@ -8,11 +8,7 @@ from frugalvit.engine.schedules import Constant, Cosine, Linear, Polynomial, Ste
 
 def test_released_esvit_schedules(golden) -> None:
     wanted = golden("e_schedules")
-    ours = {
-        "lr": Cosine(1e-3, 1e-6, 70, warmup=21),
-        "wd": Cosine(0.04, 0.4, 70),
-        "momentum": Cosine(0.996, 1.0, 70),
-    }
+    ours = {"lr": Cosine(1e-3, 1e-6, 70, warmup=21), "wd": Cosine(0.04, 0.4, 70), "momentum": Cosine(0.996, 1.0, 70)}
     for name, schedule in ours.items():
         np.testing.assert_allclose([schedule.at(step) for step in range(70)], wanted[name], rtol=0, atol=1e-12)
     temperature = Linear(0.04, 0.07, 3)

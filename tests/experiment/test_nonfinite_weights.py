@@ -35,17 +35,13 @@ def strict_json(text: str) -> Any:
 
 
 @pytest.mark.parametrize(("verb", "values"), [("train", {"ema": 0.0, "evaluate_every": 1}), ("pretrain", {})])
-def test_a_run_with_nonfinite_outputs_fails(
-    tmp_path: Path, photos: Path, verb: str, values: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_nonfinite_outputs_fails(tmp_path: Path, photos: Path, verb: str, values: dict[str, Any]) -> None:
     run = tmp_path / "run"
     with pytest.raises(UserError, match=r"non-finite outputs.*of 3 steps were skipped.*--lr"):
         run_tiny(verb, data=photos, out=run, **WILD | values)
     left = {path.name for path in run.iterdir()}
     assert {"config.yaml", "metrics.jsonl", "fault"} <= left and not left & {"model", "summary.json"}
     assert not (run / "checkpoints" / "best.pt").exists()
-    assert cli.main(["replay", str(run), "--device", "cpu"]) == 0
-    assert "first non-finite tensor" in capsys.readouterr().out
 
 
 class Judged(ToyTask):

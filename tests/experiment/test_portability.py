@@ -72,13 +72,7 @@ def test_augmentation_needs_no_float64(kind: str) -> None:
     images = torch.randint(0, 255, (6, 3, 24, 30), dtype=torch.uint8)
     sizes = torch.tensor([[24, 30]] * 6)
     means = {"mean": (0.5, 0.5, 0.5), "std": (0.25, 0.25, 0.25)}
-    everything = AugmentConfig(
-        jitter=(0.4, 0.4, 0.4, 0.1),
-        grayscale=0.5,
-        blur=0.5,
-        erasing=0.5,
-        operation_prob=1.0,
-    )
+    everything = AugmentConfig(jitter=(0.4, 0.4, 0.4, 0.1), grayscale=0.5, blur=0.5, erasing=0.5, operation_prob=1.0)
     make = {
         "train": lambda: TrainAugment(everything, 16, **means),
         "crops": lambda: MultiCrop(CropsConfig(local_crops=2, local_size=8), 16, **means),

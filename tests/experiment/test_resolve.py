@@ -35,11 +35,7 @@ def detection(config: Any, facts: Facts, auto: AutoValues) -> Any:
     return resolve_detection(config, facts, [4, 8, 16, 32, 64], (0, 9), auto)
 
 
-RULES: dict[Any, Any] = {
-    TrainConfig: resolve_training,
-    PretrainConfig: resolve_pretraining,
-    DetectConfig: detection,
-}
+RULES: dict[Any, Any] = {TrainConfig: resolve_training, PretrainConfig: resolve_pretraining, DetectConfig: detection}
 
 
 def resolve(values: dict[str, Any], facts: Facts = FLOWERS, kind: Any = TrainConfig) -> tuple[Any, dict[str, Any]]:
@@ -120,8 +116,7 @@ def test_mixing_probability(values: dict[str, Any], prob: float | str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "prob", "operations"),
-    [("lr=1", 0.0, 0), ("mixing.mixup=0.4", 0.5, 0), ("augment.magnitude=5", 0.0, 2)],
+    ("setting", "prob", "operations"), [("lr=1", 0.0, 0), ("mixing.mixup=0.4", 0.5, 0), ("augment.magnitude=5", 0.0, 2)]
 )
 def test_runs_of_a_comparison_resolve_the_same_values(setting: str, prob: float, operations: int) -> None:
     """A comparison passes all values to its runs, not only those that the user set."""

@@ -16,10 +16,7 @@ CLASSES = ("daisy", "<script>alert(1)</script>", "pipe | _dream_")
 MODELS = {
     "swin": ("swin_tiny_w7", {"img_size": 64, "embed_dim": 24, "depths": (1, 2), "num_heads": (2, 4)}),
     "cvt": ("cvt_13", {"img_size": 64, "embed_dim": (16, 24, 32), "depths": (1, 1, 1), "num_heads": (1, 1, 1)}),
-    "cvt windowed": (
-        "cvt_tiny_w7",
-        {"img_size": 96, "embed_dim": (16, 16), "depths": (1, 1), "num_heads": (1, 2)},
-    ),
+    "cvt windowed": ("cvt_tiny_w7", {"img_size": 96, "embed_dim": (16, 16), "depths": (1, 1), "num_heads": (1, 2)}),
     "vil": (
         "vil_tiny_w7",
         {"img_size": 64, "embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4), "sparse_stages": 1},

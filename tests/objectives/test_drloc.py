@@ -16,11 +16,7 @@ from torch import Tensor
 from frugalvit.config.defaults import LOCALIZATION_WEIGHTS
 from frugalvit.errors import UserError
 from frugalvit.features import Features
-from frugalvit.objectives import (
-    DenseLocalization,
-    RelativeLocalization,
-    draw_pairs,
-)
+from frugalvit.objectives import DenseLocalization, RelativeLocalization, draw_pairs
 
 FORMS: list[dict[str, Any]] = [
     {"variant": "l1"},

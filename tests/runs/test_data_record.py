@@ -34,11 +34,7 @@ def test_many_unreadable_files_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("removed", "note"),
-    [
-        ("val/cow", "val has no image of 1 class: cow"),
-        ("val", "val is made from train"),
-    ],
+    ("removed", "note"), [("val/cow", "val has no image of 1 class: cow"), ("val", "val is made from train")]
 )
 def test_absent_classes_are_noted(removed: str, note: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In the terminal, and in data.json for the report."""

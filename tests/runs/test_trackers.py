@@ -16,6 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
+from frugalvit.config.train import TrainConfig
 from frugalvit.engine.health import Alarm
 from frugalvit.errors import UserError
 from frugalvit.experiment.summary import per_class_table, save_pictures
@@ -215,14 +216,14 @@ def test_a_tracker_that_does_not_start_is_one_line(tmp_path: Path, monkeypatch: 
         tracking.make_trackers(["mlflow"], tmp_path, {})
 
 
-def test_missing_or_misspelt_tracker_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_misspelt_tracker_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="Did you mean 'wandb'"):
-        tracking.check_trackers(["wanbd"])
+        TrainConfig.parse({"track": ["wanbd"]})
     found = importlib.util.find_spec
     absent = lambda name, *more: None if name in tracking.TRACKERS else found(name, *more)  # noqa: E731
     monkeypatch.setattr(tracking.importlib.util, "find_spec", absent)
     for name in tracking.TRACKERS:
         with pytest.raises(UserError, match=r'pip install "frugalvit\[tracking\]"') as caught:
-            tracking.make_trackers([name], tmp_path, {})
+            tracking.check_trackers([name])
         assert "\n" not in str(caught.value)
-    assert not (tmp_path / "trackers.json").exists() and "wandb" not in sys.modules
+    assert "wandb" not in sys.modules

@@ -54,26 +54,17 @@ def test_checkpoints_run_no_code(tmp_path: Path, canary: Canary) -> None:
 
 
 def test_a_foreign_run_folder_runs_no_code(tmp_path: Path, canary: Canary, capsys: pytest.CaptureFixture[str]) -> None:
-    """Resume, replay, predict and probe a run from another person."""
+    """Resume, predict and probe a run from another person."""
     for path in evil_files(tmp_path / "evil", canary):
         run = tmp_path / f"run_{path.stem}{path.suffix}"
-        for name in (
-            "checkpoints/last.pt",
-            "checkpoints/best.pt",
-            "fault/step_1_process_0.pt",
-            "model/model.safetensors",
-        ):
+        for name in ("checkpoints/last.pt", "checkpoints/best.pt", "model/model.safetensors"):
             (run / name).parent.mkdir(parents=True, exist_ok=True)
             (run / name).write_bytes(path.read_bytes())
         (run / "config.yaml").write_text("{}")
         (run / "model" / "config.json").write_text('{"architecture": "resnet18"}')
         with pytest.raises(UserError, match="is intact"):
             RunFolder(run).load_checkpoint()
-        for words in (
-            ["replay", str(run)],
-            ["predict", str(run), str(run / "config.yaml")],
-            ["probe", "knn", str(run), "x"],
-        ):
+        for words in (["predict", str(run), str(run / "config.yaml")], ["probe", "knn", str(run), "x"]):
             assert cli.main(words) == 2, words
         assert "Traceback" not in capsys.readouterr().err
 

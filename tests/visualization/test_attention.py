@@ -88,13 +88,7 @@ def test_pixels_are_converted_to_their_region(side, stride, pads):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("5", "x,y"),
-        ("a,b", "x,y"),
-        ("1.5,0.5", "between 0 and 1"),
-        ("400,20", "outside"),
-        ("10,10", "centre crop"),
-    ],
+    [("5", "x,y"), ("a,b", "x,y"), ("1.5,0.5", "between 0 and 1"), ("400,20", "outside"), ("10,10", "centre crop")],
 )
 def test_query_errors_name_the_reason(text, message):
     with pytest.raises(UserError, match=message):

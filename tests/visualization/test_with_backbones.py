@@ -75,10 +75,7 @@ def weigh(attention, values, heads):
 
 @pytest.mark.parametrize(
     ("name", "small"),
-    [
-        ("mobilenetv3_small_050", {}),
-        ("deit_tiny_distilled_patch16_224", {"embed_dim": 24, "depth": 1, "num_heads": 2}),
-    ],
+    [("mobilenetv3_small_050", {}), ("deit_tiny_distilled_patch16_224", {"embed_dim": 24, "depth": 1, "num_heads": 2})],
 )
 def test_explorer_of_networks_with_another_pooled_width(name, small):
     backbone = create_backbone(name, img_size=(64, 64), num_classes=3, **small).eval()

@@ -29,14 +29,7 @@ from frugalvit.visualization import correspondence as lens
 from frugalvit.visualization import figures
 from frugalvit.visualization.explorer_data import Picture, gather
 from frugalvit.visualization.grid import Regions
-from frugalvit.visualization.model_views import (
-    SecondView,
-    input_batches,
-    model_input,
-    model_view,
-    shown,
-    spread_evenly,
-)
+from frugalvit.visualization.model_views import SecondView, input_batches, model_input, model_view, shown, spread_evenly
 
 _MAX_NAME, _MAX_STEM = 230, 160
 """Longest file name, and longest part of it from an image's name, in bytes: most systems allow 255."""

@@ -15,10 +15,7 @@ _LINE = 80  # characters in one row of the legend
 
 @drawing({"text.parse_math": False})  # a dollar sign in a name is a dollar sign
 def comparison_figure(
-    values: dict[str, list[float]],
-    curves: dict[str, list[Curve]],
-    metric: str,
-    labels: tuple[str, str] | None = None,
+    values: dict[str, list[float]], curves: dict[str, list[Curve]], metric: str, labels: tuple[str, str] | None = None
 ) -> Figure:
     """Left: each setting's mean curve, its seeds thin behind it. Right: final values, dots and mean.
 

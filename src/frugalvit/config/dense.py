@@ -11,19 +11,7 @@ from frugalvit.config.base import Config, option
 from frugalvit.config.compare import Compared
 from frugalvit.config.data import CacheConfig
 from frugalvit.config.train import LabelledRunConfig
-from frugalvit.config.types import (
-    Auto,
-    Count,
-    Device,
-    Label,
-    LabelCount,
-    Positive,
-    Rate,
-    Share,
-    Side,
-    Span,
-    Whole,
-)
+from frugalvit.config.types import Auto, Count, Device, Label, LabelCount, Positive, Rate, Share, Side, Span, Whole
 
 DETECTOR_HEADS: dict[str, str | type[Any]] = {
     "mask-rcnn": "frugalvit.tasks.detection.heads:MaskRCNNHead",
@@ -45,7 +33,6 @@ class TransferOptimizerConfig(Config):
     warmup: int = option(500, "linear warm-up in steps, at most a fifth of the run", ge=0)
     clip: float = option(0.0, "gradient norm limit; 0 for none", ge=0)
     clip_per: Literal["global", "tensor"] = option("global", "clip by one norm over all gradients, or by tensor")
-    layer_decay: float = option(1.0, "learning-rate factor from each block to the one before it", gt=0, le=1)
 
 
 class DetectOptimizerConfig(TransferOptimizerConfig):

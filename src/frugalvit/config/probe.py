@@ -28,7 +28,6 @@ from frugalvit.config.types import (
     Precision,
     Seed,
     Side,
-    Strength,
     Whole,
 )
 
@@ -36,7 +35,6 @@ from frugalvit.config.types import (
 KS = (10, 20, 100, 200)
 TEMPERATURE = 0.07
 LEARNING_RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
-WEIGHT_DECAYS = (0.0,)
 EPOCHS = 100
 BATCH = 256
 MAX_ITERATIONS = 1000
@@ -123,7 +121,6 @@ class LinearConfig(ProbeConfig):
     """A linear classifier by SGD; the learning rate is chosen on validation images."""
 
     lrs: list[Positive] = option(list(LEARNING_RATES), "learning rates (x batch / 256)")
-    weight_decays: list[Strength] = option(list(WEIGHT_DECAYS), "weight decays, each with every learning rate")
     epochs: int = option(EPOCHS, "passes over the training features", ge=1)
     probe_batch: int = option(BATCH, "features per step", ge=1)
     views: Whole | Auto = option(

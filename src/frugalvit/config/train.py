@@ -1,4 +1,4 @@
-"""Options that all training commands share (``RunConfig``), and those of train, predict and replay."""
+"""Options that all training commands share (``RunConfig``), and those of train, predict and serve."""
 
 import os
 import re
@@ -413,12 +413,4 @@ class ServeConfig(Config):
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 lets other machines in, without a password")
     port: int = option(8000, "port to listen on; 0: a free one", ge=0, le=65535)
     coverage: float = option(0.9, COVERAGE)
-    device: Device = option("auto", "device to compute on")
-
-
-class ReplayConfig(Config):
-    """Repeat a step with non-finite tensors from the dump in the run folder."""
-
-    evidence: str = option(help="RUN/fault/step_N_process_M.pt, or the run (its newest dump)", positional=True)
-    top: int = option(5, "number of non-finite tensors to print of each kind", ge=1)
     device: Device = option("auto", "device to compute on")

@@ -305,10 +305,6 @@ def _describe_file(prefix: bytes) -> str:
         return "the file is empty"
     if prefix[4:8] == b"ftyp" and prefix[8:12] in (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"):
         return "a HEIC photo: convert it to JPEG"
-    if prefix.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer without its content: run 'git lfs pull'"
-    if prefix.lstrip().lower().startswith((b"<!doctype html", b"<html")):
-        return "a web page, not an image"
     if prefix.startswith((b"\x93NUMPY", b"II*\0", b"MM\0*")) or prefix[128:] == b"DICM":
         return f"an array, a DICOM file or a TIFF of several channels, not {PHOTO}; or damaged"
     return "not an image of a known format, or damaged"

@@ -12,8 +12,7 @@ from PIL import Image
 
 from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import as_pixels
-from frugalvit.data.webdataset.index import INDEX
-from frugalvit.data.webdataset.pack import check_free, check_replaceable, move_into, pack
+from frugalvit.data.webdataset.pack import check_free, move_into, pack
 from frugalvit.errors import UserError
 from frugalvit.utils import console
 from frugalvit.utils.files import read_bytes, working_folder
@@ -27,7 +26,6 @@ def save_data(
     val: Any = None,
     test: Any = None,
     classes: Sequence[str | int] | None = None,
-    replace: bool = False,
 ) -> str:
     """Write images as a dataset and return its folder. Every command and ``fv.train`` read it.
 
@@ -41,14 +39,9 @@ def save_data(
         val: the same. Without it, training takes a val split from train.
         test: the same.
         classes: the class names of the labels 0, 1, …; by default the labels themselves.
-        replace: overwrite a dataset that this function or ``data pack`` wrote.
     """
     folder = Path(out)
-    replace = replace and (folder / INDEX).is_file()
-    if replace:
-        check_replaceable(folder)
-    else:
-        check_free(folder)
+    check_free(folder)
     inputs = {split: part for split, part in (("train", train), ("val", val), ("test", test)) if part is not None}
     parts = {split: _read_pairs(part, split) for split, part in inputs.items()}
     names, numbers = _number_labels({split: labels for split, (_, labels) in parts.items()}, classes)
@@ -56,7 +49,7 @@ def save_data(
         split: MemoryExamples(contents, numbers[split], split) for split, (contents, _) in parts.items()
     }
     source = DatasetSplits(folder.resolve().name, "memory", "arrays", names, splits)
-    with working_folder(folder.resolve()) as fresh:  # the old dataset stays until the new one is complete
+    with working_folder(folder.resolve()) as fresh:
         with console.quiet():
             packed = pack(source, fresh, shuffle=False).data
         for bad in packed["bad"]:
@@ -64,7 +57,7 @@ def save_data(
         empty = [split for split, shards in packed["splits"].items() if not shards]
         if empty:
             raise UserError(f"No image of {empty[0]} is readable. Nothing was written.")
-        move_into(fresh, folder, replace=replace)
+        move_into(fresh, folder)
     return str(folder)
 
 

@@ -9,11 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from frugalvit.runs import layout
-from frugalvit.utils.console import shell_quote
 from frugalvit.utils.files import write_atomically
 from frugalvit.utils.text import short_message
-
-REPLAYABLE_TASKS = ("ClassificationTask", "PretrainingTask")  # the tasks that ``frugalvit replay`` can rebuild
 
 
 def dump_failed_step(
@@ -25,11 +22,8 @@ def dump_failed_step(
     """
     tensors = [dict(named_tensors(part)) for part in parts]
     target = folder / layout.FAULT / f"step_{facts['step']}_process_{process}.pt"
-    classes = getattr(getattr(task, "backbone", None), "num_classes", 0)
-    evidence = {**facts, "classes": classes, "process": process, "parts": tensors, "task": task.state_dict()}
-    dumped = f"The batch and the state are in {target}"
-    if facts["kind"] in REPLAYABLE_TASKS:
-        dumped += f" ('frugalvit replay {shell_quote(target)}' repeats that step and names the first non-finite tensor)"
+    evidence = {**facts, "process": process, "parts": tensors, "task": task.state_dict()}
+    dumped = f"The batch and the state are in {target} (read it with torch.load)"
     try:
         target.parent.mkdir(exist_ok=True)
         write_atomically(target, lambda handle: torch.save(evidence, handle))

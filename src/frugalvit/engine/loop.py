@@ -382,9 +382,7 @@ class Trainer(TrainStep):
         step = self.step - 1
         plan, number = self.plan, step * self.plan.accumulate  # of the step's first micro-batch
         parts = (self.task.batch_at(number + part) for part in range(plan.accumulate))  # one on the device at a time
-        facts = {"step": step, "seed": plan.seed, "steps": plan.steps, "steps_per_epoch": plan.steps_per_epoch}
-        facts |= {"log_every": plan.log_every, "kind": type(self.task).__name__}
-        facts |= {"number": number, "world": self.fabric.world_size}
+        facts = {"step": step, "seed": plan.seed}
         return dump_failed_step(self.run.folder, self.task, parts, self.fabric.global_rank, facts)
 
 

@@ -169,7 +169,7 @@ def write_run_metadata(
             f"the images or annotations of {config.data} have changed since {run.folder} started ({before['images']:,} "
             f"images then, {len(examples):,} now): the run continues with them, and its result differs"
         )
-    stored = before.get("evaluation", facts["evaluation"])  # runs of older versions do not have it
+    stored = before["evaluation"]
     for split in sorted(stored.keys() | facts["evaluation"].keys()):
         then, now = stored.get(split, {"files": 0}), facts["evaluation"].get(split, {"files": 0})
         if now != then:
@@ -191,12 +191,7 @@ def restore_threads(run: RunFolder, fabric: Fabric) -> None:
 
 
 def open_source(
-    config: RunConfig,
-    fabric: Fabric | None,
-    *,
-    labels: str = "auto",
-    loose: bool = False,
-    keep_all: bool = False,
+    config: RunConfig, fabric: Fabric | None, *, labels: str = "auto", loose: bool = False, keep_all: bool = False
 ) -> DatasetSplits:
     """Open the data of a configuration; remote shards are streamed.
 

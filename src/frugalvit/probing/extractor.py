@@ -231,11 +231,7 @@ class _Decoded:
 
 
 def _read_chunks(
-    examples: ImageDataset,
-    numbers: list[int],
-    rectangle: tuple[int, int] | None,
-    crop: CenterCrop,
-    threads: int,
+    examples: ImageDataset, numbers: list[int], rectangle: tuple[int, int] | None, crop: CenterCrop, threads: int
 ) -> Iterator[_Decoded]:
     """Decode chunks in threads, one chunk ahead.
 

@@ -1,8 +1,8 @@
 """The linear probe of EsViT §4.1: linear classifiers by SGD, several learning rates at once.
 
-Every pair of learning rate and weight decay is a column block of one weight matrix (D, R, C). A step of all R
-classifiers takes the same two matrix products as a step of one. The protocol is the paper's: SGD with momentum 0.9,
-cosine to 0 by the epoch, lr scaled by batch / 256, weights from N(0, 0.01). One thing differs: validation images choose
+Every learning rate is a column block of one weight matrix (D, R, C). A step of all R classifiers takes the same two
+matrix products as a step of one. The protocol is the paper's: SGD with momentum 0.9, no weight decay, cosine to 0 by
+the epoch, lr scaled by batch / 256, weights from N(0, 0.01). One thing differs: validation images choose
 the rate, and the test images are scored once. If the validation images come from the training images, the chosen
 classifier trains again with them.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from frugalvit.config.probe import BATCH, EPOCHS, LEARNING_RATES, WEIGHT_DECAYS, LinearConfig
+from frugalvit.config.probe import BATCH, EPOCHS, LEARNING_RATES, LinearConfig
 from frugalvit.errors import UserError
 from frugalvit.probing.metrics import classification_scores, rank_classes, score, score_facts
 from frugalvit.probing.probe import ProbeInputs, ProbeScores, run_probe
@@ -50,7 +50,6 @@ def linear(config: LinearConfig) -> CommandResult:
             splits.test.features,
             classes=splits.classes,
             lrs=config.lrs,
-            weight_decays=config.weight_decays,
             epochs=config.epochs,
             batch=config.probe_batch,
             seed=config.seed,
@@ -62,14 +61,13 @@ def linear(config: LinearConfig) -> CommandResult:
             **score_facts(ranked, splits.test.targets, splits.classes),
             "val_top1": result.validation,
             "lr": result.learning_rate,
-            "weight_decay": result.weight_decay,
             "tried": result.tried,
             "views": views,
             "train_images": len(splits.train) + (0 if splits.held_out is None else len(splits.held_out)),
             "test_images": len(splits.test),
         }
         classifier = LinearClassifier(*result.classifier, lambda: (result.held_out.cpu(), splits.val.targets.cpu()))
-        return ProbeScores(data, ("lr", "weight_decay"), splits.notes, classifier=classifier, unseen=splits.unseen)
+        return ProbeScores(data, ("lr",), splits.notes, classifier=classifier, unseen=splits.unseen)
 
     return run_probe("linear", config, score_features)
 
@@ -93,11 +91,10 @@ def _extract_views(config: LinearConfig, inputs: ProbeInputs, views: int) -> Ten
 
 @dataclass
 class LinearFit:
-    """R trained classifiers: weight (D, R, C), bias (R, C), and learning rate and weight decay of each."""
+    """R trained classifiers, one per learning rate: weight (D, R, C), bias (R, C)."""
 
     weight: Tensor
     bias: Tensor
-    settings: list[tuple[float, float]]  # (learning rate, weight decay)
 
     def scores(self, features: Tensor) -> Tensor:
         width, runs, classes = self.weight.shape
@@ -112,29 +109,26 @@ def fit_linear(
     classes: int,
     *,
     lrs: Sequence[float] = LEARNING_RATES,
-    weight_decays: Sequence[float] = WEIGHT_DECAYS,
     epochs: int = EPOCHS,
     batch: int = BATCH,
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> LinearFit:
-    """Train one classifier per pair of learning rate and weight decay.
+    """Train one classifier per learning rate.
 
     features: (N, D), or (V, N, D) with V augmented views of every image; each epoch takes one at random.
     """
     views = features[None] if features.ndim == 2 else features
     device = features.device if device is None else torch.device(device)
     views, labels = views.to(device).float(), labels.to(device)
-    settings = [(lr, decay) for lr in lrs for decay in weight_decays]
     count, images, width = views.shape
     batch = min(batch, images)
     generator = torch.Generator().manual_seed(seed)  # on the CPU: the same draws on every device
     start = 0.01 * torch.randn(width, 1, classes, generator=generator).to(device)
-    weight = start.repeat(1, len(settings), 1)
-    bias = torch.zeros(len(settings), classes, device=device)
+    weight = start.repeat(1, len(lrs), 1)
+    bias = torch.zeros(len(lrs), classes, device=device)
     weight_speed, bias_speed = torch.zeros_like(weight), torch.zeros_like(bias)
-    rate = torch.tensor([lr * batch / 256 for lr, _ in settings], device=device)[:, None]
-    decay = torch.tensor([decay for _, decay in settings], device=device)[:, None]
+    rate = torch.tensor([lr * batch / 256 for lr in lrs], device=device)[:, None]
     for epoch in console.progress(range(epochs), label="linear probe"):
         current = rate * 0.5 * (1 + math.cos(math.pi * epoch / epochs))
         order = torch.randperm(images, generator=generator).to(device)
@@ -143,11 +137,11 @@ def fit_linear(
             batch_features = views[view[rows], rows]
             residual = _residual(batch_features, weight, bias, labels[rows])
             slope = (batch_features.T @ residual.flatten(1)).view_as(weight)
-            weight_speed.mul_(MOMENTUM).add_(slope).addcmul_(decay, weight)
-            bias_speed.mul_(MOMENTUM).add_(residual.sum(dim=0)).addcmul_(decay, bias)
+            weight_speed.mul_(MOMENTUM).add_(slope)
+            bias_speed.mul_(MOMENTUM).add_(residual.sum(dim=0))
             weight.addcmul_(current, weight_speed, value=-1)
             bias.addcmul_(current, bias_speed, value=-1)
-    return LinearFit(weight, bias, settings)
+    return LinearFit(weight, bias)
 
 
 def _residual(features: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
@@ -167,7 +161,6 @@ class LinearResult:
     scores: Tensor
     classifier: tuple[Tensor, Tensor]
     learning_rate: float
-    weight_decay: float
     validation: float
     tried: list[dict[str, float]]
     held_out: Tensor  # scores of the validation images by the classifier that has not learned from them
@@ -182,7 +175,6 @@ def linear_probe(
     *,
     classes: int | None = None,
     lrs: Sequence[float] = LEARNING_RATES,
-    weight_decays: Sequence[float] = WEIGHT_DECAYS,
     epochs: int = EPOCHS,
     batch: int = BATCH,
     seed: int = 0,
@@ -201,23 +193,23 @@ def linear_probe(
     train_labels, val_labels = as_labels(train_labels, train, classes), as_labels(val_labels, val, classes)
     classes = classes or 1 + max(int(train_labels.max()), int(val_labels.max()))
     fit_all = functools.partial(fit_linear, classes=classes, epochs=epochs, batch=batch, seed=seed, device=device)
-    fit = fit_all(train, train_labels, lrs=lrs, weight_decays=weight_decays)
+    fit = fit_all(train, train_labels, lrs=lrs)
     tried: list[dict[str, float]] = []
-    for (lr, decay), scores in zip(fit.settings, fit.scores(val.to(device)), strict=True):
+    for lr, scores in zip(lrs, fit.scores(val.to(device)), strict=True):
         diverged = not bool(torch.isfinite(scores).all())
         accuracy = math.nan if diverged else score("accuracy", scores, val_labels)
-        tried.append({"lr": lr, "weight_decay": decay, "validation": accuracy})
+        tried.append({"lr": lr, "validation": accuracy})
     converged = [i for i, setting in enumerate(tried) if not math.isnan(setting["validation"])]
     if not converged:
         raise UserError("Every learning rate of the linear probe diverged: give smaller ones with --lrs.")
     best = max(converged, key=lambda i: tried[i]["validation"])
     chosen, unseen = tried[best], fit.scores(val.to(device))[best]
     if held_out is not None:
-        labels, setting = torch.cat([train_labels, val_labels]), fit.settings[best]
+        labels = torch.cat([train_labels, val_labels])
         both = torch.cat([train, torch.as_tensor(held_out).to(train)], dim=-2)
-        fit, best = fit_all(both, labels, lrs=setting[:1], weight_decays=setting[1:]), 0
+        fit, best = fit_all(both, labels, lrs=[chosen["lr"]]), 0
     scores = fit.scores(test.to(device))[best]
     if not bool(torch.isfinite(scores).all()):
         raise UserError("The linear probe diverged with all training images: give smaller learning rates with --lrs.")
     classifier = fit.weight[:, best].T, fit.bias[best]
-    return LinearResult(scores, classifier, chosen["lr"], chosen["weight_decay"], chosen["validation"], tried, unseen)
+    return LinearResult(scores, classifier, chosen["lr"], chosen["validation"], tried, unseen)

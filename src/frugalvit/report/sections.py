@@ -3,24 +3,20 @@
 All texts from files (classes, names, options) pass through ``escape``.
 """
 
-import base64
-import io
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
-
 from frugalvit.report import svg_charts
 from frugalvit.report.run_record import RunRecord, as_finite
-from frugalvit.utils import console, palette
+from frugalvit.utils import console
 from frugalvit.utils.scores import SCORE_NAMES, as_percent, read_scores, score_table
 from frugalvit.utils.tables import as_text
 from frugalvit.utils.text import pluralize, truncate_list
 
-_LARGEST_TABLE = 30  # classes; a larger confusion matrix is a picture, not a table
+_LARGEST_TABLE = 30  # classes; of a larger confusion matrix only the most frequent mistakes are shown
 _BARS = 15  # classes; the others are folded
 _CALIBRATED = 3.0  # points
 _CALIBRATION_IMAGES = 100  # fewer say nothing about the confidence
@@ -207,7 +203,7 @@ def confusion(record: RunRecord) -> str:
         return ""
     names = [str(name) for name in record.summary.get("classes") or range(len(matrix))]
     totals = [sum(row) for row in matrix]
-    body = _small_confusion(matrix, names, totals) if len(matrix) <= _LARGEST_TABLE else _large_confusion(matrix, names)
+    body = _confusion_table(matrix, names, totals) if len(matrix) <= _LARGEST_TABLE else ""
     wrong = [
         (count, names[i], names[j], count / totals[i])
         for i, row in enumerate(matrix)
@@ -221,7 +217,7 @@ def confusion(record: RunRecord) -> str:
     return body
 
 
-def _small_confusion(matrix: list[list[int]], names: list[str], totals: list[int]) -> str:
+def _confusion_table(matrix: list[list[int]], names: list[str], totals: list[int]) -> str:
     head = "".join(f'<th scope="col"><span>{escape(name)}</span></th>' for name in names)
     lines = []
     for i, row in enumerate(matrix):
@@ -234,25 +230,6 @@ def _small_confusion(matrix: list[list[int]], names: list[str], totals: list[int
     return (
         f'<div class="scroll"><table class="confusion"><thead><tr><th scope="col">true \\ predicted</th>{head}</tr>'
         f"</thead><tbody>{''.join(lines)}</tbody></table></div>"
-    )
-
-
-def _large_confusion(matrix: list[list[int]], names: list[str]) -> str:
-    from PIL import Image
-
-    counts = np.array(matrix)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    levels = (255 * shares**0.5).round().astype(np.uint8)  # the root makes rare mistakes visible
-    colours = np.frombuffer(palette.heat_bytes(), np.uint8).reshape(-1, 3)
-    side = len(matrix)
-    buffer = io.BytesIO()
-    Image.fromarray(colours[levels]).save(buffer, "PNG", optimize=True)
-    source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    cells = {str(i): {str(j): count for j, count in enumerate(row) if count} for i, row in enumerate(matrix)}
-    return (
-        f'<figure class="matrix"><img src="{source}" alt="confusion matrix of {side} classes, rows true, columns '
-        f'predicted"><p class="readout" aria-live="polite">Rows are true classes, columns predicted ones.</p>'
-        f"{svg_charts.json_block({'names': names, 'cells': cells})}</figure>"
     )
 
 

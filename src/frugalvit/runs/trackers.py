@@ -1,7 +1,8 @@
 """Trackers: TensorBoard always; W&B, MLflow and Trackio with --track.
 
-A tracker takes numbers (``log``), pictures (``image``) and tables (``table``), each with its step. RUN/trackers.json
-stores the run's identity at each service, so that a resumed run continues there.
+A tracker takes numbers (``log``), pictures (``image``) and tables (``table``), each with its step; ``split`` ("train",
+"val") becomes the first part of a number's name. RUN/trackers.json stores the run's identity at each service, so that a
+resumed run continues there.
 """
 
 import contextlib
@@ -12,14 +13,14 @@ import math
 import re
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from frugalvit.config.base import flatten
-from frugalvit.errors import UserError, did_you_mean
+from frugalvit.errors import UserError
 from frugalvit.runs import layout
 from frugalvit.utils import console
 from frugalvit.utils.files import read_json, write_text
@@ -28,20 +29,6 @@ from frugalvit.utils.text import short_message
 
 PROJECT = "frugalvit"
 _SEED = re.compile(r"seed_\d+")
-
-
-class Tracker(Protocol):
-    """A destination for numbers, pictures and tables of a run."""
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Log the numbers of one step; ``split`` ("train", "val") becomes the first part of their names."""
-        ...
-
-    def image(self, step: int, name: str, path: Path) -> None: ...
-
-    def table(self, step: int, name: str, table: Table) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class TensorBoard:
@@ -165,43 +152,41 @@ TRACKERS: dict[str, tuple[type, str]] = {
 class Trackers:
     """Several trackers as one. A tracker that fails is dropped with a warning: it must not end a run."""
 
-    def __init__(self, trackers: Mapping[str, Tracker]) -> None:
+    def __init__(self, trackers: Mapping[str, Any]) -> None:
         self.trackers = dict(trackers)
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        self._each(lambda tracker: tracker.log(step, values))
+        self._call("log", step, values)
 
     def image(self, step: int, name: str, path: Path) -> None:
-        self._each(lambda tracker: tracker.image(step, name, path))
+        self._call("image", step, name, path)
 
     def table(self, step: int, name: str, table: Table) -> None:
-        plain = Table(table.columns, [row_of(row) for row in table.rows], table.title)
-        self._each(lambda tracker: tracker.table(step, name, plain))
+        self._call("table", step, name, Table(table.columns, [row_of(row) for row in table.rows], table.title))
 
     def close(self) -> None:
-        self._each(lambda tracker: tracker.close())
+        self._call("close")
         self.trackers = {}
 
-    def _each(self, act: Callable[[Tracker], None]) -> None:
+    def _call(self, method: str, *arguments: Any) -> None:
         for name, tracker in list(self.trackers.items()):
             try:
                 with contextlib.redirect_stdout(sys.stderr):  # standard output is for results: Trackio prints there
-                    act(tracker)
+                    getattr(tracker, method)(*arguments)
             except Exception as error:
                 del self.trackers[name]
-                reason = short_message(error)
                 console.warning(
-                    f"{name} is dropped for the rest of this run ({reason}); {layout.METRICS} has everything"
+                    f"{name} is dropped for the rest of this run ({short_message(error)}); {layout.METRICS} has "
+                    "everything"
                 )
 
 
 def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, Any]) -> Trackers:
-    """Start a tracker for every name. A wrong name or a missing library raises."""
+    """Start a tracker for every name."""
     wanted = list(dict.fromkeys(names))
-    check_trackers(wanted)
     file = run_folder / layout.TRACKERS
     identities: dict[str, str] = read_json(file, dict) or {}
-    trackers: dict[str, Tracker] = {}
+    trackers: dict[str, Any] = {}
     for name in wanted:
         kind, hint = TRACKERS[name]
         try:
@@ -217,10 +202,8 @@ def make_trackers(names: Iterable[str], run_folder: Path, config: Mapping[str, A
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Raise for a wrong name or a missing library, without starting anything."""
+    """Raise for a missing library, without starting anything."""
     for name in names:
-        if name not in TRACKERS:
-            raise UserError(f"--track {name}: choose {', '.join(TRACKERS)}.{did_you_mean(name, TRACKERS)}")
         if importlib.util.find_spec(name) is None:
             raise UserError(f'--track {name} needs a package that is not installed: pip install "frugalvit[tracking]"')
 

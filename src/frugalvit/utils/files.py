@@ -17,7 +17,6 @@ from frugalvit.errors import UserError
 Read = TypeVar("Read", dict[str, Any], list[Any])
 PICTURES = (".png", ".svg", ".pdf")
 _PART = ".*.part"
-REPLACED = "old"  # the name of a replaced folder until the new one is in its path
 _MAX_BYTES = 2**31  # of a table, a list or a JSON file
 
 
@@ -174,68 +173,44 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path, hint: str = "Choose another --out.", *, wait: bool = False) -> None:
-        self.path, self.hint, self.wait = folder / ".lock", hint, wait
-        self._handle: IO[str] | None = None
+        from filelock import FileLock
+
+        self.path, self.hint = folder / ".lock", hint
+        self._lock = FileLock(self.path, timeout=-1 if wait else 0)
 
     def __enter__(self) -> Self:
         try:
-            self._handle = self.path.open("a+")
-        except OSError as error:
-            raise CannotLock(f"Cannot write {self.path} ({error.strerror}). {self.hint}") from None
-        try:
-            _lock(self._handle, self.wait)
-        except OSError as error:
-            self._handle.close()
-            if self.wait:
-                raise CannotLock(f"Cannot lock {self.path} ({error.strerror}). {self.hint}") from None
-            folder = self.path.parent
-            raise UserError(f"Another process works in {folder}. Wait for it, or choose another --out.") from None
+            self._lock.acquire()
+        except TimeoutError:
+            raise UserError(
+                f"Another process works in {self.path.parent}. Wait for it, or choose another --out."
+            ) from None
+        except (OSError, NotImplementedError) as error:  # not writable, or a file system without locks
+            raise CannotLock(
+                f"Cannot lock {self.path} ({getattr(error, 'strerror', None) or error}). {self.hint}"
+            ) from None
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._handle is not None:
-            self._handle.close()
-            self._handle = None
+        self._lock.release()
 
 
 @contextmanager
 def working_folder(target: Path) -> Iterator[Path]:
     """Yield an empty folder beside ``target``; the caller moves its content there, the rest is removed.
 
-    A lock keeps other processes out. What a killed process left is removed by the next one. The caller may move the
-    old ``target`` to ``REPLACED`` beside the new folder: it returns if the new one does not arrive.
+    A lock keeps other processes out. What a killed process left is removed by the next one.
     """
     locked = target.with_name(f".{target.name}.partial")
     locked.mkdir(parents=True, exist_ok=True)
     with FolderLock(locked):
-        folder, old = locked / "new", locked / REPLACED  # the lock file is not moved with it
-        _return_folder(old, target)  # of a killed process
-        for left in (folder, old):
-            shutil.rmtree(left, ignore_errors=True)
+        folder = locked / "new"  # the lock file is not moved with it
+        shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:
             yield folder
         finally:
-            _return_folder(old, target)
             shutil.rmtree(locked, ignore_errors=True)
-
-
-def _return_folder(old: Path, target: Path) -> None:
-    if old.exists() and not target.exists():
-        old.rename(target)
-
-
-def _lock(handle: IO[str], wait: bool) -> None:
-    """Lock a file. ``OSError`` if it is locked, or (waiting) if there are no locks; Windows waits ten seconds."""
-    if os.name == "nt":
-        import msvcrt
-
-        mode = msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK  # type: ignore[attr-defined]
-        msvcrt.locking(handle.fileno(), mode, 1)  # type: ignore[attr-defined]
-    else:
-        import fcntl
-
-        fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -61,18 +61,9 @@ _LATEX = str.maketrans(
 )
 
 
-class Bold(str):
-    """A cell in bold, if the format has bold text."""
-
-
 def as_markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-
-    def cell(value: object) -> str:
-        text = markdown_text(as_text(value))
-        return f"**{text}**" if isinstance(value, Bold) else text
-
-    lines = [columns, *rows]
-    head, *body = ["| " + " | ".join(map(cell, line)) + " |" for line in lines]
+    cells = ([markdown_text(as_text(value)) for value in line] for line in (columns, *rows))
+    head, *body = [f"| {' | '.join(line)} |" for line in cells]
     return "\n".join([head, "|" + " --- |" * len(columns), *body]) + "\n"
 
 
@@ -90,16 +81,12 @@ def as_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def as_latex(columns: Sequence[str], *groups: Iterable[Sequence[object]]) -> str:
-    """Format a LaTeX tabular without packages, with a rule between groups of rows."""
-
-    def cell(value: object) -> str:
-        text = " ".join(as_text(value).split()).translate(_LATEX)
-        return rf"\textbf{{{text}}}" if isinstance(value, Bold) else text
+def as_latex(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Format a LaTeX tabular without packages."""
 
     def line(cells: Sequence[object]) -> str:
-        return " & ".join(map(cell, cells)) + r" \\"
+        return " & ".join(" ".join(as_text(cell).split()).translate(_LATEX) for cell in cells) + r" \\"
 
-    blocks = [[line(columns)], *([line(row) for row in group] for group in groups)]
-    body = [text for block in blocks if block for text in (*block, r"\hline")]
-    return "\n".join([rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}", r"\hline", *body, r"\end{tabular}", ""])
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(columns) - 1)}}}"
+    lines = [begin, r"\hline", line(columns), r"\hline", *map(line, rows), r"\hline", r"\end{tabular}", ""]
+    return "\n".join(lines)

@@ -35,12 +35,7 @@ def attention_by_loops(layer: WindowAttention, x: torch.Tensor) -> tuple[torch.T
     return layer.proj_out(out.view(batch, dim, height, width)), weights
 
 
-@given(
-    height=st.integers(1, 8),
-    width=st.integers(1, 8),
-    window=st.integers(1, 4),
-    relative_bias=st.booleans(),
-)
+@given(height=st.integers(1, 8), width=st.integers(1, 8), window=st.integers(1, 4), relative_bias=st.booleans())
 def test_masked_attention_equals_loops(height, width, window, relative_bias):
     torch.manual_seed(0)
     layer = WindowAttention(8, 2, window, relative_bias, "masked").double().eval()

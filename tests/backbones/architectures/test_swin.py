@@ -58,11 +58,7 @@ def attention_by_loops(block: Block, tokens: Tensor) -> Tensor:
     return block.attn.proj(output)
 
 
-@given(
-    size=st.tuples(st.integers(1, 7), st.integers(1, 7)),
-    window=st.integers(2, 4),
-    shifted=st.booleans(),
-)
+@given(size=st.tuples(st.integers(1, 7), st.integers(1, 7)), window=st.integers(2, 4), shifted=st.booleans())
 def test_masked_padding_equals_no_padding(size: tuple[int, int], window: int, shifted: bool) -> None:
     torch.manual_seed(0)
     shift = (window // 2,) * 2 if shifted else (0, 0)

@@ -9,17 +9,7 @@ from safetensors.torch import save_file
 
 from frugalvit.backbones.weights.load import load_weights, read_heads
 from frugalvit.errors import UserError
-from helpers.released_checkpoints import (
-    drloc,
-    esvit,
-    microsoft,
-    projection_head,
-    resnet,
-    same,
-    save,
-    swin,
-    vit,
-)
+from helpers.released_checkpoints import drloc, esvit, microsoft, projection_head, resnet, same, save, swin, vit
 
 FORMATS = {
     "timm swin": (swin, lambda s: s, "timm", 0),

@@ -33,11 +33,7 @@ MODELS = {
         {"img_size": 64, "embed_dim": (16, 24, 32), "depths": (1, 1, 1), "num_heads": (1, 1, 1)},
         "cvt_13",
     ),
-    "t2t": (
-        "t2t_vit_14",
-        {"img_size": 64, "embed_dim": 48, "depth": 1, "num_heads": 4, "token_dim": 16},
-        "t2t_vit_14",
-    ),
+    "t2t": ("t2t_vit_14", {"img_size": 64, "embed_dim": 48, "depth": 1, "num_heads": 4, "token_dim": 16}, "t2t_vit_14"),
     "vil": (
         "vil_tiny_w7",
         {"img_size": 64, "embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (2, 4, 8, 8)},

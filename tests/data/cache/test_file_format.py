@@ -105,7 +105,7 @@ def test_a_folder_that_cannot_be_locked_is_used(tmp_path: Path, monkeypatch: pyt
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr("frugalvit.utils.files._lock", no_locks)
+    monkeypatch.setattr("filelock.FileLock.acquire", no_locks)
     assert len(cached(tmp_path, write_images(tmp_path / "photos"))) == 6
 
 

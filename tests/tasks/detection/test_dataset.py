@@ -18,13 +18,7 @@ from frugalvit.tasks.dense import loader
 from frugalvit.tasks.dense.commands import open_pictures
 from frugalvit.tasks.dense.loader import StepLoader
 from frugalvit.tasks.dense.pyramid import Pyramid
-from frugalvit.tasks.detection.dataset import (
-    DetectionDataset,
-    Objects,
-    View,
-    make_targets,
-    unpack_bits,
-)
+from frugalvit.tasks.detection.dataset import DetectionDataset, Objects, View, make_targets, unpack_bits
 from frugalvit.tasks.detection.layers import DetectorSpec
 from frugalvit.tasks.detection.model import Detector
 from frugalvit.tasks.detection.task import DetectionTask

@@ -29,11 +29,7 @@ def slowly_pasted(mask: Tensor, box: list[float], size: tuple[int, int]) -> Tens
 
 
 @settings(deadline=None, max_examples=25)
-@given(
-    size=st.tuples(st.integers(1, 20), st.integers(1, 20)),
-    cells=st.integers(1, 6),
-    seed=st.integers(0, 10_000),
-)
+@given(size=st.tuples(st.integers(1, 20), st.integers(1, 20)), cells=st.integers(1, 6), seed=st.integers(0, 10_000))
 def test_masks_are_interpolated_at_pixel_centres(size: tuple[int, int], cells: int, seed: int) -> None:
     """Boxes of all sizes, also over the border. Values within rounding of 0.5 are not compared."""
     random = torch.Generator().manual_seed(seed)

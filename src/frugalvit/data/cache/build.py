@@ -140,12 +140,7 @@ def _has_space(folder: Path, volume: int) -> bool:
 
 
 def _decode_to_file(
-    examples: ImageDataset,
-    cached_size: tuple[int, int],
-    folder: Path,
-    fill: Fill,
-    limit: int,
-    crop: CenterCrop | None,
+    examples: ImageDataset, cached_size: tuple[int, int], folder: Path, fill: Fill, limit: int, crop: CenterCrop | None
 ) -> CachedImages:
     """Open the cache file; decode into it first if it is missing, damaged or made from another source."""
     fingerprint = examples.fingerprint(labels=False)

@@ -21,7 +21,7 @@ from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset
 from frugalvit.data.decode import ARRAYS, EXTENSIONS
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, unknown_classes
-from frugalvit.data.paths import is_file, is_folder, local
+from frugalvit.data.paths import is_file, local
 from frugalvit.errors import UserError
 from frugalvit.utils.files import read_user_text
 from frugalvit.utils.text import pluralize, truncate_list
@@ -77,18 +77,6 @@ def open_table(where: str, options: OpenOptions) -> DatasetSplits:
             "another column.",
         )
     return source
-
-
-def has_lists(where: str) -> bool:
-    """True for a folder with DomainNet's lists beside it."""
-    return is_folder(Path(where)) and is_file(f"{Path(where)}_train.txt")
-
-
-def open_lists(where: str, options: OpenOptions) -> DatasetSplits:
-    """Open a domain of DomainNet, ``clipart/CLASS/``, with ``clipart_train.txt`` and ``clipart_test.txt``."""
-    lists = {split: Path(f"{Path(where)}_{split}.txt") for split in ("train", "test")}
-    rows = [row._replace(label=Path(row.path).parent.name) for row in join_rows(lists)]
-    return build_splits(str(lists["train"]), rows, Path(where).name, options)
 
 
 def join_rows(by_split: dict[str, Path]) -> list[Row]:

@@ -259,7 +259,12 @@ def _open_imagenet100(name: str, known: Known, home: Path) -> _Parts:
 
 
 def _open_domainnet(name: str, known: Known, home: Path) -> _Parts:
-    return _parts(table.open_lists(str(home / "domainnet" / name.removeprefix("domainnet_")), OpenOptions()))
+    """Read ``clipart/CLASS/`` with its lists ``clipart_train.txt`` and ``clipart_test.txt``."""
+    lists = {
+        split: home / "domainnet" / f"{name.removeprefix('domainnet_')}_{split}.txt" for split in ("train", "test")
+    }
+    rows = [row._replace(label=Path(row.path).parent.name) for row in table.join_rows(lists)]
+    return _parts(table.build_splits(str(lists["train"]), rows, name, OpenOptions()))
 
 
 # Datasets that torchvision does not read, or not with the splits of Table 9.

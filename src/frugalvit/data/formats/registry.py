@@ -14,7 +14,6 @@ FORMATS = [
     Format("Hugging Face files", huggingface.is_saved, huggingface.open_saved),
     Format("WebDataset shards", shards.is_shards, lambda where, options: shards.open_shards(where)),
     Format("table", table.is_table, table.open_table),
-    Format("DomainNet lists", table.has_lists, table.open_lists),
     Format("image folder", lambda where: is_folder(Path(where)), image_folder.open_folder),
     Format("named dataset", named.is_name, named.open_by_name),
 ]

@@ -17,12 +17,12 @@ from frugalvit.data.dataset import DatasetSplits, ImageDataset
 from frugalvit.data.decode import PHOTO
 from frugalvit.data.open import open_data
 from frugalvit.data.paths import is_inside, local
-from frugalvit.data.webdataset.index import FORMAT, INDEX, parse_index
+from frugalvit.data.webdataset.index import FORMAT, INDEX
 from frugalvit.errors import UserError
 from frugalvit.utils import console
-from frugalvit.utils.files import REPLACED, read_bytes, utf8_safe, working_folder
+from frugalvit.utils.files import utf8_safe, working_folder
 from frugalvit.utils.tables import CommandResult, Table
-from frugalvit.utils.text import pluralize, truncate_list
+from frugalvit.utils.text import pluralize
 
 _ENDINGS = {"JPEG": "jpg", "TIFF": "tif", "JPEG2000": "jp2", "MPO": "jpg", "array": "png", "DIB": "bmp"}
 
@@ -87,25 +87,10 @@ def check_free(out: Path) -> None:
         raise UserError(f"{out} is not empty, or not a folder: choose another folder for the shards.")
 
 
-def check_replaceable(out: Path) -> None:
-    """Raise ``UserError`` if a folder holds other files than a packed dataset: they would be removed."""
-    index = parse_index(read_bytes(out / INDEX))
-    packed = {INDEX, *index.by_name} if index is not None else set()
-    others = sorted(path.name for path in out.iterdir() if path.name not in packed)
-    if others:
-        raise UserError(
-            f"{out} holds more than a packed dataset ({truncate_list(others)}), which would be lost: choose another "
-            "folder."
-        )
-
-
-def move_into(staging: Path, out: Path, *, replace: bool = False) -> None:
-    """Rename the finished folder to ``out``, an empty folder or, with ``replace``, a packed dataset."""
+def move_into(staging: Path, out: Path) -> None:
+    """Rename the finished folder to ``out``, which may be an empty folder."""
     folder = out.resolve()
-    if replace:
-        check_replaceable(out)
-        folder.rename(staging.with_name(REPLACED))  # removed with the working folder
-    elif folder.exists():
+    if folder.exists():
         folder.rmdir()  # an error if another process has written to it
     staging.rename(folder)
 

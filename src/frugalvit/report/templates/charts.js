@@ -60,18 +60,4 @@
     svg.addEventListener("pointerleave", leave);
     svg.addEventListener("blur", leave);
   }
-
-  for (const figure of document.querySelectorAll("figure.matrix")) {
-    const {names, cells} = JSON.parse(figure.querySelector("script").textContent);
-    const image = figure.querySelector("img"), readout = figure.querySelector(".readout");
-    const point = event => {
-      const box = image.getBoundingClientRect(), last = names.length - 1;
-      const row = Math.min(last, Math.max(0, Math.floor((event.clientY - box.top) / box.height * names.length)));
-      const column = Math.min(last, Math.max(0, Math.floor((event.clientX - box.left) / box.width * names.length)));
-      const count = (cells[row] || {})[column] || 0;
-      readout.textContent = `${names[row]} predicted as ${names[column]}: ${count}`;
-    };
-    image.addEventListener("pointermove", point);
-    image.addEventListener("pointerdown", point);
-  }
 })();

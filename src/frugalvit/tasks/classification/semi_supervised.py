@@ -238,12 +238,7 @@ class SemiSupervisedTask(ClassificationTask):
         return images, targets, pairs, weight, ramp, weak, strong, batch.truth.flatten(), rows, share
 
     def compute_losses(  # type: ignore[override]
-        self,
-        images: Tensor,
-        targets: Tensor,
-        pairs: Pairs,
-        weight: Tensor | None,
-        *unlabelled_inputs: Tensor,
+        self, images: Tensor, targets: Tensor, pairs: Pairs, weight: Tensor | None, *unlabelled_inputs: Tensor
     ) -> dict[str, Tensor]:
         """Compute the losses from tensors, in one pass of the student; those of labelled images before the start."""
         if not unlabelled_inputs:

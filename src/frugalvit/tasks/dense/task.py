@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from frugalvit.backbones import Backbone
 from frugalvit.data.augmentation.operations import luma
-from frugalvit.engine.param_groups import decay_groups, layer_groups, no_weight_decay_names
+from frugalvit.engine.param_groups import decay_groups, no_weight_decay_names
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
 from frugalvit.tasks.classification.predict import nonfinite_message
@@ -26,13 +26,11 @@ class DenseTask(Task):
     loader: StepLoader[Any]
     evaluated: Any
 
-    def __init__(
-        self, net: Any, *, weight_decay: float = 0.05, layer_decay: float = 1.0, freeze_norms: bool = False
-    ) -> None:
+    def __init__(self, net: Any, *, weight_decay: float = 0.05, freeze_norms: bool = False) -> None:
         """net: a Detector or a Segmenter"""
         super().__init__()
         self.net = net
-        self.weight_decay, self.layer_decay, self.freezes_norms = weight_decay, layer_decay, freeze_norms
+        self.weight_decay, self.freezes_norms = weight_decay, freeze_norms
         self.register_buffer("mean", torch.tensor(self.backbone.mean)[:, None, None], persistent=False)
         self.register_buffer("std", torch.tensor(self.backbone.std)[:, None, None], persistent=False)
         self.eval_split = "val"
@@ -82,14 +80,8 @@ class DenseTask(Task):
         return {"loss": torch.stack(list(losses.values())).sum(), **losses}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        if self.layer_decay == 1:
-            return decay_groups(
-                self.net.named_parameters(), self.weight_decay, undecayed=no_weight_decay_names(self.net)
-            )
-        backbone_ids = {id(parameter) for parameter in self.backbone.parameters()}
-        others = [(name, value) for name, value in self.net.named_parameters() if id(value) not in backbone_ids]
-        groups = layer_groups(self.backbone.model, self.weight_decay, self.layer_decay)
-        return groups + decay_groups(others, self.weight_decay)
+        names = no_weight_decay_names(self.net)
+        return decay_groups(self.net.named_parameters(), self.weight_decay, undecayed=names)
 
     def on_metrics(self, step: int, metrics: dict[str, float]) -> bool:
         """Never stop early: supervised runs cannot collapse."""

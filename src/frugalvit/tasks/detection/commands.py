@@ -60,7 +60,6 @@ def make_task(config: ResolvedDetectConfig, data: CocoData, backbone: Backbone) 
         Detector(Pyramid(backbone), spec),
         View(config.img_size, config.scales, config.longest),
         weight_decay=config.optimizer.weight_decay,
-        layer_decay=config.optimizer.layer_decay,
         freeze_norms=bool(config.init or config.pretrained),
     )
 

@@ -61,7 +61,6 @@ def make_task(config: ResolvedSegmentConfig, data: SceneData, backbone: Backbone
         largest_share=config.largest_share,
         test=config.test,
         weight_decay=config.optimizer.weight_decay,
-        layer_decay=config.optimizer.layer_decay,
         freeze_norms=bool(config.init or config.pretrained),
     )
 
