@@ -5,7 +5,6 @@ Public names are imported on first use, so that ``import frugalvit`` and ``fruga
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 import types
@@ -80,16 +79,12 @@ class _CallablePackage(types.ModuleType):
         return function(*arguments, **options)
 
 
-def _make_callable(package: str) -> None:
-    sys.modules[package].__class__ = _CallablePackage
-
-
 def __dir__() -> list[str]:
     return sorted(__all__)
 
 
 for _package in ("frugalvit.export", "frugalvit.report", "frugalvit.data"):
-    run_after_import(_package, functools.partial(_make_callable, _package))
+    run_after_import(_package, lambda name=_package: setattr(sys.modules[name], "__class__", _CallablePackage))
 
 # Register our models when timm is imported: timm.create_model("cvt_13") works, and ``frugalvit --help`` skips timm.
 run_after_import("timm", lambda: importlib.import_module("frugalvit.backbones"))

@@ -47,6 +47,7 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
         raise UserError(
             f"{GUARD[0].upper()}{GUARD[1:]}. This is such a worker process, which must not start a command."
         )
+    console.info_once.cache_clear()
     with _lock, console.quiet() if quiet else contextlib.nullcontext():
         model = row.load_config()
         config: Any = model.parse(_values(model, arguments, options))

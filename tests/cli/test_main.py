@@ -25,8 +25,8 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 @pytest.mark.parametrize(
     ("words", "modules"),
     [
-        (["--help"], {"torch", "timm", "numpy", "pydantic", "rich", "yaml"}),
-        (["train", "--help"], {"torch", "timm", "numpy", "matplotlib", "PIL", "sklearn", "rich"}),
+        (["--help"], {"torch", "timm", "numpy", "pydantic", "rich", "yaml", "shtab"}),
+        (["train", "--help"], {"torch", "timm", "numpy", "matplotlib", "PIL", "sklearn", "rich", "shtab"}),
     ],
 )
 def test_help_imports_nothing_heavy(words: list[str], modules: set[str]) -> None:
@@ -72,6 +72,7 @@ def test_every_command_has_help_and_a_function(command: cli.Command, capsys: pyt
         ("train x --config absent.yaml", "absent.yaml"),
         ("train nowhere-at-all", "nowhere-at-all"),
         ("train", "frugalvit train photos/"),
+        ("completion tcsh", "shell = 'tcsh'"),
         ("export runs/x --to onxx", "Did you mean 'onnx'?"),
         ("list models zzz", "No network matches zzz."),
         ("list datasets zzz", "No dataset matches zzz."),

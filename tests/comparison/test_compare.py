@@ -176,6 +176,7 @@ def test_shares_are_compared_in_points(tmp_path: Path) -> None:
 
 
 def test_auto_lines_are_printed_once(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    console.info_once.cache_clear()
     compare(config(photos, tmp_path / "c", report=False))
     log = capsys.readouterr().err
     lines, tables = log.splitlines(), re.findall(r"auto chose.*\n(?:  .*\n)+", log)

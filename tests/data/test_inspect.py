@@ -31,7 +31,7 @@ def damaged_png() -> bytes:
 
 UNREADABLE = {
     "empty.jpg": (b"", "empty"),
-    "page.jpg": (b"<html><body>Not found</body></html>", "web page"),
+    "page.jpg": (b"<html><body>Not found</body></html>", "not an image"),
     "short.jpg": (encoded("JPEG", (200, 200))[:5000], "truncated"),
     "short.png": (encoded("PNG")[:900], "truncated"),
     "short.webp": (encoded("WEBP")[:300], "damaged"),

@@ -63,8 +63,7 @@ def _packages() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     extras: list[dict[str, Any]] = []
     for name, purpose in EXTRAS.items():
         missing = [package["name"] for package in optional[name] if not package["ok"]]
-        install = f'pip install "frugalvit[{name}]"'
-        extras.append({"name": name, "for": purpose, "missing": missing, "install": install})
+        extras.append({"name": name, "for": purpose, "missing": missing})
     return required, extras
 
 

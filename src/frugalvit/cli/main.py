@@ -106,6 +106,7 @@ def _run(words: list[str]) -> int:
     except SystemExit:  # argparse printed --help
         return 0
     console.set_quiet(common.quiet)
+    console.info_once.cache_clear()
     result = command.load_function()(config)
     if console.get_rank() > 0:
         return 0

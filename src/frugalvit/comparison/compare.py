@@ -115,7 +115,7 @@ def compare_runs(
     check_free_for_comparison(folder)
     scores: Scores = {name: [] for name in settings}
     pending = sum(read_summary(Path(str(run.out))) is None for runs in plans.values() for run in runs)
-    with stores.shared(), console.hide_repeated():  # all runs train on the same decoded images
+    with stores.shared():  # all runs train on the same decoded images
         done, started = 0, time.monotonic()
         for k in range(config.seeds):
             for name in settings:

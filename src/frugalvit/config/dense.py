@@ -18,7 +18,7 @@ DETECTOR_HEADS: dict[str, str | type[Any]] = {
     "cascade": "frugalvit.tasks.detection.cascade:CascadeHead",
 }
 """Detector heads by name (``--head``): "module:class", or the class. docs/extending.md shows how to add one."""
-BOXES = "folder of images with boxes (COCO, Pascal VOC, YOLO, Penn-Fudan), or one COCO file"
+BOXES = "folder of images with boxes (COCO, Pascal VOC, YOLO), or one COCO file"
 if TYPE_CHECKING:
     HeadName = str
 else:

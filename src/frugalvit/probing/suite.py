@@ -37,7 +37,6 @@ from frugalvit.utils.scores import Score
 from frugalvit.utils.tables import CommandResult, Table, as_csv
 
 Scores = dict[str, dict[str, Any]]  # by dataset
-_VERSION = 2  # of the protocol; raise it when results of the old one are not comparable
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,6 @@ def score_dataset(
 
 def _identity(entry: Entry, source: DatasetSplits, extractor: FeatureExtractor, config: SuiteConfig) -> str:
     facts = {
-        "version": _VERSION,
         "metric": entry.metric,
         "weights": extractor.weights,
         "images": {name: examples.fingerprint() for name, examples in source.splits.items()},

@@ -276,7 +276,8 @@ def configuration(records: list[RunRecord]) -> str:
     columns = ["option", *(record.name for record in records)]
 
     def row(name: str) -> list[Any]:
-        return [name, *(_value(record.setting[name]) if name in record.setting else "-" for record in records)]
+        values = ("-" if (value := record.setting.get(name, {})) == {} else value for record in records)
+        return [name, *(", ".join(map(str, value)) if isinstance(value, list) else value for value in values)]
 
     differing = [name for name in names if len({repr(record.setting.get(name)) for record in records}) > 1]
     parts = []
@@ -286,10 +287,6 @@ def configuration(records: list[RunRecord]) -> str:
     common = table(["option", "value"], [row(name)[:2] for name in same])
     parts.append(f"<h3>{len(same)} options in common</h3>{common}" if differing else common)
     return "".join(parts)
-
-
-def _value(value: Any) -> Any:
-    return ", ".join(map(str, value)) if isinstance(value, list) else value if value != {} else "-"
 
 
 def _scalars(summary: dict[str, Any]) -> dict[str, Any]:

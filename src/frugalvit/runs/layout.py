@@ -111,15 +111,14 @@ def check_free_for_comparison(folder: Path) -> None:
 
 
 def _refuse_overwriting(folder: Path, names: Iterable[str]) -> None:
-    taken = [name for name in names if _is_taken(folder / name)]
+    taken = []
+    for path in (folder / name for name in names):
+        # Writing loses something; partial files of killed runs do not count.
+        lost = not all(map(is_part, path.iterdir())) if path.is_dir() else path.exists() or path.is_symlink()
+        taken += [path.name] if lost else []
     if taken:
         shown = ", ".join(taken[:3]) + (" …" if len(taken) > 3 else "")
         raise UserError(f"{folder} already has {shown}, which would be overwritten. Choose another folder.")
-
-
-def _is_taken(path: Path) -> bool:
-    """Return whether writing to the path loses something; partial files of killed runs do not count."""
-    return not all(map(is_part, path.iterdir())) if path.is_dir() else path.exists() or path.is_symlink()
 
 
 def missing_parents(folder: Path) -> list[Path]:

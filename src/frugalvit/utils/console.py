@@ -7,6 +7,7 @@ Only rank 0 logs; another rank prints errors alone, with its rank in front.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import operator
 import shlex
@@ -29,7 +30,6 @@ _SECONDS_BEFORE_FIRST = 2.0
 
 _quiet = False
 _rank = 0
-_printed: set[str] | None = None  # lines printed so far, while ``hide_repeated`` is open
 
 
 def set_quiet(quiet: bool) -> None:
@@ -49,23 +49,10 @@ def quiet() -> Iterator[None]:
         set_quiet(before)
 
 
-@contextlib.contextmanager
-def hide_repeated() -> Iterator[None]:
-    """Print each line of ``info_once`` only once inside the context, over all its runs."""
-    global _printed
-    before, _printed = _printed, set()
-    try:
-        yield
-    finally:
-        _printed = before
-
-
+@functools.cache
 def info_once(message: str) -> None:
-    """Print one line of information, unless ``hide_repeated`` is open and it was printed before."""
-    if _printed is None or message not in _printed:
-        info(message)
-    if _printed is not None:
-        _printed.add(message)
+    """Print a line once in a command: the runs of a comparison repeat it. ``cache_clear`` forgets the lines."""
+    info(message)
 
 
 def set_rank(rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Pascal VOC, YOLO and Penn-Fudan layouts are read like the same objects in COCO format."""
+"""Pascal VOC and YOLO layouts are read like the same objects in COCO format."""
 
 import json
 from collections.abc import Callable
@@ -68,33 +68,20 @@ def make_yolo(root: Path) -> Path:
     return root
 
 
-def make_penn_fudan(root: Path) -> Path:
-    for number, (pixels, objects) in enumerate(shapes("train")):
-        save(pixels, root / "PNGImages" / f"FudanPed{number}.png")
-        mask = np.zeros(pixels.shape[:2], np.uint8)
-        for value, (_, inside) in enumerate(objects, 1):
-            mask[inside] = value
-        save(mask, root / "PedMasks" / f"FudanPed{number}_mask.png")
-    return root
-
-
-LAYOUTS: dict[str, Callable[[Path], Path]] = {"voc": make_voc, "yolo": make_yolo, "penn-fudan": make_penn_fudan}
+LAYOUTS: dict[str, Callable[[Path], Path]] = {"voc": make_voc, "yolo": make_yolo}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_boxes_are_those_of_the_objects(layout: str, tmp_path: Path) -> None:
     data = open_coco(str(LAYOUTS[layout](tmp_path / "data")), "given")
-    assert set(data.classes) == ({"pedestrian"} if layout == "penn-fudan" else {"square", "disc"})
-    assert {split: len(part) for split, part in data.splits.items()} == (
-        {"train": 6} if layout == "penn-fudan" else COUNTS
-    )
+    assert set(data.classes) == {"square", "disc"}
+    assert {split: len(part) for split, part in data.splits.items()} == COUNTS
     names = {number: name for name, number in zip(data.classes, data.category_ids, strict=True)}
     for image, (_, objects) in zip(data.splits["train"], shapes("train"), strict=True):
         for entry, (name, inside) in zip(image.objects, objects, strict=True):
             left, top, right, bottom = box_of(inside)
             assert entry["bbox"] == pytest.approx([left, top, right - left, bottom - top], abs=1e-3)
-            assert layout == "penn-fudan" or names[entry["category_id"]] == name
-            assert ("segmentation" in entry) == (layout == "penn-fudan")
+            assert names[entry["category_id"]] == name and "segmentation" not in entry
 
 
 @pytest.mark.runs

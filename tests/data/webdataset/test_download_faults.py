@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,21 +94,6 @@ def test_two_versions_are_not_joined(shard: bytes, tmp_path: Path, sign: str) ->
     with answering(answer) as url, pytest.raises(UserError, match="has changed"):
         fetch(url)
     assert cached(tmp_path) == []
-
-
-def test_a_slow_body_is_given_up(shard: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_PATIENCE", 0.3)
-
-    def drip(connection: socket.socket, _: bytes) -> None:
-        connection.sendall(head(len(shard)))
-        for byte in shard:
-            connection.sendall(bytes([byte]))
-            time.sleep(0.01)
-
-    start = time.monotonic()
-    with answering(drip) as url, pytest.raises(UserError, match="less than 64 kB"):
-        fetch(url)
-    assert time.monotonic() - start < 5
 
 
 def test_an_endless_body_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -36,14 +36,12 @@ class Published:
     """The network of a released file: its name, and how images are prepared for it.
 
     tag:      the tag of timm that fits, or None
-    others:   further tags that fit, with other settings
     keywords: of ``create_backbone``: img_size, num_classes, mean, std, eval_crop
     meta:     classes, as in a model folder
     """
 
     architecture: str
     tag: str | None
-    others: tuple[str, ...]
     keywords: dict[str, Any]
     meta: dict[str, Any]
 
@@ -54,10 +52,7 @@ class Published:
         mean, std = ("/".join(f"{value:g}" for value in dict.fromkeys(self.keywords[key])) for key in ("mean", "std"))
         size = "x".join(str(side) for side in dict.fromkeys(self.keywords["img_size"]))
         crop = "{interpolation}, crop {crop_pct:g}".format(**self.keywords["eval_crop"])
-        line = f"taken for timm's {self.tag}: {size} px, mean {mean}, std {std}, {crop}"
-        if self.others:
-            line += f". Other settings: --backbone {truncate_list(self.others, 3)}"
-        return line
+        return f"taken for timm's {self.tag}: {size} px, mean {mean}, std {std}, {crop}"
 
 
 def is_published(name: str) -> bool:
@@ -161,13 +156,11 @@ def describe_contents(contents: Contents, name: str) -> Published:
         tags = {architecture: _tags(architecture)[architecture]}
     tags = {tag: cfg for tag, cfg in tags.items() if cfg["num_classes"] == classes} or tags
     if not tags:
-        return Published(name, None, (), keywords, {})
+        return Published(name, None, keywords, {})
     tag, cfg = next(iter(tags.items()))
-    settings = ("mean", "std", "input_size", "interpolation", "crop_pct", "crop_mode")
-    others = tuple(other for other, its in tags.items() if any(its[key] != cfg[key] for key in settings))
     keywords |= {"img_size": tuple(cfg["input_size"][1:])} | {key: list(cfg[key]) for key in ("mean", "std")}
     keywords["eval_crop"] = crop_settings(cfg)
-    return Published(tag.partition(".")[0], tag, others, keywords, {"classes": _class_names(cfg)})
+    return Published(tag.partition(".")[0], tag, keywords, {"classes": _class_names(cfg)})
 
 
 def crop_settings(cfg: dict[str, Any]) -> dict[str, Any]:

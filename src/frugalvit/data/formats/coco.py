@@ -1,6 +1,6 @@
 """Read COCO-format datasets: JSON files with boxes, polygons and run-length masks, and their images.
 
-``voc_yolo.py`` converts other layouts (Pascal VOC, YOLO, Penn-Fudan) to the content of such files.
+``voc_yolo.py`` converts other layouts (Pascal VOC, YOLO) to the content of such files.
 
 | in the file | what happens |
 | --- | --- |
@@ -166,7 +166,7 @@ def find_annotations(where: Path) -> dict[str, Path]:
     if not files:
         raise UserError(
             f"{where} holds no boxes that frugalvit reads: COCO files (instances_train.json, in it or in its folder "
-            "annotations), Pascal VOC's XML files, YOLO's labels/*.txt, or the masks of Penn-Fudan."
+            "annotations), Pascal VOC's XML files, or YOLO's labels/*.txt."
         )
     return {split: files[split] for split in ("train", "val", "test") if split in files}
 

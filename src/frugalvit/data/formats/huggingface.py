@@ -109,16 +109,13 @@ def _import_datasets() -> Any:
 @contextlib.contextmanager
 def _quiet() -> Any:
     """Silence log lines, and move progress bars from standard output to standard error."""
-    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub", "fsspec")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def _build_splits(loaded: Any, where: str, name: str) -> DatasetSplits:

@@ -1,8 +1,7 @@
-"""Read boxes that are not COCO files: Pascal VOC's XML, YOLO's text files, Penn-Fudan's instance masks.
+"""Read boxes that are not COCO files: Pascal VOC's XML, YOLO's text files.
 
     JPEGImages/a.jpg, Annotations/a.xml, ImageSets/Main/train.txt       Pascal VOC; also XML files beside the images
     images/train/a.jpg, labels/train/a.txt, data.yaml or classes.txt    YOLO: "class x y width height", or polygons
-    PNGImages/a.png, PedMasks/a_mask.png                                Penn-Fudan: pixel value k is pedestrian k
 
 Each becomes the content of a COCO file per split. File names are relative to the folder; ``truth`` is the file with an
 image's objects.
@@ -13,14 +12,10 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import numpy as np
-from faster_coco_eval.core import mask as run_length
-
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data.bad_images import UnreadableImage
 from frugalvit.data.formats.annotated_images import read_image_size
 from frugalvit.data.formats.image_folder import SPLIT_NAMES, list_images
-from frugalvit.data.formats.masks import match_masks, read_labels
 from frugalvit.errors import UserError
 from frugalvit.utils.files import read_user_text
 
@@ -32,7 +27,7 @@ Images = list[tuple[Path, Path, Objects]]  # image, the file with its objects, o
 
 def read_annotations(root: Path) -> dict[str, dict[str, Any]]:
     """Return the content of a COCO file for every split of a folder; {} if it has none of these layouts."""
-    for read in (_read_penn_fudan, _read_voc, _read_yolo):
+    for read in (_read_voc, _read_yolo):
         if splits := read(root):
             names = sorted({entry["name"] for images in splits.values() for *_, part in images for entry in part})
             return {split: _as_coco(root, images, names) for split, images in splits.items()}
@@ -137,20 +132,6 @@ def _yolo_objects(truth: Path, image: Path, names: dict[int, str]) -> Objects:
         else:
             objects.append({"name": name, "segmentation": [points]})
     return objects
-
-
-def _read_penn_fudan(root: Path) -> dict[str, Images]:
-    """Read instance masks: every value above 0 is one pedestrian."""
-    folders = root / "PNGImages", root / "PedMasks"
-    if not all(folder.is_dir() for folder in folders):
-        return {}
-    images: Images = []
-    for path, mask in match_masks(*folders):
-        labels = read_labels(mask)
-        instances = [np.asfortranarray(labels == value, np.uint8) for value in np.unique(labels) if value]
-        masks = [run_length.encode(inside) for inside in instances]
-        images.append((path, mask, [{"name": "pedestrian", "segmentation": part} for part in masks]))
-    return {"train": images}
 
 
 def _by_folder(root: Path, images: Iterable[tuple[Path, Path, Objects]]) -> dict[str, Images]:

@@ -20,7 +20,6 @@ from frugalvit.utils.files import open_regular, write_atomically
 
 _TIMEOUT = 60.0
 _TRIES, _WAIT = 3, 0.5  # attempts to reopen a broken connection; seconds before the first, then doubled
-_PATIENCE, _LEAST_BYTES = 120.0, 64_000  # seconds of waiting in which at least these bytes must arrive
 _MAX_UNSTATED = 64 << 30  # bytes of a file whose length the server does not state
 _BLOCK = 1 << 20
 READ_ERRORS = (OSError, EOFError, http.client.HTTPException)
@@ -52,7 +51,6 @@ class RetryingReader(io.RawIOBase):
         self.length: int | None = None  # bytes of the file, if the server states it
         self.version: str | None = None  # ETag or date of the file, likewise
         self._source: Any = None
-        self._waited, self._received = 0.0, 0  # seconds in reads, and their bytes, since the last check
         self.readinto(bytearray())  # connect now, so that a missing file is an error here
 
     def readable(self) -> bool:
@@ -63,7 +61,8 @@ class RetryingReader(io.RawIOBase):
             try:
                 if self._source is None:
                     self._open()
-                part = self._read(len(buffer)) if len(buffer) else b""
+                # read1 returns what has arrived: a slow server does not block a full buffer
+                part = getattr(self._source, "read1", self._source.read)(len(buffer)) if len(buffer) else b""
                 if not part and len(buffer) and self.length is not None and self.position < self.length:
                     raise EOFError(f"the connection ended after {self.position:,} of {self.length:,} bytes")
             except UserError:
@@ -88,18 +87,6 @@ class RetryingReader(io.RawIOBase):
         if self.position and (is_other or length != self.length):
             raise PermissionError("the file has changed during the download: start again")
         self.length, self.version = length, version or self.version
-
-    def _read(self, count: int) -> bytes:
-        """Read what has arrived, at most ``count`` bytes. Raises ``PermissionError`` if it comes too slowly."""
-        start = time.monotonic()
-        part = getattr(self._source, "read1", self._source.read)(count)
-        self._waited += time.monotonic() - start
-        self._received += len(part)
-        if self._waited > _PATIENCE:
-            if self._received < _LEAST_BYTES:
-                raise PermissionError(f"the server sends less than {_LEAST_BYTES // 1000} kB in {_PATIENCE:g} seconds")
-            self._waited, self._received = 0.0, 0
-        return part
 
     def close(self) -> None:
         self._disconnect()

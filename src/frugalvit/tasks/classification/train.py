@@ -423,16 +423,11 @@ def make_plan(config: ResolvedTrainConfig, images: int, world: int) -> TrainPlan
     plan = TrainPlan.from_config(config, images, world, group=PAIR)
     optimizer = config.optimizer
     warmup = warmup_steps(optimizer.warmup, plan.steps_per_epoch, plan.steps)
-    length, options = _schedule_steps(config, plan), {"from_zero": optimizer.cosine_from_start}
+    length, options = round(config.stretch * plan.steps), {"from_zero": optimizer.cosine_from_start}
     lr = Cosine(config.lr, config.lr * optimizer.min_lr, length, warmup, warmup_from=config.lr * 1e-3, **options)
     rescues = 2 if config.rescue and plan.steps >= SHORTEST_RESCUED else 0
     first = config.classifier == "logistic"
     return replace(plan, lr=lr, evaluate_every=config.evaluate_every, evaluate_first=first, rescues=rescues)
-
-
-def _schedule_steps(config: TrainConfig, plan: TrainPlan) -> int:
-    """Return the length of the schedules; the run may end before."""
-    return round(config.stretch * plan.steps)
 
 
 def make_network(config: TrainConfig, classes: int | Sequence[str], *, pretrained: bool = False) -> Backbone:
@@ -453,7 +448,7 @@ def make_task(
     weight: Schedule = Constant(options.weight)
     if options.schedule == "ramp":
         warmup = warmup_steps(20, plan.steps_per_epoch, plan.steps)
-        weight = Polynomial(options.weight, _schedule_steps(config, plan), warmup=warmup)
+        weight = Polynomial(options.weight, round(config.stretch * plan.steps), warmup=warmup)
     guide = None
     if config.guide.model is not None:
         fading = Linear(config.guide.weight, 0.0, round(config.guide.until * plan.steps))
