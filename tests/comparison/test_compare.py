@@ -20,6 +20,7 @@ from frugalvit.probing.metrics import PartCounts
 from frugalvit.tasks.detection.metrics import AveragePrecision
 from frugalvit.tasks.detection.task import summary_of
 from frugalvit.tasks.segmentation.metrics import Confusion
+from frugalvit.utils import console
 from frugalvit.utils.intervals import wilson_interval
 from frugalvit.utils.tables import CommandResult
 from helpers.tiny_runs import SWIN, TRAIN
