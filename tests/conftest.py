@@ -100,6 +100,7 @@ def _isolate_cache_and_console(monkeypatch: pytest.MonkeyPatch, tmp_path_factory
     """No test uses the user's caches or the log level of an earlier test."""
     console.set_quiet(False)
     console.set_rank(0)
+    console.info_once.cache_clear()
     monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 

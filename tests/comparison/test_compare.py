@@ -20,7 +20,6 @@ from frugalvit.probing.metrics import PartCounts
 from frugalvit.tasks.detection.metrics import AveragePrecision
 from frugalvit.tasks.detection.task import summary_of
 from frugalvit.tasks.segmentation.metrics import Confusion
-from frugalvit.utils import console
 from frugalvit.utils.intervals import wilson_interval
 from frugalvit.utils.tables import CommandResult
 from helpers.tiny_runs import SWIN, TRAIN
@@ -177,7 +176,6 @@ def test_shares_are_compared_in_points(tmp_path: Path) -> None:
 
 
 def test_auto_lines_are_printed_once(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    console.info_once.cache_clear()
     compare(config(photos, tmp_path / "c", report=False))
     log = capsys.readouterr().err
     lines, tables = log.splitlines(), re.findall(r"auto chose.*\n(?:  .*\n)+", log)
