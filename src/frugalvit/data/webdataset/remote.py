@@ -61,8 +61,8 @@ class RetryingReader(io.RawIOBase):
             try:
                 if self._source is None:
                     self._open()
-                # read1 returns what has arrived: a slow server does not block a full buffer
-                part = getattr(self._source, "read1", self._source.read)(len(buffer)) if len(buffer) else b""
+                read: Any = getattr(self._source, "read1", None) or self._source.read  # read1: what has arrived
+                part = read(len(buffer)) if len(buffer) else b""
                 if not part and len(buffer) and self.length is not None and self.position < self.length:
                     raise EOFError(f"the connection ended after {self.position:,} of {self.length:,} bytes")
             except UserError:
