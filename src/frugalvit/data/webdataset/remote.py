@@ -61,8 +61,8 @@ class RetryingReader(io.RawIOBase):
             try:
                 if self._source is None:
                     self._open()
-                read: Any = getattr(self._source, "read1", None) or self._source.read  # read1: what has arrived
-                part = read(len(buffer)) if len(buffer) else b""
+                source: Any = self._source
+                part = getattr(source, "read1", source.read)(len(buffer)) if len(buffer) else b""  # what has arrived
                 if not part and len(buffer) and self.length is not None and self.position < self.length:
                     raise EOFError(f"the connection ended after {self.position:,} of {self.length:,} bytes")
             except UserError:
