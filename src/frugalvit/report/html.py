@@ -114,7 +114,7 @@ def report(records: list[RunRecord], compared: Mapping[str, dict[str, Any]] | No
         ),
         ("worst", "Worst pictures", _each(records, dense_sections.pictures, "worst")),
         ("best", "Best pictures", _each(records, dense_sections.pictures, "best")),
-        ("confusion", "Confusion", _each(records, sections.confusion), "Rows: true classes. Columns: predicted."),
+        ("confusion", "Confusion", _each(records, sections.confusion)),
         ("explorer", "Explorer", _explorer(_merge_lens(records)), _EXPLORER_LEAD),
         ("details", "Details", "".join(sections.section(*part, folded=True) for part in details)),
     ]

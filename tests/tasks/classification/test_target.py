@@ -140,7 +140,7 @@ def test_loss_and_unit_of_numbers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["class", "labels", "number"])
-def test_replay_restores_the_loss(kind: str) -> None:
+def test_a_checkpoint_restores_the_loss(kind: str) -> None:
     """A dumped step has the checkpoint and the configuration, but not the data."""
     config: Any = SimpleNamespace(target=kind, logit_adjustment=1.0)
     truth = {"class": [0, 1, 1], "labels": [[1, 0, -1], [0, 1, 1]], "number": [[3.0], [7.0]]}[kind]
