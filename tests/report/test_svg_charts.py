@@ -20,7 +20,7 @@ from helpers.report_samples import write_run
         ("cross_entropy", "Loss"),
         ("localization", "Loss"),
         ("region_loss", "Loss"),
-        ("top1", "Accuracy"),
+        ("top1", "Score"),
         ("knn", "k-NN"),
         ("localization_error", "Localization error"),
         ("lr", "Schedules"),
@@ -69,7 +69,7 @@ def panel(curve, label="a<b>"):
 
 @pytest.mark.parametrize(
     ("heading", "values", "ends"),
-    [("Accuracy", (60.0, 100.0), True), ("k-NN", (99.0, 100.0), True), ("Loss", (60.0, 100.0), False)],
+    [("Score", (60.0, 100.0), True), ("k-NN", (99.0, 100.0), True), ("Loss", (60.0, 100.0), False)],
 )
 def test_percentages_end_at_100(heading, values, ends):
     text = svg_charts.chart(

@@ -48,15 +48,15 @@ _HEADINGS: tuple[tuple[str, str], ...] = (
     ("Loss", "loss cross_entropy squared_error"),
     ("k-NN", "knn"),
     ("Pseudo-labels", "pseudo_labels"),
-    ("Accuracy", "top1 top5 accuracy mean_per_class miou _ap map auc f1 r2 rounded"),
+    ("Score", "top1 top5 accuracy mean_per_class miou _ap map auc f1 r2 rounded"),
     ("Localization error", "error"),
     ("Health", "entropy norm rank deviation skipped prototypes agreement dominant match images_per memory kl"),
     ("Loss", "localization view region"),
     ("Schedules", "lr decay momentum temp weight lambda ema"),
 )
-_ORDER = ("Loss", "Accuracy", "k-NN", "Pseudo-labels", "Localization error", "Schedules", "Health", "Other")
-_PER_CENT = ("Accuracy", "k-NN", "Pseudo-labels")
-MAIN = ("Loss", "Accuracy", "k-NN")
+_ORDER = ("Loss", "Score", "k-NN", "Pseudo-labels", "Localization error", "Schedules", "Health", "Other")
+_PER_CENT = ("Score", "k-NN", "Pseudo-labels")
+MAIN = ("Loss", "Score", "k-NN")
 """Headings that a page shows first; the others are among its details."""
 
 
