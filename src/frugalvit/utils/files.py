@@ -176,7 +176,7 @@ class FolderLock:
         from filelock import FileLock
 
         self.path, self.hint = folder / ".lock", hint
-        self._lock = FileLock(self.path, timeout=-1 if wait else 0)
+        self._lock = FileLock(self.path, timeout=-1 if wait else 0, thread_local=False)
 
     def __enter__(self) -> Self:
         try:
