@@ -16,7 +16,12 @@ from frugalvit.experiment.load_model import load_model
 from frugalvit.utils.files import read_json
 from helpers.tiny_runs import run_tiny, write_images
 
-NETWORKS = [("swin_nano", 32), ("vit_tiny_patch16_224", 64), ("vil_tiny_w7", 32), ("convnext_atto", 32)]
+NETWORKS: list[tuple[str, int, dict[str, Any]]] = [
+    ("swin_nano", 32, {}),
+    ("vit_tiny_patch16_224", 64, {"depth": 2}),
+    ("vil_tiny_w7", 32, {"depths": [1, 1, 1, 1]}),
+    ("convnext_atto", 32, {"depths": [1, 1, 1, 1]}),
+]
 
 
 @pytest.mark.parametrize(("patch", "dim", "widths"), [(4, 96, [48, 96]), (16, 192, [24, 48, 96, 192]), (1, 8, [8])])
@@ -37,12 +42,12 @@ def test_patch_of_another_size_keeps_the_number_of_tokens() -> None:
     assert ConvStem(1, 16, 14)(torch.randn(1, 1, 56, 56)).shape == (1, 16, 4, 4)
 
 
-@pytest.mark.parametrize(("name", "side"), NETWORKS)
-def test_network_with_a_conv_stem(name: str, side: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "side", "shape"), NETWORKS)
+def test_network_with_a_conv_stem(name: str, side: int, shape: dict[str, Any], tmp_path: Path) -> None:
     """As many tokens as without, gradients everywhere, the same answers from its folder and from timm."""
     torch.manual_seed(0)
-    plain = create_backbone(name, img_size=side, num_classes=3)
-    network = create_backbone(name, img_size=side, num_classes=3, stem="conv")
+    plain = create_backbone(name, img_size=side, num_classes=3, **shape)
+    network = create_backbone(name, img_size=side, num_classes=3, stem="conv", **shape)
     images = torch.randn(2, 3, side, side)
     features = network(images)
     assert features.grid.shape == plain(images).grid.shape
