@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import many_runs
-from frugalvit.cli import flags as parser
 from frugalvit.cli import main as cli
+from frugalvit.cli import parser as parser
 
 PLAN = """
 - {name: features, command: "pretrain {data}/images"}

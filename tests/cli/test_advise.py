@@ -10,8 +10,8 @@ import pytest
 from lightning_fabric import Fabric
 from PIL import Image
 
-from frugalvit.cli import flags as parser
 from frugalvit.cli import main as cli
+from frugalvit.cli import parser as parser
 from frugalvit.cli.advise import Proposal, _estimate, advise
 from frugalvit.config.tools import AdviseConfig
 from frugalvit.engine.step import TrainStep

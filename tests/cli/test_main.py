@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from frugalvit.cli import main as cli
-from frugalvit.cli.flags import make_parser
+from frugalvit.cli.parser import make_parser
 from frugalvit.utils.tables import CommandResult
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +90,7 @@ def test_mistakes_are_one_line(
 
 
 def test_flags_override_a_yaml_file(tmp_path: Path) -> None:
-    from frugalvit.cli import flags as parser
+    from frugalvit.cli import parser as parser
     from frugalvit.config.train import TrainConfig
 
     file = tmp_path / "run.yaml"

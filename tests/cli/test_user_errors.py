@@ -12,8 +12,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from frugalvit.cli import flags
 from frugalvit.cli import main as cli
+from frugalvit.cli import parser
 from frugalvit.cli.commands import COMMANDS
 from frugalvit.cli.help_layout import EXAMPLES, SHOWN_OPTIONS
 from frugalvit.config.base import flat_fields, set_dotted
@@ -263,7 +263,7 @@ def test_short_help_shows_about_twenty_options_and_examples(name: str, capsys: p
     for example in EXAMPLES.get(name, ()):
         assert example in pages[0]
         words = re.split(r"\s{3,}", example)[0].split()[1 + len(name.split()) :]
-        flags.parse(command.load_config(), words, name, "")
+        parser.parse(command.load_config(), words, name, "")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from frugalvit.cli.flags import make_parser, parse
+from frugalvit.cli.parser import make_parser, parse
 from frugalvit.config import compare, tools
 from frugalvit.config.base import Config, flatten, set_dotted
 from frugalvit.config.dense import DetectConfig, SegmentConfig, SegmentEvalConfig

@@ -20,8 +20,8 @@ from PIL import Image
 
 from conftest import RUNS
 from frugalvit.backbones import create_backbone
-from frugalvit.cli import flags as parser
 from frugalvit.cli import main as cli
+from frugalvit.cli import parser as parser
 from helpers.dense_samples import make_coco, make_scenes
 
 ROOT = Path(__file__).parents[2]

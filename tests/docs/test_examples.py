@@ -13,7 +13,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from frugalvit.cli import flags
+from frugalvit.cli import parser
 from frugalvit.config.train import TrainConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -79,7 +79,7 @@ def test_spot_files_follow_their_schema(name: str, keys: set[str], resources: se
     words = shlex.split(script.replace("$SHARDS", "s3://bucket/index.json"))
     words = ["8" if word.startswith("$") else word for word in words]
     assert words[:2] == ["frugalvit", "train"]
-    config, _ = flags.parse(TrainConfig, words[2:], "frugalvit train", "")
+    config, _ = parser.parse(TrainConfig, words[2:], "frugalvit train", "")
     assert isinstance(config, TrainConfig) and config.devices == 8 and config.out == "/runs/spot"
     assert words[-2:] == ["--resume", "auto"]
     if values.get("type") == "task":

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 _EVENTS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.truncate")
 _MODULES = (
     "frugalvit.cli.main",
-    "frugalvit.cli.flags",
+    "frugalvit.cli.parser",
     "frugalvit.tasks.classification.train",
     "frugalvit.tasks.pretraining.train",
     "frugalvit.probing.knn",

@@ -21,7 +21,7 @@ from PIL import Image, features
 from safetensors.torch import save_file
 
 from frugalvit.backbones.weights.load import read_checkpoint
-from frugalvit.cli.flags import parse
+from frugalvit.cli.parser import parse
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.config.yaml import read_yaml

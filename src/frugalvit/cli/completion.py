@@ -5,7 +5,7 @@ import re
 from typing import Any, Literal, get_args, get_origin
 
 from frugalvit.cli.commands import COMMANDS, Command
-from frugalvit.cli.flags import make_parser
+from frugalvit.cli.parser import make_parser
 from frugalvit.config.recipes import all_recipes
 from frugalvit.config.tools import CompletionConfig
 from frugalvit.config.train import RunConfig

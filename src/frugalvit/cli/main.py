@@ -98,11 +98,11 @@ def _run(words: list[str]) -> int:
         return 0
     if not command.distributed and not _continue_alone(command):
         return 0
-    from frugalvit.cli import flags
+    from frugalvit.cli import parser
 
     options = words[len(command.name.split()) :]
     try:
-        config, common = flags.parse(command.load_config(), options, f"frugalvit {command.name}", command.help)
+        config, common = parser.parse(command.load_config(), options, f"frugalvit {command.name}", command.help)
     except SystemExit:  # argparse printed --help
         return 0
     console.set_quiet(common.quiet)

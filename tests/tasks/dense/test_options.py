@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from frugalvit.cli.flags import make_parser
 from frugalvit.cli.main import main
+from frugalvit.cli.parser import make_parser
 from frugalvit.config.base import set_dotted
 from frugalvit.config.dense import DetectCompareConfig, DetectConfig, SegmentConfig, TransferConfig
 from frugalvit.config.train import TrainConfig

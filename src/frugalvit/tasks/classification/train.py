@@ -12,6 +12,7 @@ from lightning_fabric import Fabric
 from torch import nn
 
 from frugalvit.backbones import Backbone
+from frugalvit.backbones.lora import add_lora, merge_lora
 from frugalvit.backbones.weights.model_config import class_names
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.backbones.weights.published import locate_published
@@ -28,7 +29,6 @@ from frugalvit.data.formats.image_folder import are_layout_folders
 from frugalvit.data.splits import absent_classes, check_trainable, subsample_labels
 from frugalvit.engine.distributed import collective_timeout, run_on_rank_zero
 from frugalvit.engine.loop import TrainPlan, describe_rescue
-from frugalvit.engine.lora import add_lora, merge_lora
 from frugalvit.engine.param_groups import freeze_first
 from frugalvit.engine.schedules import Constant, Cosine, Linear, Polynomial, Schedule, warmup_steps
 from frugalvit.errors import UserError

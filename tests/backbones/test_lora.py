@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from frugalvit.engine.lora import LowRank, add_lora, merge_lora
+from frugalvit.backbones.lora import LowRank, add_lora, merge_lora
 from frugalvit.engine.param_groups import freeze_first, layer_groups
 from frugalvit.errors import UserError
 
