@@ -47,8 +47,8 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
         raise UserError(
             f"{GUARD[0].upper()}{GUARD[1:]}. This is such a worker process, which must not start a command."
         )
-    console.info_once.cache_clear()
     with _lock, console.quiet() if quiet else contextlib.nullcontext():
+        console.info_once.cache_clear()
         model = row.load_config()
         config: Any = model.parse(_values(model, arguments, options))
         if row.distributed and config.devices > 1 and launch_env.needs_launch():

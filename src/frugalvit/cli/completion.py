@@ -30,8 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
     for command in sorted(COMMANDS, key=lambda command: command.name.count(" ")):
         parent, _, name = command.name.rpartition(" ")
         if parent not in groups:
-            known = groups[""].choices.get(parent) or groups[""].add_parser(parent, help=f"{parent} …")
-            groups[parent] = known.add_subparsers()
+            owner = groups[""].choices.get(parent) or groups[""].add_parser(parent, help=f"{parent} …")
+            groups[parent] = owner.add_subparsers()
         groups[parent].add_parser(name, help=command.help, add_help=False, parents=[_describe(command)])
     return root
 

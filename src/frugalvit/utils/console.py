@@ -51,7 +51,7 @@ def quiet() -> Iterator[None]:
 
 @functools.cache
 def info_once(message: str) -> None:
-    """Print a line once in a command: the runs of a comparison repeat it. ``cache_clear`` forgets the lines."""
+    """Print a line only once in a command. Each command begins with ``cache_clear``."""
     info(message)
 
 

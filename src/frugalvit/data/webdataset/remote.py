@@ -62,7 +62,8 @@ class RetryingReader(io.RawIOBase):
                 if self._source is None:
                     self._open()
                 source: Any = self._source
-                part = getattr(source, "read1", source.read)(len(buffer)) if len(buffer) else b""  # what has arrived
+                read = getattr(source, "read1", source.read)  # read1 does not wait for a full buffer
+                part = read(len(buffer)) if len(buffer) else b""
                 if not part and len(buffer) and self.length is not None and self.position < self.length:
                     raise EOFError(f"the connection ended after {self.position:,} of {self.length:,} bytes")
             except UserError:
