@@ -150,6 +150,18 @@ def test_a_score_back_at_chance_counts_only_with_the_loss() -> None:
         assert (alarm and alarm[1]) == expected
 
 
+@pytest.mark.parametrize(("score", "expected"), [(54.0, None), (1.0, "back at chance")])
+def test_a_confident_classifier_on_mixed_images_is_not_at_chance(score: float, expected: str | None) -> None:
+    """Its loss may be above that of a constant answer for some lines; the loss of a constant answer hardly varies."""
+    losses = [0.5, 0.6, 0.5, 1.3, 0.97, 1.2] * 5
+    lines = [(10 * (i + 1), {"cross_entropy": CHANCE * v, "gradient_norm": 2.0}) for i, v in enumerate(losses)]
+    health = make_health(600)
+    health.check(0, {"mean_per_class": 50.0})
+    lines.insert(3, (35, {"mean_per_class": score}))
+    alarm = first_alarm(health, lines)
+    assert (alarm and alarm[1]) == expected
+
+
 def test_rescued_health_starts_anew() -> None:
     health = make_health()
     assert first_alarm(health, curve(lambda t: 0.06 if t < 0.4 else 0.0)) is not None

@@ -19,7 +19,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, pstdev
 
 import numpy as np
 
@@ -31,6 +31,9 @@ _AT_CHANCE = 0.005
 
 _LOWEST = -0.01
 """Larger losses count as this gap, so that one spike, which a run often recovers from, does not decide a mean."""
+
+_ERRATIC = 0.05
+"""A deviation of the gap between lines that a constant answer never has. Mixed images and a fitted classifier do."""
 
 _NEVER_LEARNED = 0.003  # a mean gap over a tenth of the run, below which a network has learned nothing
 _FEW_STEPS = 200  # before this step a loss at chance is normal, however short the run
@@ -114,7 +117,11 @@ class SupervisedHealth(RunHealth):
     @property
     def gap(self) -> float:
         """The mean gap of the last lines."""
-        return fmean(self.recent)
+        return fmean(max(gap, _LOWEST) for gap in self.recent)
+
+    @property
+    def scores_above_chance(self) -> bool:
+        return self.was_above and not self.evaluations_at_chance
 
     def all_alarms(self) -> list[Alarm]:
         return [*self.past, *self.raised.values()]
@@ -123,9 +130,8 @@ class SupervisedHealth(RunHealth):
 
     def _take_losses(self, metrics: Mapping[str, float]) -> None:
         gap = 1 - metrics[self.loss] / self.chance if self.chance > 0 else 1.0
-        gap = max(gap, _LOWEST)
         self.recent.append(gap)
-        self.long.append(gap)
+        self.long.append(max(gap, _LOWEST))
         self.norms.append(metrics.get("gradient_norm", math.inf))
         if len(self.recent) == self.recent.maxlen:
             self.best = max(self.best, self.gap)
@@ -153,6 +159,7 @@ class SupervisedHealth(RunHealth):
     def _fell_back(self) -> str:
         """Tell if a run that had learned is at chance: by its loss, or by two evaluations and a loss near it."""
         by_loss = self.best >= self.learned and self.gap <= min(_AT_CHANCE, self.best / 8)
+        by_loss &= not (self.scores_above_chance and pstdev(self.recent) > _ERRATIC)
         by_score = self.was_above and self.evaluations_at_chance >= 2 and self.gap <= _LEARNED
         if not by_loss and not by_score:
             return ""
@@ -164,7 +171,7 @@ class SupervisedHealth(RunHealth):
         needed = max(_FEW_STEPS, round(0.2 * self.steps), self.warmup + round(0.1 * self.steps))
         if waited < needed or len(self.long) < (self.long.maxlen or 0) or self.best > self.started_to_learn:
             return ""
-        if fmean(self.long) > _NEVER_LEARNED or (self.was_above and not self.evaluations_at_chance):
+        if fmean(self.long) > _NEVER_LEARNED or self.scores_above_chance:
             return ""
         return f"after {waited:,} steps the loss is still {(1 - self.gap) * self.chance:.3f}, that of a constant answer"
 

@@ -258,7 +258,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         if self.load_best(outcome, config.weights):
             task.cached_scores = None
         kept_start = outcome["best_step"] == 0 and (config.classifier, config.weights) == ("logistic", "best")
-        self.learned_val = kept_start and self.unseen is not None  # without test, val scores the weights
+        self.learned_val = kept_start and self.unseen is not None and config.labels == 1  # else val scores, or is spare
         if self.learned_val:  # val has chosen, and a probe also learns from it
             self._fit_classifier(task.result, self.eval_set)
             console.info("no later weights were better on val: the first stay, and the classifier learns from val too")
