@@ -140,10 +140,8 @@ def _list_rows(text: str) -> Iterator[Row]:
         if not content or content.startswith("#"):
             continue
         head, _, last = content.rpartition(" ")
-        if head and Path(last).suffix.lower() not in EXTENSIONS | ARRAYS:
-            yield Row(head.strip(), last, None, line)
-        else:
-            yield Row(content, None, None, line)
+        has_label = head and Path(last).suffix.lower() not in EXTENSIONS | ARRAYS
+        yield Row(head.strip(), last, None, line) if has_label else Row(content, None, None, line)
 
 
 def _rename(record: dict[str, Any], columns: dict[str, str], where: str) -> dict[str, Any]:

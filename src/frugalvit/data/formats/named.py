@@ -234,10 +234,6 @@ def _parts(source: DatasetSplits) -> _Parts:
     return source.classes or (), source.splits
 
 
-def _open_ucf101(name: str, known: Known, home: Path) -> _Parts:
-    return _parts(open_folder(str(home / "ucf101"), OpenOptions(labels="folders")))
-
-
 def _open_hateful_memes(name: str, known: Known, home: Path) -> _Parts:
     base = home / "hateful_memes"
     dev = base / "dev.jsonl"
@@ -274,7 +270,7 @@ _READERS: dict[str, Callable[[str, Known, Path], _Parts]] = {
     "voc2007": _open_voc2007,
     "pcam": _open_pcam,
     "fer2013": _open_fer2013,
-    "ucf101": _open_ucf101,
+    "ucf101": lambda name, known, home: _parts(open_folder(str(home / name), OpenOptions(labels="folders"))),
     "hateful_memes": _open_hateful_memes,
     "imagenet100": _open_imagenet100,
     **{f"domainnet_{domain}": _open_domainnet for domain in DOMAINS},
