@@ -214,7 +214,7 @@ def test_a_resumed_run_keeps_its_batch(tmp_path: Path) -> None:
 def test_batch_in_equal_parts(world: int, accumulate: int, group: int, images: int, batch: int) -> None:
     values = {"data": "photos", "batch": 50, "lr": 0.1, "epochs": 3, "accumulate": accumulate}
     values |= {"img_size": 32, "ema": 0.0, "evaluate_every": 1, "localization": {"weight": 0}}
-    values |= {"target": "class", "logit_adjustment": 0}
+    values |= {"target": "class", "logit_adjustment": 0, "optimizer": {"muon": False}}
     config = TrainConfig.parse(values).with_options({}, ResolvedTrainConfig)
     plan = TrainPlan.from_config(config, images, world, group=group, lines=20)
     assert plan.images_per_step == batch and plan.steps_per_epoch == max(1, images // batch)
@@ -248,3 +248,21 @@ def test_crop(side: int, crop: str) -> None:
 def test_steps_override_epochs(kind: Any) -> None:
     _, auto = resolve({"img_size": 32, "steps": 3, "epochs": 7}, Facts(500, 10, 64, "cpu"), kind)
     assert auto["steps"] == 3 and "epochs" not in auto
+
+
+@pytest.mark.parametrize(
+    ("network", "device", "values", "muon"),
+    [
+        ("hybrid_nano", "cpu", {}, True),
+        ("swin_nano", "cpu", {}, False),
+        ("hybrid_nano", "cpu", {"init": "runs/a", "recipe": "scratch"}, False),
+        ("hybrid_nano", "cpu", {"strategy": "fsdp"}, False),
+        ("hybrid_nano", "cpu", {"recipe": "drloc-paper"}, False),
+        ("hybrid_small", "cuda", {}, False),
+        ("hybrid_small", "cuda", {"optimizer": {"muon": True}}, True),
+    ],
+)
+def test_muon_where_it_was_measured(network: str, device: str, values: dict[str, Any], muon: bool) -> None:
+    facts = Facts(5000, 10, 64, device, family=network.split("_")[0])
+    config = TrainConfig.parse({"data": "x", "backbone": network} | values)
+    assert resolve_training(config, facts, AutoValues()).optimizer.muon == muon

@@ -24,12 +24,12 @@ from helpers.tiny_runs import TRAIN, differences, interrupted_at, run_tiny
 FACTS = {"classes": ["cat", "dog"], "network": {}, "content": "", "processes": 2}
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_resume_keeps_the_precision(precision: str, photos: Path, tmp_path: Path) -> None:
-    """The resuming command does not name it; the default here is single precision."""
-    run_tiny("train", data=photos, out=tmp_path / "complete", precision=precision)
+@pytest.mark.parametrize("options", [{"precision": "bf16"}, {"precision": "fp16"}, {"optimizer": {"muon": True}}])
+def test_resume_keeps_precision_and_optimizer(options: dict[str, Any], photos: Path, tmp_path: Path) -> None:
+    """The resuming command does not name them; the defaults here are single precision and AdamW."""
+    run_tiny("train", data=photos, out=tmp_path / "complete", **options)
     with interrupted_at(7):
-        run_tiny("train", data=photos, out=tmp_path / "cut", precision=precision)
+        run_tiny("train", data=photos, out=tmp_path / "cut", **options)
     run_tiny("train", resume=tmp_path / "cut")
     assert differences(tmp_path / "complete", tmp_path / "cut") == []
 

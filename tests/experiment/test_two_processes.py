@@ -46,6 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> ForkServer:
     # 26 training images make an uneven end of every epoch, 11 validation images an uneven last batch.
     write_images(folder / "images", train=13, val=11)
     write_config(folder / "train.yaml", TRAIN, **NO_DROP_PATH)
+    write_config(folder / "muon.yaml", TRAIN, optimizer={"muon": True}, **NO_DROP_PATH)
     localization = {"weight": 0.1, "hidden": 8, "pairs": 4}
     write_config(folder / "pretrain.yaml", PRETRAIN, localization=localization, **NO_DROP_PATH)
     sinkhorn = PRETRAIN["matching"] | {"centering": "sinkhorn", "koleo": 0.1, "chunked": True}  # type: ignore[operator]
@@ -87,6 +88,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     ("verb", "name"),
     [
         ("train", "train"),
+        ("train", "muon"),
         *(("pretrain", name) for name in ("pretrain", "sinkhorn", "instances")),
         ("distil teacher", "distil"),
     ],

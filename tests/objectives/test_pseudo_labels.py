@@ -12,7 +12,7 @@ from torch import Tensor
 
 from frugalvit.engine.step import MOVED
 from frugalvit.errors import UserError
-from frugalvit.objectives import FlexMatch, FreeMatch, SoftMatch, pseudo_label_loss
+from frugalvit.objectives import FlexMatch, SoftMatch, pseudo_label_loss
 from frugalvit.objectives.pseudo_labels import PseudoLabels
 
 CLASSES, IMAGES, TAU, M = 4, 11, 0.7, 0.8
@@ -38,22 +38,6 @@ class FlexOracle:
         return weights
 
 
-class FreeOracle:
-    """FreeMatch's thresholds, class by class."""
-
-    def __init__(self) -> None:
-        self.tau, self.p, self.h = 1 / CLASSES, [1 / CLASSES] * CLASSES, [1 / CLASSES] * CLASSES
-
-    def __call__(self, probs: list[list[float]], index: list[int]) -> list[float]:
-        count = len(probs)
-        self.tau = M * self.tau + (1 - M) * sum(max(row) for row in probs) / count
-        for c in range(CLASSES):
-            self.p[c] = M * self.p[c] + (1 - M) * sum(row[c] for row in probs) / count
-            self.h[c] = M * self.h[c] + (1 - M) * sum(row.index(max(row)) == c for row in probs) / count
-        thresholds = [p / max(self.p) * self.tau for p in self.p]
-        return [1.0 if max(row) > thresholds[row.index(max(row))] else 0.0 for row in probs]
-
-
 class SoftOracle:
     """SoftMatch's weights, image by image."""
 
@@ -77,7 +61,6 @@ class SoftOracle:
 
 METHODS: dict[str, tuple[Callable[[], PseudoLabels], Callable[[], Any]]] = {
     "flexmatch": (lambda: FlexMatch(CLASSES, IMAGES, TAU), FlexOracle),
-    "freematch": (lambda: FreeMatch(CLASSES, M, 0.5), FreeOracle),
     "softmatch": (lambda: SoftMatch(CLASSES, M), SoftOracle),
 }
 
@@ -133,31 +116,6 @@ def test_loss_and_gradients_equal_the_loops(temperature: float) -> None:
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
     (got,), (want,) = torch.autograd.grad(loss, logits), torch.autograd.grad(expected, logits)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("used", [(0, 1, 2, 3, 4, 5), (1, 4), ()])
-def test_fairness_loss_and_gradients_equal_the_loops(used: tuple[int, ...]) -> None:
-    labels, (probs, index) = FreeMatch(CLASSES, M, fairness=0.5), predictions(3, 6, 2.0)
-    labels(probs.float(), index)
-    logits = torch.randn(6, CLASSES, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    weights = torch.tensor([float(n in used) for n in range(6)])
-    loss = labels.fairness_loss(logits, weights)
-    assert loss is not None
-    (gradient,) = torch.autograd.grad(loss, logits)
-    if not used:
-        assert loss == 0 and not gradient.any(), "no pseudo-label: nothing to balance, and no NaN"
-        return
-    student = [logits[n].softmax(0) for n in used]
-    counts = [sum(int(row.argmax()) == c for row in student) for c in range(CLASSES)]
-    present = [c for c in range(CLASSES) if counts[c]]
-    ratio = {c: torch.stack([row[c] for row in student]).sum() / counts[c] for c in present}
-    target = {c: float(labels.mean_probs[c] / labels.label_histogram[c]) for c in range(CLASSES)}
-    total, wanted = torch.stack(list(ratio.values())).sum(), torch.zeros(())
-    for c in range(CLASSES):
-        share = ratio[c] / total if c in ratio else torch.tensor(0.0)
-        wanted = wanted + 0.5 * target[c] / sum(target.values()) * torch.log(share + 1e-12)
-    torch.testing.assert_close(loss, wanted)
-    torch.testing.assert_close(gradient, torch.autograd.grad(wanted, logits)[0])
 
 
 def test_flexmatch_lowers_the_threshold_of_a_hard_class() -> None:

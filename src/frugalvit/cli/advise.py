@@ -154,7 +154,7 @@ def _propose_for_labels(config: AdviseConfig, source: DatasetSplits, facts: Fact
     scratch = _plan_training(config, source, facts, "scratch", {})
     published = _plan_training(config, source, facts, "published", {"pretrained": True})
     network = published_backbone(facts.device)[0]
-    count = _count_unlabelled(source)
+    count = len(source.loose.get("train", ()))
     more = " --unlabelled rest" if count else ""
     command = f"frugalvit probe logistic {network} {data} --pretrained{more} --save probe"
     probe = Proposal(command, REASONS["features"] + (REASONS["spread"] if count else ""))
@@ -180,11 +180,6 @@ def _propose_for_labels(config: AdviseConfig, source: DatasetSplits, facts: Fact
 
 def _has_published(device: str) -> bool:
     return locate_published(published_backbone(device)[0]) is not None or is_online()
-
-
-def _count_unlabelled(source: DatasetSplits) -> int:
-    """Count the training images without a label, beside labelled ones."""
-    return len(source.loose.get("train", ()))
 
 
 def _propose_without_labels(config: AdviseConfig, source: DatasetSplits, facts: Facts) -> list[Proposal]:
@@ -240,7 +235,7 @@ def _plan_training(
 
 
 def _plan_pretraining(config: AdviseConfig, source: DatasetSplits, facts: Facts, reason: str) -> Proposal:
-    facts = replace(facts, images=facts.images + _count_unlabelled(source))
+    facts = replace(facts, images=facts.images + len(source.loose.get("train", ())))
     method = "instances" if pretrain.suits_instances(facts.images, facts.side) else "esvit"
     settings = PretrainConfig.parse({"data": config.data, "device": config.device, "method": method})
     decisions = resolve.AutoValues()

@@ -21,7 +21,7 @@ LARGE_NETWORK = 10_000_000  # parameters; larger Swins gain from the classificat
 LONG_RUN = 180  # epochs; strong augmentation lowered accuracy after 100 and 167 epochs, not after 200 and 320
 LONG_RUN_HYBRID = 60  # epochs; mixing raised the accuracy of such networks after 70 and 87 epochs
 IMBALANCED = 20  # images of the largest class relative to the smallest, from which on the loss is adjusted
-UNLABELLED_RATIO = 7  # unlabelled images per labelled one in a batch (FixMatch, FlexMatch, FreeMatch, SoftMatch)
+UNLABELLED_RATIO = 7  # unlabelled images per labelled one in a batch (FixMatch, FlexMatch, SoftMatch)
 FEW_STEPS = 5_000  # RandAugment lowered accuracy in runs of 1,500, 3,100 and 4,000 steps
 
 
@@ -144,6 +144,12 @@ def logit_adjustment(facts: Facts, *, balance: bool) -> tuple[float, str]:
     if facts.imbalance >= IMBALANCED:
         return 1.0, f"balanced softmax: {ratio}; it raises the mean per class, and may lower top-1"
     return 0.0, f"the plain loss: {ratio}, less than {IMBALANCED}"
+
+
+def muon(facts: Facts, *, from_scratch: bool) -> tuple[bool, str]:
+    if facts.device != "cpu" or facts.family != "hybrid" or not from_scratch:
+        return False, "Muon is measured only for hybrids from random weights on a CPU (docs/FIRST_RUN.md)"
+    return True, "orthogonal steps of matrices learn more in the same time (docs/FIRST_RUN.md)"
 
 
 def layer_decay(facts: Facts) -> tuple[float, str]:

@@ -41,6 +41,7 @@ class ResolvedLocalizationConfig(LocalizationConfig):
 
 
 class ResolvedOptimizerConfig(OptimizerConfig):
+    muon: bool = option()
     layer_decay: float = option()
 
 

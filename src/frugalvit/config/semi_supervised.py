@@ -11,8 +11,8 @@ REST = "rest"  # the value of --unlabelled that stands for the images of DATA wi
 class SemiConfig(Config):
     """Unlabelled images (--unlabelled): pseudo-labels from weak views and the EMA weights, learned on strong views."""
 
-    method: Literal["fixmatch", "flexmatch", "freematch", "softmatch"] = option(
-        "softmatch", "fixmatch: one threshold; flexmatch and freematch: one per class that adapts; softmatch: weights"
+    method: Literal["fixmatch", "flexmatch", "softmatch"] = option(
+        "softmatch", "fixmatch: one threshold; flexmatch: one per class that adapts; softmatch: weights"
     )
     ratio: Count | Auto = option("auto", "unlabelled images per labelled one; auto: the papers' 7, or fewer")
     weight: float = option(1.0, "weight of the pseudo-label loss", ge=0)
@@ -23,9 +23,8 @@ class SemiConfig(Config):
     )
     mixing: bool = option(True, "mix strong views with each other, as often as labelled images (--mixing.prob)")
     momentum: Rate | Auto = option(
-        "auto", "EMA rate of thresholds; auto: 0.999, less in short runs", needs="method=freematch or method=softmatch"
+        "auto", "EMA rate of SoftMatch's weights; auto: 0.999, less in short runs", needs="method=softmatch"
     )
-    fairness: float = option(0.01, "weight of FreeMatch's fairness loss", ge=0, needs="method=freematch")
     temperature: float = option(0.0, "0: learn the pseudo-label's class; above 0: a distribution this sharp", ge=0)
     weak_scale: Range = option((0.5, 1.0), "area of a weak view, if crops are resized; strong views use augment.scale")
     operations: Whole = option(3, "RandAugment operations of a strong view, of any magnitude up to 10")

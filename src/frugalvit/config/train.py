@@ -52,7 +52,7 @@ R = TypeVar("R", bound="RunConfig")
 
 
 class OptimizerConfig(Config):
-    """AdamW and its learning-rate schedule."""
+    """AdamW or Muon, and the learning-rate schedule."""
 
     weight_decay: float = option(0.05, "weight decay of matrices, not of biases, norms and position tables", ge=0)
     betas: Annotated[tuple[Rate, Rate], pydantic.BeforeValidator(split_commas)] = option((0.9, 0.999), "AdamW's betas")
@@ -61,6 +61,7 @@ class OptimizerConfig(Config):
     min_lr: float = option(0.005, "final learning rate as a share of the highest", ge=0, le=1)
     clip: float = option(5.0, "gradient norm limit; 0 for none", ge=0)
     clip_per: Literal["global", "tensor"] = option("global", "clip by one norm over all gradients, or by tensor")
+    muon: bool | Auto = option(False, "orthogonal steps for matrices (Muon); auto: from random weights on a CPU")
     layer_decay: Factor | Auto = option(1.0, "learning-rate factor from each block to the one before it; auto: 0.75")
 
 
@@ -216,6 +217,7 @@ class RunConfig(Config):
         kind = self.recipe_task
         blocked = {f"'{kind}'": kind != "train", "--auto-batch": self.auto_batch}
         blocked |= {"--precision fp16": self.precision == "fp16", "--compile": self.compile not in ("auto", False)}
+        blocked |= {"--optimizer.muon": getattr(self.optimizer, "muon", False) is True}
         if self.strategy == "fsdp" and any(blocked.values()):
             what = next(flag for flag, is_set in blocked.items() if is_set)
             raise ValueError(f"--strategy fsdp does not work with {what}; use --strategy ddp")

@@ -51,9 +51,6 @@ class RunHealth:
     def verdict(self) -> str:
         return ", ".join(self.raised) if self.raised else "healthy"
 
-    def _clear(self, name: str) -> None:
-        self.counts[name] = 0
-
     def _is_new(self, alarm: Alarm) -> bool:
         """True once, when a check has failed ``patience`` times in a row."""
         self.counts[alarm.name] = self.counts.get(alarm.name, 0) + 1

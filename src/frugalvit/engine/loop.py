@@ -339,14 +339,10 @@ class Trainer(TrainStep):
         self._apply_rescues()
         self.run.truncate_metrics(self.step)
         self.fabric.barrier()
-        self._replay_metrics()
-        console.info(f"resuming {self.run.folder} at step {self.step} of {self.plan.steps}")
-
-    def _replay_metrics(self) -> None:
-        """Show the task the metrics logged before the resume, as if the run had not been interrupted."""
-        for line in self.run.metrics():
+        for line in self.run.metrics():  # the task sees them as if the run had not been interrupted
             values = {name: math.nan if value is None else value for name, value in line.items() if name not in _LABELS}
             self.should_end |= self.task.on_metrics(line["step"], values)
+        console.info(f"resuming {self.run.folder} at step {self.step} of {self.plan.steps}")
 
     # -- failures
 

@@ -20,6 +20,7 @@ from torch.optim import AdamW
 
 from frugalvit.config.resolved import ResolvedRunConfig
 from frugalvit.engine.failure_dump import is_out_of_memory
+from frugalvit.engine.muon import Muon
 from frugalvit.engine.schedules import Constant, Schedule
 from frugalvit.engine.sharding import plain_norm
 from frugalvit.engine.task import Task
@@ -36,6 +37,7 @@ class TrainPlan:
     lr: Schedule
     weight_decay: Schedule | None = None
     betas: tuple[float, float] = (0.9, 0.999)
+    muon: bool = False
     clip: float = 0.0
     clip_per: str = "global"
     accumulate: int = 1
@@ -68,6 +70,7 @@ class TrainPlan:
             lr=Constant(config.lr),
             weight_decay=Constant(optimizer.weight_decay),
             betas=optimizer.betas,
+            muon=getattr(optimizer, "muon", False) is True,  # detectors and segmenters always take AdamW
             clip=optimizer.clip,
             clip_per=optimizer.clip_per,
             accumulate=config.accumulate,
@@ -80,8 +83,9 @@ class TrainPlan:
 
 
 def make_optimizer(task: Task, plan: TrainPlan, fabric: Fabric) -> AdamW:
-    """Make AdamW, the optimizer of every task, with the learning rate of step 0."""
-    return AdamW(task.parameter_groups(), lr=plan.lr.at(0), betas=plan.betas, fused=_fused(fabric))
+    """Make AdamW or Muon with the learning rate of step 0."""
+    kind = Muon if plan.muon else AdamW
+    return kind(task.parameter_groups(), lr=plan.lr.at(0), betas=plan.betas, fused=_fused(fabric))
 
 
 class TrainStep:
@@ -245,7 +249,7 @@ def step_if_finite(optimizer: Any, norm: Tensor, guard: Tensor, *, scaled: bool 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """BatchNorm buffers, which every forward pass changes."""
 
-THRESHOLDS = ("confident_class", "confidence_mean", "confidence_variance", "mean_probs", "label_histogram")
+THRESHOLDS = ("confident_class", "confidence_mean", "confidence_variance", "mean_probs")
 """Buffers of pseudo-labels (``objectives/pseudo_labels.py``)."""
 
 MOVED = (*STATISTICS, *THRESHOLDS, "window_counts", "center")  # all buffers that a step changes

@@ -136,6 +136,8 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     length = _resolve_length(config, auto, *epochs)
     auto.choose("target", config.target, facts.target, "what the labels of the data are")
     auto.choose("logit_adjustment", config.logit_adjustment, *defaults.logit_adjustment(facts, balance=config.balance))
+    fresh = from_scratch and config.strategy == "ddp"
+    auto.choose("optimizer.muon", config.optimizer.muon, *defaults.muon(facts, from_scratch=fresh))
     auto.choose("optimizer.layer_decay", config.optimizer.layer_decay, *defaults.layer_decay(facts))
     auto.choose("freeze", config.freeze, *defaults.frozen_blocks(facts))
     seen = batch * (1 + ratio) if facts.unlabelled else batch  # images in a step
@@ -168,7 +170,7 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     if facts.unlabelled:
         reason = "pseudo-labels need confident predictions, which smoothing prevents"
         auto.choose("mixing.smoothing", config.mixing.smoothing, 0.0, reason)
-        if semi.method in ("freematch", "softmatch"):
+        if semi.method == "softmatch":
             auto.choose("semi.momentum", semi.momentum, *defaults.threshold_momentum(steps))
         if semi.region_weight:
             auto.choose("semi.prototypes", semi.prototypes, *defaults.prototype_count(facts.unlabelled))

@@ -19,7 +19,6 @@ from frugalvit.objectives.esvit import update_center as update_center
 from frugalvit.objectives.esvit import view_loss as view_loss
 from frugalvit.objectives.instances import InstanceClassification as InstanceClassification
 from frugalvit.objectives.pseudo_labels import FlexMatch as FlexMatch
-from frugalvit.objectives.pseudo_labels import FreeMatch as FreeMatch
 from frugalvit.objectives.pseudo_labels import SoftMatch as SoftMatch
 from frugalvit.objectives.pseudo_labels import pseudo_label_loss as pseudo_label_loss
 from frugalvit.objectives.registry import Objective as Objective

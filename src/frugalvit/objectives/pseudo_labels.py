@@ -5,9 +5,9 @@ the strongly augmented view, for which the student predicts Q:
 
     L_u = 1/N Σ_n w_n · H(q̂_n, Q_n)
 
-The methods differ in the weights w. FlexMatch and FreeMatch have a threshold per class, so w is 0 or 1; the weights of
-SoftMatch are in between. Thresholds follow the predictions of all processes, and are buffers, so that a checkpoint
-holds them. Nothing here waits for the device.
+The methods differ in the weights w. FixMatch and FlexMatch have thresholds, so w is 0 or 1; the weights of SoftMatch
+are in between. Thresholds follow the predictions of all processes, and are buffers, so that a checkpoint holds them.
+Nothing here waits for the device.
 """
 
 from abc import ABC, abstractmethod
@@ -40,10 +40,6 @@ class PseudoLabels(nn.Module, ABC):
 
         index: (N,) numbers of the images; FlexMatch remembers each image
         """
-
-    def fairness_loss(self, logits: Tensor, weights: Tensor) -> Tensor | None:
-        """Return a further loss on the student's logits (N, C), already weighted; None if the method has none."""
-        return None
 
 
 class FixMatch(PseudoLabels):
@@ -92,53 +88,10 @@ class FlexMatch(PseudoLabels):
         return weights
 
 
-class FreeMatch(PseudoLabels):
-    """Self-adaptive thresholds and fairness (Wang et al., ICLR 2023). EMA: x ← m x + (1 - m) mean over the images.
-
-        τ ← EMA of max q,    p̃ ← EMA of q,    h̃ ← EMA of the histogram of q̂;    all start at 1/C    (Eq. 5, 6, 10)
-        T(c) = p̃(c) / max_c p̃(c) · τ,    w_n = 1 if max q_n > T(q̂_n), else 0                         (Eq. 7, 8)
-        p̄ = mean of w Q,    h̄ = histogram of argmax Q where w = 1                                     (Eq. 9)
-        L_f = -H(SumNorm(p̃ / h̃), SumNorm(p̄ / h̄)) = Σ_c SumNorm(p̃ / h̃)_c log SumNorm(p̄ / h̄)_c       (Eq. 11)
-
-    A class with an empty histogram takes no part in L_f. A step uses the thresholds after its own predictions.
-    """
-
-    def __init__(self, classes: int, momentum: float = 0.999, fairness: float = 0.01) -> None:
-        super().__init__()
-        self.momentum, self.fairness = momentum, fairness
-        self.confidence_mean = nn.Buffer(torch.full((), 1 / classes))
-        self.mean_probs = nn.Buffer(torch.full((classes,), 1 / classes))
-        self.label_histogram = nn.Buffer(torch.full((classes,), 1 / classes))
-
-    def thresholds(self) -> Tensor:
-        """Return T (C,)."""
-        return self.mean_probs / self.mean_probs.max() * self.confidence_mean
-
-    @torch.no_grad()
-    def forward(self, probs: Tensor, index: Tensor) -> Tensor:
-        confidence, label = probs.max(1)
-        if self.training:
-            means = _mean_over_processes(torch.cat((confidence[:, None], probs, _one_hot(label, probs)), 1))
-            state = self.confidence_mean, self.mean_probs, self.label_histogram
-            for value, mean in zip(state, means.split([1, probs.shape[1], probs.shape[1]]), strict=True):
-                value.lerp_(mean.view_as(value), 1 - self.momentum)
-        return (confidence > self.thresholds()[label]).to(probs)
-
-    def fairness_loss(self, logits: Tensor, weights: Tensor) -> Tensor | None:
-        if self.fairness == 0:
-            return None
-        probs = logits.float().softmax(1)
-        local = (weights[:, None] * torch.cat((probs, _one_hot(probs.argmax(1), probs)), 1)).mean(0)
-        # The value is that of all processes. DDP averages gradients, so each process adds that of its own mean.
-        means = local + (_mean_over_processes(local.detach()[None]) - local.detach())
-        used, histogram = means.chunk(2)
-        target = _sum_norm(self.mean_probs, self.label_histogram)
-        loss = (target * (_sum_norm(used, histogram.detach()) + _TINY).log()).sum()
-        return self.fairness * torch.where(histogram.detach().sum() > 0, loss, 0.0 * loss)
-
-
 class SoftMatch(PseudoLabels):
-    """Truncated Gaussian weights and uniform alignment (Chen et al., ICLR 2023, §3.1 and §3.2). EMA as in FreeMatch.
+    """Truncated Gaussian weights and uniform alignment (Chen et al., ICLR 2023, §3.1 and §3.2).
+
+    EMA: x ← m x + (1 - m) mean over the images.
 
         UA(q) = Normalize(q · u / p̃),    p̃ ← EMA of q (starts at u),    u = 1/C
         μ ← EMA of the mean of max UA(q),    σ² ← EMA of its unbiased variance;    they start at 1/C and 1
@@ -169,16 +122,6 @@ class SoftMatch(PseudoLabels):
             self.confidence_variance.lerp_(variance[0], 1 - self.momentum)
         below = (confidence - self.confidence_mean).clamp(max=0)
         return (-2 * below**2 / self.confidence_variance.clamp(min=_TINY)).exp()
-
-
-def _one_hot(labels: Tensor, like: Tensor) -> Tensor:
-    return torch.zeros_like(like).scatter_(1, labels[:, None], 1.0)
-
-
-def _sum_norm(values: Tensor, histogram: Tensor) -> Tensor:
-    """Return values / histogram, divided by its sum; 0 where the histogram is 0."""
-    ratio = torch.where(histogram > 0, values / histogram.clamp(min=_TINY), 0.0)
-    return ratio / ratio.sum().clamp(min=_TINY)
 
 
 def _processes() -> int:

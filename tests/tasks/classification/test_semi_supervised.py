@@ -17,7 +17,7 @@ from frugalvit.data.augmentation.mixup import Blend, mix_images
 from frugalvit.data.loader import Batch
 from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
-from frugalvit.objectives import FreeMatch, RelativeLocalization
+from frugalvit.objectives import RelativeLocalization, SoftMatch
 from frugalvit.tasks.classification import semi_supervised
 from frugalvit.tasks.classification.semi_supervised import SemiBatch, SemiSupervisedTask
 from helpers.fork_server import ForkServer
@@ -35,7 +35,7 @@ from helpers.tiny_runs import (
     write_images,
 )
 
-METHODS = ["fixmatch", "flexmatch", "freematch", "softmatch"]
+METHODS = ["fixmatch", "flexmatch", "softmatch"]
 SEMI: dict[str, Any] = {"unlabelled": "rest", "labels": 4, "batch": 4, "mixing": {"prob": 0.7}}
 
 
@@ -145,14 +145,14 @@ def test_losses_and_gradients_equal_the_sum_of_the_parts(share: float) -> None:
     torch.manual_seed(0)
     network: Any = Linear()
     localization = RelativeLocalization(3, pairs=5, hidden=4, grid_size=None)
-    semi = SemiConfig(method="freematch", weight=0.7)
+    semi = SemiConfig(weight=0.7)
     task = SemiSupervisedTask(
         network, localization, LocalizationConfig(), Constant(0.3), ema=0.9,
-        semi=semi, start=0, ramp=Constant(0.5), labels=FreeMatch(3, 0.9, 0.5), regions=None,
+        semi=semi, start=0, ramp=Constant(0.5), labels=SoftMatch(3, 0.9), regions=None,
     ).train()  # fmt: skip
     with torch.no_grad():
         network.head.weight.mul_(3)  # the EMA weights differ from the current ones
-    batch, oracle = make_batch(blend=Blend(share)), FreeMatch(3, 0.9, 0.5)
+    batch, oracle = make_batch(blend=Blend(share)), SoftMatch(3, 0.9)
     losses = task(batch, 0)
     assert not task.result.training and task.training
 
@@ -160,14 +160,12 @@ def test_losses_and_gradients_equal_the_sum_of_the_parts(share: float) -> None:
     probs = task.result.classify(weak.mean((2, 3))).softmax(1).detach()
     weights = oracle(probs, batch.rows.flatten())
     logits = network.classify(strong.mean((2, 3)))
-    fairness = oracle.fairness_loss(logits, weights)
-    assert fairness is not None and batch.targets is not None
+    assert batch.targets is not None
     expected = torch.nn.functional.cross_entropy(network.classify(batch.images.mean((2, 3))), batch.targets)
     for n, partner in ((0, 1), (1, 0), (2, 3), (3, 2), (4, 5), (5, 4)):
         for other, part in ((n, share), (partner, 1 - share)):
             loss = -weights[other] * logits[n].log_softmax(0)[probs[other].argmax()]
             expected = expected + part * 0.5 * 0.7 * loss / 6
-    expected = expected + 0.5 * fairness
     grid, pairs = torch.cat((batch.images, strong)), task._pairs(batch)
     expected = expected + 0.3 * semi_supervised.loss_at_pairs(localization, grid, pairs)[0]
     torch.testing.assert_close(losses["loss"], expected)
@@ -198,7 +196,6 @@ def test_learns_from_the_rest(images: Path, tmp_path: Path, method: str) -> None
     *_, train, last = read_metrics(run)
     assert {"cross_entropy", "pseudo_label_loss", "localization", "pseudo_labels_used"} <= train.keys()
     assert ("region_loss" in train) == (method != "fixmatch")
-    assert ("fairness_loss" in train) == (method == "freematch")
     assert 0 <= last["pseudo_labels_used"] <= 100 and 0 <= last["pseudo_labels_right"] <= 100
     assert result.data["pseudo_labels_used"] == last["pseudo_labels_used"]
     rows = json.loads((run / "summary.json").read_text())["pseudo_labels"]["rows"]
@@ -242,7 +239,7 @@ def test_the_first_classifier_after_pretraining_spreads_the_labels(
 @pytest.mark.parametrize("method", METHODS)
 def test_an_interrupted_run_resumes_to_the_bit(images: Path, tmp_path: Path, method: str) -> None:
     semi = semi_options(method)
-    options = SEMI | {"data": images, "semi": semi, "steps": 6, "accumulate": 2 if method == "freematch" else 1}
+    options = SEMI | {"data": images, "semi": semi, "steps": 6, "accumulate": 2 if method == "softmatch" else 1}
     run_tiny("train", out=tmp_path / "complete", **options)
     with interrupted_at(5):
         run_tiny("train", out=tmp_path / "resumed", **options)

@@ -180,7 +180,7 @@ class WeakStrongViews(Augment):
     """Two views of an unlabelled image: a weak one for its pseudo-label, a strong one to learn it on (FixMatch).
 
     Both crop and flip as ``augment`` says. The strong view also has RandAugment with random magnitudes and an erased
-    rectangle, as in FlexMatch, FreeMatch and SoftMatch.
+    rectangle, as in FlexMatch and SoftMatch.
     """
 
     def __init__(

@@ -74,8 +74,8 @@ def open_unlabelled(config: TrainConfig, source: DatasetSplits, fabric: Fabric |
         source.notes.extend(opened.notes)
     if images.streaming is not None and config.semi.method == "flexmatch":
         raise UserError(
-            "--semi.method flexmatch remembers every unlabelled image, which a stream does not allow. Use freematch or "
-            "softmatch, or --stream false."
+            "--semi.method flexmatch remembers every unlabelled image, which a stream does not allow. Use softmatch, "
+            "or --stream false."
         )
     where = source.location if other is None else config.unlabelled
     source.notes.append(f"Learning from {pluralize(len(images), 'unlabelled image')} of {where} too.")
@@ -262,12 +262,8 @@ class SemiSupervisedTask(ClassificationTask):
             own = pseudo_labels.pseudo_label_loss(logits[rest], probs, weights, temperature)
             other = pseudo_labels.pseudo_label_loss(logits[rest], probs[partner], weights[partner], temperature)
             pseudo = share * own + (1 - share) * other
-            fairness = self.labels.fairness_loss(logits[rest], weights)
         losses = {"cross_entropy": cross_entropy, "pseudo_label_loss": pseudo}
         total = cross_entropy + ramp * self.semi.weight * pseudo
-        if fairness is not None:
-            losses["fairness_loss"] = fairness
-            total = total + ramp * fairness
         if isinstance(self.localization, RelativeLocalization) and weight is not None:
             losses["localization"], losses["localization_error"] = loss_at_pairs(
                 self.localization, features.grid, pairs
@@ -362,7 +358,6 @@ def make_semi_task(
     labels = {
         "fixmatch": lambda: pseudo_labels.FixMatch(semi.threshold),
         "flexmatch": lambda: pseudo_labels.FlexMatch(classes, images, semi.threshold),
-        "freematch": lambda: pseudo_labels.FreeMatch(classes, momentum, semi.fairness),
         "softmatch": lambda: pseudo_labels.SoftMatch(classes, momentum),
     }[semi.method]()
     if semi.region_weight:

@@ -99,7 +99,7 @@ class Health(RunHealth):
         signs |= {"stagnation": self._stagnant(step, metrics), "dead features": self._dead_features(metrics)}
         signs = of_levels | signs | {"worse features": self._worse_features(metrics)}
         for name in (name for name, sign in signs.items() if sign == ""):
-            self._clear(name)
+            self.counts[name] = 0
         advice = _ADVICE | ({} if self.prototypes else _ADVICE_WITHOUT_TEACHER)
         alarms = [Alarm(name, sign, advice[name.partition(" (")[0]]) for name, sign in signs.items() if sign]
         return [alarm for alarm in alarms if self._is_new(alarm)]
