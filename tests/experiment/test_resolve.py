@@ -250,6 +250,25 @@ def test_steps_override_epochs(kind: Any) -> None:
     assert auto["steps"] == 3 and "epochs" not in auto
 
 
+@pytest.mark.parametrize("values", [{"lora": 4}, {"freeze": 2}, {"recipe": "finetune"}])
+def test_nothing_random_is_frozen(values: dict[str, Any]) -> None:
+    facts = Facts(5000, 10, 64, "cpu", family="vit", blocks=12)
+    with pytest.raises(UserError, match="add --pretrained or --init"):
+        resolve_training(TrainConfig.parse({"data": "x"} | values), facts, AutoValues())
+    resolve_training(TrainConfig.parse({"data": "x", "pretrained": True} | values), facts, AutoValues())
+
+
+def test_a_compared_setting_has_its_own_recipe() -> None:
+    config = CompareConfig.parse({"data": "x", "settings": ["a: pretrained=true", "b: lr=1"], "seeds": 2})
+    recipes = {
+        name: TrainConfig.parse(config.run_values(values, 0, "o")).recipe
+        for name, values in config.named_settings().items()
+    }
+    assert recipes == {"a": "finetune", "b": "scratch"}
+    named = CompareConfig.parse({"data": "x", "recipe": "scratch"})
+    assert TrainConfig.parse(named.run_values({"pretrained": True}, 0, "o")).recipe == "scratch"
+
+
 @pytest.mark.parametrize(
     ("network", "device", "values", "muon"),
     [

@@ -34,6 +34,18 @@ def test_resume_keeps_precision_and_optimizer(options: dict[str, Any], photos: P
     assert differences(tmp_path / "complete", tmp_path / "cut") == []
 
 
+@pytest.mark.parametrize("step", [1, 7])
+def test_resume_keeps_the_classifier_of_init(step: int, photos: Path, tmp_path: Path) -> None:
+    """Before the first checkpoint and after it: no second start, and no values for a fitted classifier."""
+    run_tiny("train", data=photos, out=tmp_path / "start")
+    options = {"data": photos, "init": tmp_path / "start", "recipe": "finetune", "save_every": 5}
+    run_tiny("train", out=tmp_path / "complete", **options)
+    with interrupted_at(step):
+        run_tiny("train", out=tmp_path / "cut", **options)
+    run_tiny("train", resume=tmp_path / "cut")
+    assert differences(tmp_path / "complete", tmp_path / "cut") == []
+
+
 def test_resume_without_the_recipe_file(photos: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("task: train\nvalues: {stretch: 2.0}\n")

@@ -69,6 +69,9 @@ class Compared(RunConfig):
         """Return the values of one run: the common values, overridden by those of the setting."""
         compare_only = set(Compared.model_fields) - set(RunConfig.model_fields)
         common = self.model_dump(mode="json", exclude=compare_only)
+        requested = {name: value for name, value in self._requested.items() if name not in compare_only}
+        if not self.is_set("recipe") and self.default_recipe(merge(requested, setting)) != self.recipe:
+            common = requested  # the setting has another recipe, so its values replace those of the common one
         return merge(common, setting) | {"seed": seed, "out": out, "resume": None}
 
 

@@ -152,6 +152,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
     def _can_fit_classifier(self) -> bool:
         """Whether learned features need a classifier for these classes, and few enough images are there to fit it."""
         options = self.options
+        if options.resume:  # the run has chosen
+            return False
         # Unlabelled images spread the labels; without them, a run from the user's own pre-training does not need it.
         learned = options.recipe == "finetune" or (
             self.unlabelled is not None and any(options.weight_sources().values())
@@ -161,8 +163,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         return self.data.target != "number" and not self._init_fits()
 
     def _init_fits(self) -> bool:
-        """Whether --init has a classifier of these classes; no if a resumed run has decided: its --init may be gone."""
-        init = None if self.options.resume else self.options.init
+        """Whether --init has a classifier of these classes; no if a checkpoint replaces it: --init may be gone."""
+        init = self.options.init if builders.needs_initial_weights(self.options) else None
         return init is not None and class_names(find_init(init)) == list(self.classes)
 
     def resolve_input(self, options: TrainConfig, facts: Facts) -> TrainConfig:
@@ -279,6 +281,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             "run": str(self.run_folder.folder),
             "task": "train",
             "target": self.target.kind,
+            "learned_val": self.learned_val,
             **top,
             "floor": floor,
             **self.scores.facts("test" if unseen is not None else task.eval_split),
