@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from frugalvit.backbones.lora import LowRank, add_lora, merge_lora
+from frugalvit.backbones.lora import LowRank, add_lora, merge_lora, merged_tensors
 from frugalvit.engine.param_groups import freeze_first, layer_groups
 from frugalvit.errors import UserError
 
@@ -45,7 +45,9 @@ def test_start_and_merge_do_not_change_the_network(name: str) -> None:
         for change in (module for module in model.modules() if isinstance(module, LowRank)):
             nn.init.normal_(change.up, std=0.1)
         learned, average = model(images), copy.deepcopy(model)
+        tensors = merged_tensors(model.state_dict())  # of a checkpoint
         merge_lora(average)
+        assert tensors.keys() == names and all(torch.equal(tensors[k], v) for k, v in average.state_dict().items())
         assert not torch.allclose(learned, before, atol=1e-3)
         assert torch.allclose(average(images), learned, atol=1e-5) and set(average.state_dict()) == names
 

@@ -4,6 +4,7 @@ W' = W + 2 · B A with A (r, in) and B (out, r). B starts at zero, so that train
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from frugalvit.backbones.timm_features import classifier_name
 from frugalvit.errors import UserError
 
 _SCALE = 2.0
+_PLACE = ".parametrizations.weight."  # of a matrix and its change, in the names of the tensors
 
 
 class LowRank(nn.Module):
@@ -46,6 +48,15 @@ def add_lora(model: nn.Module, rank: int) -> int:
     for layer in layers:
         parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, rank))
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def merged_tensors(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of an ordinary network: each matrix of a checkpoint with LoRA plus its change."""
+    merged = {name: tensor for name, tensor in state.items() if _PLACE not in name}
+    for place in (name.removesuffix("0.up") for name in state if name.endswith(f"{_PLACE}0.up")):
+        change = _SCALE * (state[f"{place}0.up"] @ state[f"{place}0.down"])
+        merged[place.replace(_PLACE, ".weight")] = state[f"{place}original"] + change
+    return merged
 
 
 def merge_lora(model: nn.Module) -> None:

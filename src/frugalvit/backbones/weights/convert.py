@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from frugalvit.backbones.lora import merged_tensors
 from frugalvit.errors import UserError
 
 State = dict[str, Tensor]
@@ -62,7 +63,7 @@ _UNKNOWN = Layout("network of an unknown kind", "timm", "")
 
 
 def open_contents(raw: Mapping[str, Any]) -> Contents:
-    state = _find_network(raw)
+    state = merged_tensors(_find_network(raw))
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_complex() or tensor.is_meta:
             raise UserError(
