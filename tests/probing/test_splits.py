@@ -1,8 +1,11 @@
 """The splits of a probe: held-out parts, views, and some of the labels."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 
@@ -11,7 +14,7 @@ from frugalvit.config.train import TrainConfig
 from frugalvit.data.splits import subsample_labels
 from frugalvit.errors import UserError
 from frugalvit.probing.extractor import FeatureSet
-from frugalvit.probing.splits import assign_fifths, make_probe_splits
+from frugalvit.probing.splits import assign_fifths, embed_splits, make_probe_splits, open_labelled
 
 
 def numbered_features(images: int, first: int = 0, classes: int = 3) -> FeatureSet:
@@ -32,6 +35,29 @@ def test_missing_splits_are_made_without_overlap() -> None:
     other = make_probe_splits({"train": numbered_features(60)}, 3, 0.2, seed=5)
     for one, another in ((made.train, other.train), (made.val, other.val), (made.test, other.test)):
         assert not torch.equal(one.features, another.features)
+
+
+def test_copies_stay_on_one_side() -> None:
+    """Also through ``embed_splits``, which finds them: 12 pictures, three files each."""
+    rng = np.random.default_rng(0)
+    pictures = [PIL.Image.fromarray(rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)) for _ in range(12)]
+    with TemporaryDirectory() as folder:
+        for number in range(36):
+            (Path(folder) / f"{number % 3}").mkdir(exist_ok=True)
+            pictures[number % 12].save(Path(folder) / f"{number % 3}/{number}.png")
+        source = open_labelled(folder, None)
+        images, rows = source.splits["train"], list(range(36))
+        found = FeatureSet(
+            torch.arange(36.0)[:, None], torch.tensor(images.labels), None, images.names, images.keys, positions=rows
+        )
+        parts = embed_splits(lambda *_: found, source)  # type: ignore[arg-type, return-value]
+    made = make_probe_splits(parts, 3, 0.25, seed=0)
+    assert "24 exact copies" in made.notes[0]
+    sides = [
+        {int(images.names[int(row)].split("/")[-1][:-4]) % 12 for row in part.features[:, 0]}
+        for part in (made.train, made.val, made.test)
+    ]
+    assert sum(map(len, sides)) == 12 and all(sides)
 
 
 def test_own_splits_are_used() -> None:

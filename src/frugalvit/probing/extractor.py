@@ -53,6 +53,7 @@ class FeatureSet:
     labels:    (N,) or None
     targets:   (N, C) for several labels per image, or None
     positions: the index of each row's image in the split; names may occur twice
+    copies:    the first image of every row's group of copies (``group_copies``), if train may be split
     """
 
     features: Tensor
@@ -63,6 +64,8 @@ class FeatureSet:
     bad: list[tuple[str, str]] = field(default_factory=list)
     from_cache: bool = False
     positions: list[int] = field(default_factory=list)
+    copies: np.ndarray | None = None
+    copies_note: str = ""
 
     def __len__(self) -> int:
         return len(self.features)

@@ -66,7 +66,7 @@ def knn(config: KnnConfig) -> CommandResult:
         where = {"scored_on": "test", "scored_images": test_images, "chance": data["chance"]}
         tops = {k: read_scores({"top1": values["top1"]} | where)[0] for k, values in scores.items()}
         table = score_table([replace(top, name=f"top-1, k = {k}") for k, top in tops.items()])
-        voted = "each other" if queries is None else f"{test_images:,} test images"
+        voted = "each other" if queries is None else f"{test_images:,} other images"
         title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {voted}"
         settings = (inputs.classes, headline, config.temperature)
 

@@ -56,10 +56,7 @@ def rank_classes(scores: Tensor, k: int = 5) -> Tensor:
 
 
 def mean_per_class(predicted: Tensor, labels: Tensor) -> float:
-    """Mean over classes of the accuracy on the class's images; predicted, labels: (N,).
-
-    Classes without a test image do not count.
-    """
+    """Mean over the classes with images of the accuracy on these; predicted, labels: (N,)."""
     labels = labels.to(predicted.device)
     classes = int(labels.max()) + 1
     total = torch.bincount(labels, minlength=classes).double()
@@ -171,11 +168,9 @@ def eleven_point_map(scores: Tensor, targets: Tensor) -> float:
 def average_precisions(scores: Tensor, targets: Tensor) -> Tensor:
     """Return the average precision of every class, (C,), in [0, 1]; NaN without a positive image.
 
-        AP = Σ_i (R_i - R_{i-1}) · P_i
+    AP = Σ_i (R_i - R_{i-1}) · P_i over the distinct scores from high to low, with recall R_i and precision P_i of all
+    images from that score on. ``scores`` are (N, C).
 
-    over the distinct scores from high to low, with recall R_i and precision P_i of all images from that score on.
-
-    scores:  (N, C)
     targets: (N, C) of 1 = present, 0 = absent, -1 = unknown (ignored)
     """
     _, hits, images, is_last = _rank_images(scores, targets)

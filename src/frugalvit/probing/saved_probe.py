@@ -142,13 +142,14 @@ def _training_features(
 
 
 def learned_images(folder: Path, data: str | None, split: str, keys: Collection[str]) -> int:
-    """Count the images of a split that the classifier of a saved probe may have learned from.
+    """Count the images of a split that the classifier of a saved probe or run may have learned from.
 
-    folder: of the probe, or its model folder; any other folder gives 0
+    folder: of the probe or run, or its model folder; a run that did not learn from val gives 0
     """
     folder = folder.parent if folder.name == layout.MODEL else folder
     summary, facts = read_summary(folder) or {}, read_json(folder / layout.DATA, dict) or {}
-    if summary.get("task") != "probe" or not same_value("data", data, facts.get("data")):
+    learned = summary.get("task") == "probe" or summary.get("learned_val")
+    if not learned or not same_value("data", data, facts.get("data")):
         return 0
     if held_out := set(facts.get("held_out") or ()):
         return sum(key not in held_out for key in keys)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from frugalvit.config.probe import ExtractConfig, FrozenModelConfig
 from frugalvit.data import DatasetSplits, open_data
+from frugalvit.data.duplicates import group_copies
 from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.data.rng import generator_for
 from frugalvit.data.splits import hold_out, subsample_labels
@@ -89,7 +90,12 @@ def open_labelled(data: str, root: str | None, target: str = "auto", *, loose: b
 
 def embed_splits(extractor: FeatureExtractor, source: DatasetSplits) -> dict[str, FeatureSet]:
     """Extract the features of every split of the dataset, so that all probes share one cache."""
-    return {name: extractor(examples, f"{source.name} {name}") for name, examples in source.splits.items()}
+    parts = {name: extractor(examples, f"{source.name} {name}") for name, examples in source.splits.items()}
+    if not {"val", "test"} <= set(parts):  # a part of train is held out
+        train, examples = parts["train"], source.splits["train"]
+        copies, train.copies_note = group_copies(examples, examples.labels)
+        train.copies = copies[train.positions]
+    return parts
 
 
 def labelled_splits(splits: Collection[str]) -> list[str]:
@@ -133,7 +139,8 @@ def make_probe_splits(
         test, val = val, None
     if test is None:
         held = _hold_out(full, remaining, val_fraction, seed + 1)
-        notes.append(f"no test split: scored on {held.sum():,} of {len(full):,} labelled images, not used to learn")
+        where = f"{held.sum():,} of {len(full):,} labelled images, not used to learn"
+        notes.append(f"no test split: scored on {where}{full.copies_note}")
         remaining &= ~held
         test_part, unseen = train.subset(held), [full.keys[row] for row in np.flatnonzero(held)]
     else:
@@ -173,7 +180,8 @@ def _join(parts: Sequence[FeatureSet]) -> FeatureSet:
     if len(labels) < len(parts):
         raise UserError("--labels needs data with one label per image.")
     names, keys = [name for part in parts for name in part.names], [key for part in parts for key in part.keys]
-    return FeatureSet(torch.cat([part.features for part in parts]), torch.cat(labels), None, names, keys)
+    joined = FeatureSet(torch.cat([part.features for part in parts]), torch.cat(labels), None, names, keys)
+    return joined if len(parts) > 1 else replace(joined, copies=parts[0].copies, copies_note=parts[0].copies_note)
 
 
 def to_probe_split(features: FeatureSet) -> ProbeSplit:
@@ -216,5 +224,6 @@ def _hold_out(features: FeatureSet, available: np.ndarray, fraction: float, seed
     rows = np.flatnonzero(available)
     labels = None if features.labels is None else features.labels.numpy()[rows]
     held = np.zeros(len(features), dtype=bool)
-    held[rows[hold_out([features.keys[row] for row in rows], labels, fraction, seed)]] = True
+    copies = None if features.copies is None else features.copies[rows]
+    held[rows[hold_out([features.keys[row] for row in rows], labels, fraction, seed, copies)]] = True
     return held
