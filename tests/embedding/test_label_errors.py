@@ -132,6 +132,13 @@ def test_images_in_the_wrong_folder_are_first(layout: str, photos: Path, capsys:
     assert "<b>blue</b> looks like <b>green</b>" in wrong and "<b>green</b> looks like <b>red</b>" in wrong
 
 
+def test_one_image_beside_small_classes() -> None:
+    """The first fifth may hold nothing to choose the penalty on."""
+    features, labels = torch.randn(5, 4), torch.tensor([0, 1, 1, 2, 2])
+    for seed in range(8):
+        assert cross_validate(features, labels, seed).shape[1] == 3
+
+
 def test_single_images_of_a_class_are_not_judged(photos: Path) -> None:
     suite_layouts.write(photos / "train" / "grey" / "only.png", 1, 0)
     result = find_label_errors(DataConfig(data="photos", **TINY))

@@ -36,8 +36,7 @@ def save_data(
         train: ``(images, labels)``, ``(images, None)`` without labels, or a ``torch.utils.data.Dataset`` (anything with
             a length) of such pairs. An image is a uint8 array (H, W) or (H, W, 3), a PIL image, a path, a file's bytes,
             or a tensor (C, H, W), uint8 or floats from 0 to 1; a label is a number or a name.
-        val: the same. Without it, training takes a val split from train.
-        test: the same.
+        val, test: the same. Without val, training takes a val split from train.
         classes: the class names of the labels 0, 1, …; by default the labels themselves.
     """
     folder = Path(out)

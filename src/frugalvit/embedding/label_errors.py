@@ -141,7 +141,7 @@ def _choose_strength(problem: LogisticRegression, features: Tensor, labels: Tens
         earlier = (problem.fit(strength, earlier),)
         rows = earlier[0].scores(features).log_softmax(1)
         likelihood = float(rows.gather(1, labels[:, None].to(rows.device)).mean())
-        if likelihood < best + _MIN_GAIN:
+        if not likelihood >= best + _MIN_GAIN:  # also without images to judge it
             return strength * _STRIDE
         best, strength = likelihood, strength / _STRIDE
 

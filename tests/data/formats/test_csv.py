@@ -11,7 +11,7 @@ from PIL import Image
 
 from frugalvit.data import open_data
 from frugalvit.data.bad_images import UnreadableImage
-from frugalvit.data.formats.csv import LABEL_COLUMNS, PATH_COLUMNS, SPLIT_COLUMNS
+from frugalvit.data.formats.csv import LABEL_COLUMNS, PATH_COLUMNS, SPLIT_COLUMNS, class_list
 from frugalvit.data.splits import check_trainable
 from frugalvit.errors import UserError
 from frugalvit.probing.splits import open_labelled
@@ -275,3 +275,10 @@ def test_other_columns_and_another_folder(tmp_path: Path) -> None:
     assert Path(source.splits["train"].names[0]).is_file()
     with pytest.raises(UserError, match=r"no column 'species2' for the label\. It has: photo, label, species"):
         open_data(f"{table}:path=photo,label=species2")
+
+
+def test_two_labels_do_not_matter_where_labels_are_ignored(tmp_path: Path) -> None:
+    fill(tmp_path, {".": 2})
+    (tmp_path / "t.csv").write_text("path,label\n000.png,--1\n000.png,2\n001.png,2\n")
+    assert len(open_data(tmp_path / "t.csv", labels="ignore").splits["train"]) == 2
+    assert class_list(["--1", "2", "10"]) == ["--1", "10", "2"]

@@ -110,13 +110,11 @@ class RandAugment:
     ``magnitude`` and clipped to 0..10 (uniform in 0..``magnitude`` when the deviation is infinite). ± is a fair coin.
 
         autocontrast, equalize, invert    no strength
-        rotate                            ±3·m degrees
-        posterize                         keep 4 - floor(0.4·m) bits
+        rotate, posterize                 ±3·m degrees; keep 4 - floor(0.4·m) bits
         solarize                          invert grey levels from 256 - floor(25.6·m)
         solarize_add                      add floor(11·m) grey levels below 128
         saturation, contrast, brightness, sharpness     factor 1 ± 0.09·m, at least 0.1
-        shear_x, shear_y                  ±0.03·m
-        translate_x, translate_y          ±0.045·m of the width or height
+        shear_x, _y, translate_x, _y      ±0.03·m; ±0.045·m of the width or height
 
     The five affine operations are resampled together; pixels outside the image get the mean.
     """

@@ -182,6 +182,7 @@ def build_splits(where: str, rows: list[Row], name: str, options: OpenOptions, c
     """
     notes: list[str] = []
     folder = Path(where).parent
+    rows = [row._replace(label=None) for row in rows] if options.labels == "ignore" else rows
     rows = _drop_repeated(rows, where, notes)
     labelled = options.labels != "ignore" and any(row.label is not None for row in rows)
     is_number = labelled and options.target == "number"
@@ -262,7 +263,7 @@ def _as_number(text: str) -> float | None:
 def class_list(labels: Iterable[str | None]) -> list[str]:
     """Return the sorted distinct labels. Integers are sorted by value: 2 comes before 10."""
     distinct = {label for label in labels if label}
-    if distinct and all(re.fullmatch(r"-*[0-9]{1,20}", label) for label in distinct):
+    if distinct and all(re.fullmatch(r"-?[0-9]{1,20}", label) for label in distinct):
         return sorted(distinct, key=lambda label: (int(label), label))
     return sorted(distinct)
 

@@ -23,6 +23,7 @@ from frugalvit.utils import console
 from frugalvit.utils.files import read_bytes
 from frugalvit.utils.text import short_message, truncate_list
 
+_CLASS_TYPES = ("int", "uint", "bool", "string", "large_string")  # lists and floats are not classes
 _LABEL_COLUMNS = ("fine_label", *LABEL_COLUMNS, "labels", "coarse_label")  # the first that exists is used
 _FILE_SUFFIXES = (".parquet", ".arrow")
 
@@ -135,7 +136,8 @@ def _build_splits(loaded: Any, where: str, name: str) -> DatasetSplits:
         raise UserError(f"{where} lacks train, val and test; splits: {truncate_list([*map(str, parts)]) or 'none'}.")
     first = by_split.get("train", next(iter(by_split.values())))
     column = _image_column(first, where)
-    label = next((key for key in _LABEL_COLUMNS if _is_label(first.features.get(key))), None)
+    kinds = {key: str(getattr(first.features.get(key), "dtype", "")) for key in _LABEL_COLUMNS}
+    label = next((key for key, kind in kinds.items() if kind.startswith(_CLASS_TYPES)), None)
     if label is None:
         notes.append(f"{where} has no column of labels ({truncate_list(first.column_names, 8)}): read as unlabelled.")
     texts = {split: _labels(rows, label) if label else [] for split, rows in by_split.items()}
@@ -178,11 +180,6 @@ def _encoded(rows: Any, column: str) -> Any:
 
     rows = rows.select_columns([column])
     return rows.cast_column(column, Image(decode=False)) if isinstance(rows.features[column], Image) else rows
-
-
-def _is_label(feature: Any) -> bool:
-    """True for integers and texts; lists and floats are not classes."""
-    return str(getattr(feature, "dtype", "")).startswith(("int", "uint", "bool", "string", "large_string"))
 
 
 def _labels(rows: Any, column: str) -> list[str | None]:

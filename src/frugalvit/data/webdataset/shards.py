@@ -62,10 +62,7 @@ class Collisions(NamedTuple):
 
 
 class ShardExamples(ImageDataset):
-    """Images inside tar files, read by their offsets.
-
-    offsets: int64 (N, 3): shard, offset, size
-    """
+    """Images inside tar files, read by their ``offsets``, int64 (N, 3): shard, offset, size."""
 
     per_image = ("offsets",)
 
