@@ -286,9 +286,6 @@ class Backbone(nn.Module):
         fixed = {key: value for key, value in self.keywords.items() if key not in ("drop_path", "grid_norm")}
         return fixed | {"keep_patch_size": True}
 
-    def extra_repr(self) -> str:
-        return f"name={self.name!r}, img_size={self.img_size}, dim={self.dim}, num_classes={self.num_classes}"
-
     def _check(self, images: Tensor) -> None:
         """Check only type and shape, because reading values would wait for the device."""
         is_batch = isinstance(images, Tensor) and images.is_floating_point() and images.dim() == 4

@@ -262,7 +262,7 @@ def write_comparison(
         rows = [[*row, text] for row, text in zip(rows, texts, strict=True)]
     facts = ["seed", metric, "seconds", "seconds_per_step", "run"]
     every_run = [[name, *(summary[fact] for fact in facts)] for name, group in scores.items() for summary in group]
-    where = _describe_images(summaries)
+    where = _describe_images(summaries, metric)
     markdown = "".join(f"{markdown_text(text)}.\n\n" for text in [*verdicts.values(), where] if text)
     texts = (markdown + as_markdown(columns, rows), as_csv(["setting", *facts], every_run), as_latex(columns, rows))
     for name, text in zip(layout.COMPARISON_TABLES, texts, strict=True):
@@ -341,9 +341,11 @@ def _pseudo_values(scores: Scores, metric: str) -> dict[str, list[list[float]]]:
     }
 
 
-def _describe_images(summaries: list[dict[str, Any]]) -> str:
+def _describe_images(summaries: list[dict[str, Any]], metric: str) -> str:
     """Return what the runs were scored on, e.g. "200 images of val; chance 50.0 %"; "" if they differ."""
-    texts = {str(score).rpartition(" on ")[2] for summary in summaries for score in read_scores(summary)[:1]}
+    scores = [score for summary in summaries for score in read_scores(summary)]
+    own = [score for score in scores if score.name == SCORE_NAMES.get(metric)] or scores[:1]
+    texts = {str(score).rpartition(" on ")[2] for score in own}
     return texts.pop() if len(texts) == 1 else ""
 
 
@@ -410,7 +412,7 @@ def _intervals(
         if len(group) > 1:
             found = [*found, statistics.mean_interval(spreads[name].mean, parts[name])] if parts else []
         most = 100.0 if is_percent(metric) else math.inf
-        least = 0.0 if is_percent(metric) and not metric.endswith("r2") else -math.inf  # R² may be negative
+        least = -math.inf if metric.endswith("r2") else 0.0  # R² may be negative, shares and errors not
         low, high = min((low for low, _ in found), default=0.0), max((high for _, high in found), default=0.0)
         intervals[name] = (max(least, low), min(most, high)) if found else ()
     return intervals

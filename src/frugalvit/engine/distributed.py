@@ -214,10 +214,7 @@ def _set_timeout(seconds: float) -> None:
 
 @contextmanager
 def fail_on_lost_rank(fabric: Fabric, folder: Path | None, seconds: float) -> Iterator[None]:
-    """Raise ``LostRankError`` if another rank died or hangs.
-
-    folder: the run's folder; None before it exists
-    """
+    """Raise ``LostRankError`` if another rank died or hangs; ``folder`` is the run's, None before it exists."""
     try:
         yield
     except RuntimeError as error:

@@ -115,6 +115,8 @@ def _choose_size(config: RunConfig, facts: Facts, auto: AutoValues) -> int:
 def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> ResolvedTrainConfig:
     """Resolve supervised training: batch, length, learning rate, Drloc, augmentation, EMA, evaluation."""
     side, from_scratch = _choose_size(config, facts, auto), not (config.init or config.pretrained)
+    if from_scratch and (config.lora or config.freeze not in ("auto", 0) or config.recipe == "finetune"):
+        raise UserError("--lora, --freeze and the recipe finetune keep trained weights: add --pretrained or --init.")
     labelled, semi = facts.images, config.semi
     ratio = defaults.UNLABELLED_RATIO if semi.ratio == "auto" else semi.ratio
     facts = replace(facts, images=defaults.images_per_epoch(labelled, facts.unlabelled, ratio))

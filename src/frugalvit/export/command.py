@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from frugalvit.backbones.weights.model_config import saved_size
+from frugalvit.backbones.weights.published import is_published
 from frugalvit.config.tools import EXPORTS, ExportConfig
 from frugalvit.config.yaml import read_yaml
 from frugalvit.data import open_data, preprocessing
@@ -100,7 +101,7 @@ def export(config: ExportConfig) -> CommandResult:
         notes.append("config.json has no scores: they were measured at another image size")
     if (Path(config.model) / layout.DENSE_FACTS).exists():
         notes.append("this is the backbone alone: use detectors and segmenters with 'frugalvit detect|segment predict'")
-    if not Path(config.model).exists():
+    if not Path(config.model).exists() and not is_published(config.model):
         notes.append(f"{config.model} is the name of an architecture: these weights are random")
     return CommandResult(data, [Table(["file", "MB"], rows, str(out))], notes)
 

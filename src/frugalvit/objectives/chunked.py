@@ -70,11 +70,9 @@ def assigned_cross_entropy(
 ) -> Tensor:
     """Return the loss L of this module, with gradients for ``student`` and ``student_weight``.
 
-    student:        (B, S, P) bottleneck vectors of all student rows of an image
-    student_weight: (K, P) prototypes
-    teacher:        (B, J, P) of all teacher rows, and teacher_weight (K, P)
-    assignment:     (B, S, J), C above
-    center:         (K) or (1, K)
+    student:        (B, S, P) bottleneck vectors of all student rows of an image, and prototypes (K, P)
+    teacher:        (B, J, P) of all teacher rows, and prototypes (K, P)
+    assignment:     (B, S, J), C above; center: (K) or (1, K)
     rows:           rows per chunk; None chooses it from K
 
     Under autocast on a GPU with bf16 the products run in bf16 with fp32 accumulation, everything else in fp32.
@@ -102,8 +100,7 @@ def sinkhorn_center(
 
     softmax((W' z - center) / τt) is Sinkhorn-Knopp's result after ``iterations`` turns.
 
-    teacher:        (…, P) bottleneck vectors of the rows of this process
-    teacher_weight: (K, P) prototypes
+    teacher:        (…, P) bottleneck vectors of the rows of this process, and prototypes (K, P)
     rows:           rows per chunk; None chooses it from K
 
     Products have the precision of :func:`assigned_cross_entropy`, everything else fp32.

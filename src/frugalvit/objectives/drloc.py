@@ -164,9 +164,6 @@ class RelativeLocalization(nn.Module):
             errors.append((offsets - offsets.median()).abs().mean())
         return float(sum(errors) / 2)
 
-    def extra_repr(self) -> str:
-        return f"variant={self.variant!r}, pairs={self.pairs!r}, grid_size={self.grid_size}, form={self.form!r}"
-
     # Targets
 
     def _resolve_absolute(self, absolute: bool | None) -> bool:

@@ -36,10 +36,7 @@ class PseudoLabels(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, probs: Tensor, index: Tensor) -> Tensor:
-        """Return the weights (N,) of the teacher's probabilities (N, C).
-
-        index: (N,) numbers of the images; FlexMatch remembers each image
-        """
+        """Return the weights (N,) of the teacher's probabilities (N, C) of the images with the numbers ``index``."""
 
 
 class FixMatch(PseudoLabels):

@@ -52,7 +52,8 @@ def evaluate(config: EvalConfig) -> CommandResult:
     target, calibration = load_target(model, names), check_coverage(model, config.coverage, config.mirror)
     source, run, split, examples, numbers = open_scored(config, target)
     stored = (read_summary(run) if run else None) or {}
-    learned_val = stored.get("task") == "probe" and "test" in source.splits  # a probe with a test split also uses val
+    is_probe = stored.get("task") == "probe" and "test" in source.splits  # a probe with a test split also uses val
+    learned_val = is_probe or stored.get("learned_val")
     if run is not None and split in ("train", "all", *(["val"] if learned_val else [])):
         console.warning(f"{config.model} was trained on these images ({split}): its scores on new images will be lower")
     extractor = make_extractor(model, config, "pooled")
