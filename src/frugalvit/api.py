@@ -32,12 +32,10 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
     One command runs at a time, other threads wait: random numbers and torch's settings belong to the process.
 
     Args:
-        command: its name: "train", "probe knn", "look explore" …
-        arguments: the positional arguments, in the order of the command line.
+        command, arguments: its name ("train", "probe knn" …) and the positional arguments of the command line.
         quiet: no progress and no messages on standard error, except warnings.
         options: as on the command line, with underscores for dashes (``img_size=64``) and dictionaries for groups
-            (``localization={"weight": 1.0}``, or ``**{"localization.weight": 1.0}``). ``--continue`` is
-            ``continue_from``. Instead of ``--config`` use ``**yaml.safe_load(…)``.
+            (``localization={"weight": 1.0}``). ``--continue`` is ``continue_from``; ``--config`` is ``**values``.
     """
     words = command.split()
     row = find_command(words) if words else None

@@ -116,7 +116,11 @@ def summaries(tmp_path: Path, right: np.ndarray, split: str = "test") -> list[di
     [
         (0.9, 0.5, r"a helps by \d+\.\d points \(\d+\.\d to \d+\.\d\) against b"),
         (0.5, 0.9, r"a hurts by \d+\.\d points \(\d+\.\d to \d+\.\d\) against b"),
-        (0.7, 0.71, r"a against b: cannot tell differences below \d+\.\d points: (use more seeds|the 400 images .*)"),
+        (
+            0.7,
+            0.71,
+            r"a against b: no clear difference .one below \d+\.\d points .*: (use more seeds|the 400 images .*)",
+        ),
     ],
 )
 def test_verdict_is_one_sentence(better: float, worse: float, verdict: str, tmp_path: Path) -> None:

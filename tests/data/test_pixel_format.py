@@ -187,7 +187,7 @@ def test_mixed_sets(tmp_path: Path) -> None:
     np.save(folder / "class0" / "features.npy", REAL)
     (folder / "class0" / "8bit.png").write_bytes(pillow(RGB))
     source = open_data(folder, split="given")
-    assert len(source) == 5 and source.splits["train"].pixels == PHOTO and "not all hold 16-bit" in source.notes[-1]
+    assert len(source) == 5 and source.splits["train"].pixels == PHOTO and "because they differ" in source.notes[-1]
     (folder / "class1" / "five.tif").write_bytes(FILES["tiff, pages"][0])
     with pytest.raises(UserError, match="different kinds"):
         open_data(folder)

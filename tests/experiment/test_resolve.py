@@ -250,8 +250,8 @@ def test_steps_override_epochs(kind: Any) -> None:
     assert auto["steps"] == 3 and "epochs" not in auto
 
 
-@pytest.mark.parametrize("values", [{"lora": 4}, {"freeze": 2}, {"recipe": "finetune"}])
-def test_nothing_random_is_frozen(values: dict[str, Any]) -> None:
+@pytest.mark.parametrize("values", [{"lora": 4}, {"recipe": "finetune"}])
+def test_fine_tuning_needs_trained_weights(values: dict[str, Any]) -> None:
     facts = Facts(5000, 10, 64, "cpu", family="vit", blocks=12)
     with pytest.raises(UserError, match="add --pretrained or --init"):
         resolve_training(TrainConfig.parse({"data": "x"} | values), facts, AutoValues())
@@ -265,6 +265,8 @@ def test_a_compared_setting_has_its_own_recipe() -> None:
         for name, values in config.named_settings().items()
     }
     assert recipes == {"a": "finetune", "b": "scratch"}
+    stem = CompareConfig.parse({"data": "x", "stem": "conv", "backbone_args": {"window_size": 4}})
+    assert TrainConfig.parse(stem.run_values({"stem": "patch"}, 0, "o")).backbone_args == {"window_size": 4}
     named = CompareConfig.parse({"data": "x", "recipe": "scratch"})
     assert TrainConfig.parse(named.run_values({"pretrained": True}, 0, "o")).recipe == "scratch"
 

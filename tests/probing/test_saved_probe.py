@@ -74,6 +74,13 @@ def test_onnx_gives_the_same_answers(saved: dict[str, Any], data: Path, tmp_path
         assert float(best.values) == pytest.approx(row["predictions"][0]["probability"], abs=1e-4)
 
 
+@pytest.mark.parametrize("to", ["timm", "hf"])
+@pytest.mark.parametrize("saved", ["knn"], indirect=True)
+def test_timm_has_no_nearest_neighbours(saved: dict[str, Any], to: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="timm has no k-NN classifier"):
+        fv.run("export", str(saved["out"]), to=to, out=str(tmp_path / "timm"))
+
+
 def test_a_saved_classifier_starts_a_training(saved: dict[str, Any]) -> None:
     assert fv.load(saved["out"]).backbone.name == "swin_nano"
 

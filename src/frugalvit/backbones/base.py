@@ -3,11 +3,8 @@
 A network in ``architectures/`` is first an ordinary timm model: ``@register_model``, ``forward_features``,
 ``forward_head(x, pre_logits)``, ``get_classifier``, ``reset_classifier``, ``set_grad_checkpointing``, ``num_features``,
 ``num_classes``, ``feature_info``; ``forward(x)`` is ``forward_head(forward_features(x))``. Its constructor takes at
-least ``img_size``, ``in_chans``, ``num_classes``, ``drop_path_rate`` and ``patch_size``: the pixels between two
-neighbouring tokens of the first stage. This is the stride of the first embedding. A kernel wider than the stride keeps
-its width, so that weights still fit.
-
-It also implements :class:`GridModel`, so that the final grid, the blocks and the attention need no module names.
+least ``img_size``, ``in_chans``, ``num_classes``, ``drop_path_rate`` and ``patch_size``, the stride of the first
+embedding. It also implements :class:`GridModel`: the final grid, the blocks and the attention need no module names.
 """
 
 import itertools

@@ -52,11 +52,9 @@ def create_backbone(
     grid_norm   False returns the tokens before the final norm as grid (the released Drloc's Swin)
     drop_path   the rate of stochastic depth; None keeps the network's default
     mean, std   of the pixels; None for ImageNet's, or for those of the pretrained weights
-    eval_crop   the crop of evaluations, ``{"crop_pct": 0.9, "interpolation": "bicubic", "squash": False}``; None for
-                that of the pretrained weights, or the default of this size
+    eval_crop   ``{"crop_pct": 0.9, "interpolation": "bicubic", "squash": False}``; None: that of weights or size
     pixel_type  uint8 for photos; float32 for images that keep the values of their files (with mean and std)
-    keep_patch_size  True keeps patches, windows and strides at any image size: trained weights need this.
-                False makes patches or strides of a new network smaller if its final grid would be too small.
+    keep_patch_size  True keeps patches, windows and strides (for trained weights); False may make them smaller
     knn_head    a k-NN classifier instead of a linear one: ``{"images": 100, "k": 20, "temperature": 0.07}``
     keywords    go to the network: ``embed_dim=24``, ``patch_size=2``, ``padding="zeros"`` … ``stem_stride=1`` sets the
                 stride of the stem of a convolutional network, ``stem="conv"`` makes convolutions of its patches

@@ -76,7 +76,7 @@ class Difference:
         advice = f"the {f'{images:,} ' if images else ''}images are the limit, not the seeds: score on more images"
         advice = advice if self.seed_share < 0.5 else "use more seeds"
         limit = f"{(self.high - self.low) / 2:.1f} {unit}"
-        return f"{name} against {baseline}: cannot tell differences below {limit}: {advice}"
+        return f"{name} against {baseline}: no clear difference (one below {limit} would not show here): {advice}"
 
 
 def holm_levels(p_values: Sequence[float], alpha: float = 0.05) -> list[float]:
@@ -99,11 +99,9 @@ def crossed_error(values: Any, resolution: float = 0.0) -> tuple[Any, Any, Any]:
 
         (max(MS_seed, MS_rest) + max(MS_image - MS_rest, 0)) / (S·G)
 
-    The part of the images, the second term, is at least the square of one image's worth, the ``resolution``. So more
-    seeds never reduce it, also if no image happens to tell the settings apart (Agresti and Min 2005).
-
-    Satterthwaite's degrees of freedom are limited to 2 (S - 1): with three seeds MS_seed is often too small. Then at
-    most 5 % of comparisons of equally good settings show a difference, which a test simulates.
+    The second term is at least the square of one image's worth, the ``resolution``: more seeds never reduce it
+    (Agresti and Min 2005). Satterthwaite's degrees of freedom are limited to 2 (S - 1): with three seeds MS_seed is
+    often too small. Then at most 5 % of comparisons of equally good settings show a difference, which a test simulates.
     """
     import numpy as np
 

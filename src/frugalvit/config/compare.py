@@ -72,6 +72,8 @@ class Compared(RunConfig):
         requested = {name: value for name, value in self._requested.items() if name not in compare_only}
         if not self.is_set("recipe") and self.default_recipe(merge(requested, setting)) != self.recipe:
             common = requested  # the setting has another recipe, so its values replace those of the common one
+        if "stem" in setting:  # the common one is also among these arguments
+            common["backbone_args"] = {k: v for k, v in (common.get("backbone_args") or {}).items() if k != "stem"}
         return merge(common, setting) | {"seed": seed, "out": out, "resume": None}
 
 

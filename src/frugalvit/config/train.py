@@ -336,7 +336,7 @@ class LabelledRunConfig(RunConfig):
 
     pretrained: bool = option(False, PUBLISHED)
     weights: Literal["auto", "best", "last"] = option(
-        "auto", "weights to export; best: on val; auto: best if test scores them, else last: val must not do both"
+        "auto", "weights to export; best: those with the best val score; auto: best if there is a test split, else last"
     )
 
     def weight_sources(self) -> dict[str, object]:
@@ -359,8 +359,8 @@ class TrainConfig(LabelledRunConfig):
     lora: Whole = option(0, "train only a change of this rank of each matrix (LoRA), and the classifier; 0: everything")
     classifier: Literal["auto", "random", "logistic"] = option(
         "auto",
-        "first classifier; logistic: fitted on frozen features; auto: logistic for published weights, and "
-        "for other weights with --unlabelled",
+        "first classifier; logistic: fitted on frozen features; auto: logistic for trained weights without a "
+        "classifier of these classes, if the recipe is finetune or with --unlabelled",
     )
     drop_path: Rate | Literal["auto", "paper"] = option(
         "auto", "stochastic depth; auto: the model's own; paper: its authors' (0.2 for Swin, 0.1 for T2T)"

@@ -109,8 +109,7 @@ class Batches(BatchSource):
     """Training batches of stored images.
 
     Args:
-        batch: images per step over all processes. A smaller dataset is one batch (logged). Each epoch drops its
-            incomplete last batch, with different images every time.
+        batch: images per step over all processes. An epoch drops its incomplete last batch, each time other images.
         rank, world: this process and the number of processes; each takes an equal, contiguous slice.
         balance: draw every class equally often. Rare classes repeat, large ones are sampled. No image repeats before
             all images of its class were drawn.

@@ -42,20 +42,17 @@ def open_data(
     """Open a dataset of any supported format (``data/formats/registry.py``).
 
     Args:
-        data: a folder of class folders (with or without train/val/test), a folder of unlabelled images, a CSV, TSV or
-            JSONL of paths and labels, WebDataset shards (``"shards/{000..009}.tar"``), the name of a known dataset
-            (``cifar100``, ``cifar100:folder``), or a Hugging Face dataset (``hf:name``, ``hf:name:config``).
+        data: a folder (class folders, with or without train/val/test, or unlabelled images), a CSV, TSV or JSONL,
+            shards (``"shards/{000..009}.tar"``), a known dataset (``cifar100:folder``), or ``hf:name:config``.
         split: "auto" takes a missing val from train, "given" changes nothing, "train+val" trains on both.
         seed: decides which images a new val split holds.
         val_fraction: the share of every class that a new val split takes.
         labels: "auto" decides if folders are classes, "folders" takes all folders as classes, "ignore" reads no labels.
         classes: use only these classes: names, or a file with one name per line (as ImageNet-100's list).
         root: the folder of named datasets; by default $FRUGALVIT_DATASETS or ~/.cache/frugalvit/datasets.
-        loose: return unlabelled images (beside class folders, in a folder ``unlabelled``, in rows of a table without a
-            label) in ``DatasetSplits.loose``; otherwise they are left out.
-        target: "class": one label per image; "labels": several, as ``cat|dog`` or a JSON list in a table, or the names
-            of the objects of a folder with boxes; "number": a number in a table; "auto": labels if a table has JSON
-            lists, else class.
+        loose: return images without a label in ``DatasetSplits.loose``; otherwise they are left out.
+        target: "class": one label per image; "labels": several, as ``cat|dog`` or a JSON list in a table, or objects;
+            "number": a number in a table; "auto": labels if a table has JSON lists, else class.
     """
     if not isinstance(data, str | os.PathLike) or not str(data):
         got = "an empty string" if isinstance(data, str) else f"a {type(data).__name__}"
@@ -106,7 +103,7 @@ def _set_pixel_format(source: DatasetSplits) -> None:
     if examples.keys() - {PHOTO, PixelFormat("float32", 1)} and len(examples) > 1:
         raise UserError(f"{source.location} holds images of different kinds: {kinds}. Convert them to one kind.")
     if len(examples) > 1:
-        source.notes.append(f"All images are read as {PHOTO}, because not all hold 16-bit values: {kinds}.")
+        source.notes.append(f"All images are read as {PHOTO}, because they differ: {kinds}.")
     elif examples.keys() - {PHOTO}:
         pixels = next(iter(examples))
         for group in (source.splits, source.loose):

@@ -90,8 +90,7 @@ def representatives(
 
         cover(S) = sum_i max_{s in S} cos(x_i, x_s)
 
-    The first of equal rows is chosen. If N x N is at most ``cells``, every step considers all rows, else a random
-    sample (stochastic greedy: Mirzasoleiman et al., AAAI 2015).
+    If N x N is above ``cells``, a step considers a random sample (stochastic greedy: Mirzasoleiman et al., AAAI 2015).
     """
     if not 1 <= count <= len(features):
         raise UserError(f"Cannot select {count:,} of {len(features):,} images.")

@@ -85,7 +85,8 @@ class TrainPlan:
 def make_optimizer(task: Task, plan: TrainPlan, fabric: Fabric) -> AdamW:
     """Make AdamW or Muon with the learning rate of step 0."""
     kind = Muon if plan.muon else AdamW
-    return kind(task.parameter_groups(), lr=plan.lr.at(0), betas=plan.betas, fused=_fused(fabric))
+    fused = fabric.device.type in ("cuda", "cpu")  # on a CPU in a quarter of plain AdamW's time
+    return kind(task.parameter_groups(), lr=plan.lr.at(0), betas=plan.betas, fused=fused)
 
 
 class TrainStep:
@@ -170,11 +171,6 @@ class TrainStep:
         names = tuple(sorted(values))
         row = torch.stack([*(values[name].detach().float() for name in names), self.once])
         self.window[names] = self.window[names] + row if names in self.window else row
-
-
-def _fused(fabric: Fabric) -> bool:
-    """True if fused AdamW works. On a CPU it takes a quarter of plain AdamW's time."""
-    return fabric.device.type in ("cuda", "cpu")
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

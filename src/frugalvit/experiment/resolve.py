@@ -83,7 +83,7 @@ def record_recipe(config: RunConfig, auto: AutoValues) -> None:
     """Record the recipe that was chosen when the options were parsed."""
     inherited = any(value.name == "recipe" for value in auto)  # from the run that --continue names
     if config.recipe != "auto" and config.requested("recipe", "auto") == "auto" and not inherited:
-        reasons = {"scratch": "from random weights or our own pre-training", "finetune": "published weights"}
+        reasons = {"scratch": "from random weights or our own pre-training", "finetune": "from trained weights"}
         auto.append(AutoValue("recipe", config.recipe, reasons.get(config.recipe, "the default")))
 
 
@@ -115,8 +115,8 @@ def _choose_size(config: RunConfig, facts: Facts, auto: AutoValues) -> int:
 def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> ResolvedTrainConfig:
     """Resolve supervised training: batch, length, learning rate, Drloc, augmentation, EMA, evaluation."""
     side, from_scratch = _choose_size(config, facts, auto), not (config.init or config.pretrained)
-    if from_scratch and (config.lora or config.freeze not in ("auto", 0) or config.recipe == "finetune"):
-        raise UserError("--lora, --freeze and the recipe finetune keep trained weights: add --pretrained or --init.")
+    if from_scratch and (config.lora or config.recipe == "finetune"):
+        raise UserError("--lora and the recipe finetune keep trained weights: add --pretrained or --init.")
     labelled, semi = facts.images, config.semi
     ratio = defaults.UNLABELLED_RATIO if semi.ratio == "auto" else semi.ratio
     facts = replace(facts, images=defaults.images_per_epoch(labelled, facts.unlabelled, ratio))
@@ -138,9 +138,7 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     length = _resolve_length(config, auto, *epochs)
     auto.choose("target", config.target, facts.target, "what the labels of the data are")
     auto.choose("logit_adjustment", config.logit_adjustment, *defaults.logit_adjustment(facts, balance=config.balance))
-    fresh = from_scratch and config.strategy == "ddp"
-    auto.choose("optimizer.muon", config.optimizer.muon, *defaults.muon(facts, from_scratch=fresh))
-    auto.choose("optimizer.layer_decay", config.optimizer.layer_decay, *defaults.layer_decay(facts))
+    _resolve_optimizer(config, facts, auto, from_scratch=from_scratch and config.strategy == "ddp")
     auto.choose("freeze", config.freeze, *defaults.frozen_blocks(facts))
     seen = batch * (1 + ratio) if facts.unlabelled else batch  # images in a step
     lr = defaults.supervised_lr(batch, facts.parameters, family=facts.family, finetune=config.recipe == "finetune")
@@ -186,6 +184,11 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
     return auto.apply(config, ResolvedTrainConfig)
 
 
+def _resolve_optimizer(config: RunConfig, facts: Facts, auto: AutoValues, *, from_scratch: bool = False) -> None:
+    auto.choose("optimizer.muon", config.optimizer.muon, *defaults.muon(facts, from_scratch=from_scratch))
+    auto.choose("optimizer.layer_decay", config.optimizer.layer_decay, *defaults.layer_decay(facts))
+
+
 def _resolve_augmentation(
     config: TrainConfig | PretrainConfig,
     facts: Facts,
@@ -215,6 +218,7 @@ def resolve_pretraining(config: PretrainConfig, facts: Facts, auto: AutoValues) 
     batch = resolve_batch_size(config, facts.images, defaults.pretraining_batch(facts), auto)
     length = _resolve_length(config, auto, *defaults.pretraining_epochs(facts, side))
     auto.choose("lr", config.lr, *defaults.pretraining_lr(batch))
+    _resolve_optimizer(config, facts, auto)
     steps = total_steps(config.steps, length, facts.images, batch)
     epochs = steps / steps_per_epoch(facts.images, batch)
     _resolve_matching(config, facts, steps, epochs, side, auto)
@@ -245,6 +249,7 @@ def _resolve_instances(config: PretrainConfig, facts: Facts, auto: AutoValues) -
     batch = resolve_batch_size(config, facts.images, defaults.supervised_batch(facts), auto, group=PAIR)
     length = _resolve_length(config, auto, *defaults.supervised_epochs(facts, batch))
     auto.choose("lr", config.lr, *defaults.supervised_lr(batch, facts.parameters, family=facts.family))
+    _resolve_optimizer(config, facts, auto)
     steps = total_steps(config.steps, length, facts.images, batch)
     epochs = steps / steps_per_epoch(facts.images, batch)
     operations = defaults.augment_operations(epochs, steps, facts.parameters, from_scratch=not config.init)
@@ -261,6 +266,7 @@ def resolve_distillation(config: DistilConfig, facts: Facts, auto: AutoValues) -
     batch = resolve_batch_size(config, facts.images, defaults.supervised_batch(facts), auto)
     _resolve_length(config, auto, *defaults.pretraining_epochs(facts, side))
     auto.choose("lr", config.lr, *defaults.supervised_lr(batch, facts.parameters, family=facts.family))
+    _resolve_optimizer(config, facts, auto)
     crop = ("center", "the cached teacher sees it") if config.cache_teacher else (default_crop(side), "as in training")
     auto.choose("augment.crop", config.augment.crop, *crop)
     auto.choose("augment.operations", config.augment.operations, 0, "the teacher's features change with them")

@@ -6,6 +6,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from frugalvit.backbones.knn_head import KnnHead
 from frugalvit.backbones.weights.model_folder import save_model_folder
 from frugalvit.errors import UserError
 from frugalvit.experiment.calibration import save_calibration
@@ -18,6 +19,8 @@ class TimmFolder(ExportFormat):
     """--to timm: model.safetensors and config.json."""
 
     def write(self, job: ExportJob) -> tuple[nn.Module, Run]:
+        if any(isinstance(layer, KnnHead) for layer in job.model.backbone.model.modules()):
+            raise UserError("timm has no k-NN classifier. Use --to onnx, or save a 'frugalvit probe logistic'.")
         save_model_folder(job.model.backbone, job.folder, classes=job.model.classes, meta=job.meta)
         save_calibration(job.model.calibration, job.folder)
         return job.model, _load_with_timm(job.folder)

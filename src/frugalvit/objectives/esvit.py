@@ -302,8 +302,7 @@ class Matching(nn.Module, ABC):
     ) -> dict[str, Tensor]:
         """Return the health metrics of a sample of the batch, as scalars on the device.
 
-        The teacher's distributions are those of the moving center. Sinkhorn's use all prototypes even if the network
-        tells no images apart, so their numbers would show nothing; with them ``agreement`` would be higher.
+        The teacher's distributions are those of the moving center: Sinkhorn's use all prototypes in any case.
 
         teacher_entropy   mean entropy of the teacher's distributions in nats; ln K means uniform
         teacher_kl        its distance to uniform, ln K - teacher_entropy; near 0 means uniform collapse

@@ -8,8 +8,7 @@ with the softmax cross-entropy or, for targets of several labels, the sum of bin
 Shapes: x (N, D), W (D, C), b (C,), logits and targets (N, C).
 
 Why it is fast:
-- the logits are linear in the parameters, so along a direction they are Z + t Z_d. A line search therefore costs
-  no matrix product, only elementwise work; an iteration costs two products however many steps are tried;
+- along a direction the logits are Z + t Z_d, so a line search costs no matrix product, and an iteration costs two;
 - f is convex along a line, so the search needs the derivative's sign alone: a bracket and the secant;
 - the curvature starts from h * spectrum + λ in the basis of the features' principal axes (``Axes``), where it is
   diagonal: the bound of Böhning (1992) with the mean h of p(1 - p) measured at the current point.

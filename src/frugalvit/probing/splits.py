@@ -19,6 +19,7 @@ from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import Model, load_model
 from frugalvit.probing.extractor import FeatureExtractor, FeatureSet, Kind
 from frugalvit.utils import console
+from frugalvit.utils.text import pluralize
 
 HELD_OUT = "train, held out"
 """The scored split of a dataset with nothing but train."""
@@ -162,7 +163,7 @@ def make_probe_splits(
                 "use 2 or more of each, or 'frugalvit probe knn', which has no settings to choose."
             )
         if labels == 1:
-            notes.append(f"no val split: {held.sum():,} others choose the settings; it then learns from these too")
+            notes.append(f"no val split: {held.sum():,} images choose the settings; the probe then learns them too")
         else:
             notes.append(f"settings are chosen on {held.sum():,} of these")
         remaining &= ~held
@@ -170,7 +171,10 @@ def make_probe_splits(
     else:
         val_part = to_probe_split(val)
     if not remaining.any() or not len(test_part):
-        raise UserError(f"{len(full)} training images are too few to hold any out: add images or a test split.")
+        raise UserError(
+            f"{pluralize(len(full), 'training image')}: none can be held out to score on. Add images (two or more of "
+            "each class) or a test split."
+        )
     return ProbeData(learned.subset(remaining), val_part, test_part, classes, notes, held_out, unseen, unlabelled)
 
 

@@ -2,20 +2,13 @@
 
 A report is made from the files of a run folder (runs/layout.py). All are optional. What it reads:
 
-    metrics.jsonl      one object per line: {"step": 120, "epoch": 1.5, "split": "train", "loss": 2.3, …}; all other
-                       numbers become curves
+    metrics.jsonl      one object per line: {"step": 120, "epoch": 1.5, "split": "train", …}; other numbers are curves
     summary.json       {"task": "train", "top1": 0.71, …,                         scalars: the table of results
-                        "knn_on": "sample",                                       k-NN was scored on training images
-                        "floor": {"best": 0.35, "logistic": 0.35, …},             what simple methods score
-                        "alarms": ["teacher entropy …"],                          problems of the run
-                        "auto": [{"name": …, "value": …, "reason": …}],           the auto values
-                        "per_class": {"columns": […], "rows": [[…], …]},          labels, or ranges of a number
-                        "pseudo_labels": {"columns": […], "rows": [[…], …]},      by class, with --unlabelled
+                        "floor": {"best": 0.35, …}, "alarms": ["teacher entropy …"], "auto": [{name, value, reason}],
+                        "per_class", "pseudo_labels": {"columns": […], "rows": [[…], …]},
                         "classes": ["cat", …], "confusion": [[9, 1], [0, 10]]}    rows true, columns predicted
-    data.json          {"used": {"train": 80}, "notes": ["val is made from train …"],     images per split, notes,
-                        "left_out": {"count": 1, "files": [{"name", "split", "reason"}]}} unreadable files
-    mistakes.json      [{"image": a data URI, "label": …, "predicted": …, "probability": 0.98,
-                        "file": its name in the data}]
+    data.json          {"used": {"train": 80}, "notes": […], "left_out": {"count": 1, "files": [{name, split, reason}]}}
+    mistakes.json      [{"image": a data URI, "file", "label", "predicted", "probability"}]
     comparison.json    in a folder of runs: {"metric": …, "settings": {name: {"mean", "deviation", "values"}},
                        "differences": {name: {"mean", "low", "high", "p_value", "count"}}}
 """

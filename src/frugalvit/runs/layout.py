@@ -1,6 +1,6 @@
 """The names of all files in a run folder and in a comparison folder.
 
-config.yaml       every option; "auto" stays only if each machine chooses the value, or if training does not use it
+config.yaml       every option; "auto" stays if each machine chooses the value, or if training does not use it
 data.json         what the run learns from: images, classes, network, files it skipped
 decisions.json    the values that "auto" chose, with reasons
 metrics.jsonl     one line per logged step

@@ -277,6 +277,22 @@ def test_other_columns_and_another_folder(tmp_path: Path) -> None:
         open_data(f"{table}:path=photo,label=species2")
 
 
+def test_a_record_may_lack_a_named_column(tmp_path: Path) -> None:
+    fill(tmp_path, {".": 2})
+    (tmp_path / "t.jsonl").write_text('{"file": "000.png"}\n{"file": "001.png", "kind": "owl"}\n')
+    source = open_data(f"{tmp_path / 't.jsonl'}:label=kind", split="given", loose=True)
+    assert (len(source.splits["train"]), len(source.loose["train"])) == (1, 1)
+
+
+@pytest.mark.parametrize("between", [" ", "\t", ",", ", ", ";"])
+def test_lists_separate_path_and_label(between: str, tmp_path: Path) -> None:
+    fill(tmp_path / "my, photos", {".": 4})
+    lines = [f"my, photos/{i:03d}.png{between}{i % 2}" for i in range(4)]
+    (tmp_path / "t.txt").write_text("\n".join(lines))
+    source = open_data(tmp_path / "t.txt", split="given")
+    assert source.classes == ("0", "1") and all(Path(name).is_file() for name in source.splits["train"].names)
+
+
 def test_two_labels_do_not_matter_where_labels_are_ignored(tmp_path: Path) -> None:
     fill(tmp_path, {".": 2})
     (tmp_path / "t.csv").write_text("path,label\n000.png,--1\n000.png,2\n001.png,2\n")

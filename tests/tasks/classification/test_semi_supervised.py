@@ -59,7 +59,8 @@ def opened(**values: Any) -> tuple[Any, Any]:
     """The source and its unlabelled images, as a run opens them."""
     config = TrainConfig.parse({"split": "given"} | values)
     source = open_data(str(config.data), split="given", loose=config.unlabelled == "rest")
-    return source, semi_supervised.open_unlabelled(config, source, None)
+    scored = [part for name, part in source.splits.items() if name != "train"]
+    return source, semi_supervised.open_unlabelled(config, source, None, scored)
 
 
 # -- layouts
@@ -104,6 +105,18 @@ def test_the_rest_of_labels(images: Path) -> None:
     assert len(unlabelled) == 18 and not {train.names[i] for i in chosen} & set(unlabelled.names)
     truth = {Path(name).parent.name for name, label in zip(unlabelled.names, unlabelled.labels, strict=True) if label}
     assert truth == {"dog"}
+
+
+def test_images_that_score_the_run_are_left_out(images: Path, tmp_path: Path) -> None:
+    """A list names all images, by other paths."""
+    (tmp_path / "link").symlink_to(images)
+    (tmp_path / "all.txt").write_text("\n".join(f"link/{path.relative_to(images)}" for path in images.rglob("*.png")))
+    source, unlabelled = opened(data=str(images), unlabelled=str(tmp_path / "all.txt"))
+    assert len(unlabelled) == 26 and not any("/val/" in name for name in unlabelled.names)
+    assert any("holds 10 images of val and test: left out" in note for note in source.notes)
+    (tmp_path / "val.txt").write_text("\n".join(map(str, images.glob("val/*/*.png"))))
+    with pytest.raises(UserError, match="all of its images score this run"):
+        opened(data=str(images), unlabelled=str(tmp_path / "val.txt"))
 
 
 # -- a step

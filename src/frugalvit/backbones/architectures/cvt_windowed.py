@@ -11,9 +11,8 @@ Table 6, after Wu et al., "CvT" (2021):
 * a relative position bias per window and head, as in the paper. The released runs did not use it:
   ``relative_bias=False``, 29.30 M parameters.
 
-Inputs of any size, square or not: the map is padded to full windows. ``padding="masked"`` (default) pads after the
-convolution and masks the padding in attention. ``padding="zeros"`` is the released form: it pads with zeros before the
-convolution and attends to the padding like any position.
+The map is padded to full windows. ``padding="masked"`` (default) pads after the convolution and masks the padding in
+attention. ``padding="zeros"``, as released, pads before the convolution and attends to the padding.
 """
 
 from collections import OrderedDict

@@ -9,12 +9,10 @@ Table 6, heads of 32 channels):
 * stages 1-3 each start with a new global token, stage 4 has none: the mean of its tokens is the pooled feature;
 * relative position biases only, no absolute positions. 27.57 M parameters.
 
-Inputs of any size, square or not. The bias tables cover the offsets at 224 px. At another size the full-attention
-stages look up each offset, and offsets beyond the table use its edge (``bias_resize="table"``, default). The released
-code resizes the (tokens x tokens) bias of 224 px like an image (``bias_resize="matrix"``), which mixes unrelated
-offsets; released weights were trained with it on 96 px crops.
-
-The released training attends to one random neighbour window per step; this code always attends to all eight.
+The bias tables cover the offsets at 224 px; offsets beyond them use their edge (``bias_resize="table"``, default). The
+released code resizes the (tokens x tokens) bias like an image (``bias_resize="matrix"``), which mixes unrelated
+offsets; released weights were trained so, at 96 px. The released training attends to one random neighbour window per
+step; this code always attends to all eight.
 """
 
 from collections.abc import Sequence

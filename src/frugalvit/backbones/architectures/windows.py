@@ -5,8 +5,7 @@ Tokens from opposite borders that the roll puts side by side belong to different
 
 Two kinds of padding (released EsViT pads before it shifts, timm shifts before it pads):
   "zeros"   as released EsViT: padding is attended to like any token; only regions are masked.
-  "masked"  padding is never attended to. An axis that fits into one window then needs neither padding nor roll: the
-            window holds exactly its tokens, and masking the regions gives the same attention with less work.
+  "masked"  padding is never attended to. An axis that fits into one window then needs neither padding nor roll.
 """
 
 import functools

@@ -1,16 +1,12 @@
 """Batched colour operations, affine maps and random erasing; each image has its own strength.
 
 Images are float (B, C, H, W) in [0, 1]; a strength is a tensor (B,) on the same device. Each function equals
-torchvision's functional of that name on the same image and strength. Values stay continuous between operations
-(PIL and torchvision round to 1/255 after each); only ``posterize`` and ``equalize`` round to the 256 grey levels.
-Colour needs three channels: with another number, ``saturation``, ``hue`` and ``grayscale`` change nothing, and
-``contrast`` uses the mean over all channels.
+torchvision's functional of that name on the same image and strength. Values stay continuous between operations; only
+``posterize`` and ``equalize`` round to the 256 grey levels. Without three channels, ``saturation``, ``hue`` and
+``grayscale`` change nothing, and ``contrast`` uses the mean over all channels.
 
-An affine map is six numbers (a, b, c, d, e, f) that take an output pixel to the input pixel it shows,
-
-    x_in = a·x + b·y + c        y_in = d·x + e·y + f,
-
-in pixels from the image's centre. Shears and translations keep PIL's convention: they act from the top left corner.
+An affine map is six numbers that take an output pixel to the input pixel it shows, counted from the image's centre:
+x_in = a·x + b·y + c, y_in = d·x + e·y + f. Shears and translations act from the top left corner, as in PIL.
 """
 
 import functools

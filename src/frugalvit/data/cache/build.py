@@ -71,12 +71,10 @@ def build_store(
         size: pixels of the network's input: one side, or (height, width).
         where: "auto" takes the device if the images fill less than 40 % of its free memory, else RAM (50 %), else a
             mapped file, else "off": worker processes decode while training.
-        stored: shorter side of a cached image. "auto" is 256/224 of the input, or the native size if all images have
-            the same size and it is not much larger.
+        stored: shorter side of a cached image. "auto": 256/224 of the input, or the size that all images share.
         cache_dir: default ~/.cache/frugalvit, or FRUGALVIT_CACHE.
-        max_bad: largest share of unreadable images; more is an error. One image is allowed unless the share is 0.
-            With "off" they are counted while training.
-        workers: largest number of decoding threads (of processes for "off"); "auto": one per core of this process.
+        max_bad: largest share of unreadable images; one is allowed unless it is 0. "off" counts them while training.
+        workers: most decoding threads (processes for "off"); "auto": one per core of this process.
         agree: maps this process's choice for "auto" to the choice of all processes.
         crop: evaluation's crop; the store then holds its results, made from all pixels of the images.
     """

@@ -1,6 +1,4 @@
-"""Read COCO-format datasets: JSON files with boxes, polygons and run-length masks, and their images.
-
-``voc_yolo.py`` converts other layouts (Pascal VOC, YOLO) to the content of such files.
+"""Read COCO's JSON files (boxes, polygons, run-length masks) and their images; ``voc_yolo.py`` converts others to them.
 
 | in the file | what happens |
 | --- | --- |

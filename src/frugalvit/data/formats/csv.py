@@ -94,7 +94,7 @@ def read_rows(where: str, columns: dict[str, str] | None = None) -> list[Row]:
         rows = list(_list_rows(text))
     else:
         records = _json_records(text, where) if suffix == ".jsonl" else _csv_records(text, where, suffix)
-        rows = [_row(_rename(record, columns or {}, where), line, where) for line, record in records]
+        rows = [_row(record, line, where) for line, record in _rename([*records], columns or {}, where)]
     if not rows:
         raise UserError(f"{where} names no images.")
     return rows
@@ -134,24 +134,28 @@ def _json_records(text: str, where: str) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _list_rows(text: str) -> Iterator[Row]:
-    """Read lines such as ``some path.jpg 17``. The last word is the label, unless it ends the path."""
+    """Read lines such as ``some path.jpg 17`` or ``a.jpg,17``. The last word is the label, unless it ends the path."""
     for line, content in enumerate(text.splitlines(), 1):
         content = content.strip()
         if not content or content.startswith("#"):
             continue
-        head, _, last = content.rpartition(" ")
+        head, last = re.fullmatch(r"(?:(.*)[\s,;])?(.*)", content).groups()  # type: ignore[union-attr]
         has_label = head and Path(last).suffix.lower() not in EXTENSIONS | ARRAYS
-        yield Row(head.strip(), last, None, line) if has_label else Row(content, None, None, line)
+        yield Row(head.rstrip(" \t,;"), last, None, line) if has_label else Row(content, None, None, line)
 
 
-def _rename(record: dict[str, Any], columns: dict[str, str], where: str) -> dict[str, Any]:
-    """Return a record whose path, label and split have these names; other columns for the same thing do not count."""
+def _rename(
+    records: list[tuple[int, dict[str, Any]]], columns: dict[str, str], where: str
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Give path, label and split of each record these names; other columns for the same thing do not count."""
+    known = dict.fromkeys(name for _, record in records for name in record)
     for kind, name in columns.items():
-        if name.lower() not in record:
-            raise UserError(f"{where} has no column '{name}' for the {kind}. It has: {truncate_list(list(record), 8)}.")
-    chosen = {kind: record[name.lower()] for kind, name in columns.items()}
+        if records and name.lower() not in known:
+            raise UserError(f"{where} has no column '{name}' for the {kind}. It has: {truncate_list(list(known), 8)}.")
     replaced = {name for kind in columns for name in _COLUMNS[kind]}
-    return {name: value for name, value in record.items() if name not in replaced} | chosen
+    for line, record in records:
+        chosen = {kind: record.get(name.lower()) for kind, name in columns.items()}
+        yield line, {name: value for name, value in record.items() if name not in replaced} | chosen
 
 
 def _row(record: dict[str, Any], line: int, where: str) -> Row:
@@ -170,7 +174,9 @@ def _row(record: dict[str, Any], line: int, where: str) -> Row:
     texts = tuple(dict.fromkeys(str(name).strip() for name in names))
     split = str(split or "").strip().lower()
     if split and split not in SPLIT_NAMES:
-        raise UserError(f"{where}, line {line}: unknown split '{split}'. Write train, val or test.")
+        raise UserError(
+            f"{where}, line {line}: unknown split '{split}'. Write train, val or test, or rename this column."
+        )
     one = texts[0] if texts else None
     return Row(path.strip(), texts if isinstance(label, list) else one, SPLIT_NAMES.get(split), line)
 

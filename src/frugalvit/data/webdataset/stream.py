@@ -29,11 +29,7 @@ class ShardStream:
 
     The order of an epoch is a function of (seed, epoch, reader), so resume needs only the number of examples taken.
     Shards are shuffled among the readers, and each reader shuffles its examples in a buffer. A damaged shard is read
-    up to the damage and listed in ``damaged``.
-
-    Args:
-        counts: examples in each shard. A shard always yields its count: if it is damaged, examples of the next shards
-            fill the gap, so positions stay exact.
+    up to the damage and listed in ``damaged``; examples of the next shards fill the gap, so positions stay exact.
     """
 
     def __init__(self, shards: Sequence[str], counts: Sequence[int], *, seed: int = 0, buffer: int = 1000) -> None:

@@ -4,15 +4,14 @@ Such a network answers the mean target q for every image, so its loss is the ent
 class shares p, q = (1 - ε)·p + ε/K. Mixup and cutmix do not change the mean, so H(q) is chance for mixed images too.
 Everything here is about the gap 1 - loss / H(q): 0 at chance, 1 for a perfect answer.
 
-A false alarm costs a healthy run its progress. So the limits come from 195 runs in docs/results: batches of 64 to 1,024
-images, 10 to 345 classes, all images mixed or none. Their lines are means over ten steps:
+A false alarm costs a healthy run its progress. So the limits come from 195 runs in docs/results, of 10 to 345 classes.
+Their lines are means over ten steps:
 
     A line varies by about 1 % of the loss. Runs that learned stayed above 2 % for good once they had reached 4 %.
-    The slowest of them (345 classes, 2,800 steps) had a gap of 0.6 % after a third of the run. In its warm-up it had
-    0.2 %, and there every run is near chance.
+    The slowest (345 classes, 2,800 steps) had a gap of 0.2 % in its warm-up and 0.6 % after a third of the run.
     One run collapsed. Its gap was 6 % before and between -0.8 % and 0.04 % after, without any trend.
-    The gradient norm of all runs rose to 8 times that of the first lines, in one to 29 times. Two runs with wrong
-    gradients had 100 and 400 times that, and a gap of 3 % without any trend.
+    The gradient norm rose to 8 times that of the first lines, in one run to 29 times. Two runs with wrong gradients had
+    100 and 400 times that, and a gap of 3 % without any trend.
 """
 
 import math

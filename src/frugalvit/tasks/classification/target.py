@@ -108,12 +108,8 @@ class ClassTarget(Target):
     """One class per image: softmax cross-entropy, with logit adjustment for rare classes.
 
     Logit adjustment (Menon et al., ICLR 2021) adds the log of the share π_k of each class to its logit z_k, in the loss
-    only. So the network learns how much an image speaks for a class beyond the frequency of the class:
-
-        L = -Σ_k y_k · log softmax(z + τ · log π)_k
-
-    τ = 1 is balanced softmax (Ren et al., NeurIPS 2020), which minimizes the mean error per class; τ = 0 is the plain
-    loss.
+    only: L = -Σ_k y_k · log softmax(z + τ · log π)_k. So the network learns what an image says beyond the frequency of
+    the class. τ = 1 is balanced softmax (Ren et al., NeurIPS 2020), which minimizes the mean error per class.
     """
 
     kind = "class"

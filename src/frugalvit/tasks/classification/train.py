@@ -116,7 +116,8 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             self.images = self.images.subset(subsample_labels(groups, labels, self.options.seed))
         builders.check_enough_images(self.options, self.images, PAIR)
         if self.options.unlabelled is not None:
-            self.unlabelled = open_unlabelled(self.options, source, fabric).with_pixels(self.images.pixels)
+            scored = [self.evaluated, *([self.unseen] if self.unseen else [])]
+            self.unlabelled = open_unlabelled(self.options, source, fabric, scored).with_pixels(self.images.pixels)
         return replace(source, notes=[*source.notes, *absent_classes(source), *self._seen_by_init()])
 
     def _seen_by_init(self) -> list[str]:

@@ -4,9 +4,8 @@
     <split>/…, <split>annot/…                    CamVid as SegNet ships it
     JPEGImages/, SegmentationClass/, ImageSets/Segmentation/<split>.txt      Pascal VOC
 
-A mask is a PNG whose grey values or palette indices are labels. Labels become classes 0, 1, … in order, without the
-ignored ones: 255 always, and one more (``--ignore-index``). "auto" ignores a class called void, 11 in CamVid (the
-folder has that name, or contains <split>annot/) and 0 in ADE20K ("reduce zero label").
+A mask is a PNG whose grey values or palette indices are labels. Labels become classes 0, 1, … in order, without 255
+and ``--ignore-index``. "auto" ignores a class called void, 11 in CamVid (also <split>annot/) and 0 in ADE20K.
 """
 
 import functools

@@ -3,8 +3,6 @@
     the coarsest map, pooled to 1, 2, 3 and 6 cells and back (PPM)  ->  top-down sums (FPN)  ->  all levels fused at the
     finest resolution  ->  classes; an auxiliary FCN on the second coarsest map helps the backbone in training
 
-segmentation-models-pytorch has a UperNet for its own encoders, which need a stride-2 map and fixed channel lists; a
-wrapper would be as long as the network.
 Norms use batch statistics, as published, or groups of channels (``SegmenterSpec.norm``): few images are too few for
 batch statistics.
 """
