@@ -45,10 +45,7 @@ def configure_cpu() -> None:
 
 @contextmanager
 def cpu_settings(device: torch.device) -> Iterator[None]:
-    """Apply ``configure_cpu`` inside this context only, for models inside a user's program.
-
-    Does nothing during compilation or export.
-    """
+    """Apply ``configure_cpu`` inside this context only, for models inside a user's program; not in exports."""
     if device.type != "cpu" or torch.compiler.is_compiling():
         yield
         return

@@ -72,10 +72,7 @@ def legend_of(lines: Iterable[tuple[int, str]]) -> str:
 
 
 def results(records: list[RunRecord], *, main: bool = False) -> str:
-    """Make a table with the scalars of every run's summary, or the ``main`` ones; means over seeds come first.
-
-    Texts that all runs share are below the table.
-    """
+    """Make a table of every run's scalars, or the ``main`` ones: means over seeds first, shared texts below it."""
     scalars = [_scalars(record.summary) for record in records]
     if main:
         scalars = [{key: value for key, value in values.items() if key in _MAIN} for values in scalars]

@@ -10,10 +10,7 @@ PARTS = 20
 
 
 def wilson_interval(right: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of an accuracy measured on ``count`` images, in percent (Wilson 1927).
-
-    It stays within 0 and 100, also if all or none are right.
-    """
+    """The 95 % interval of an accuracy measured on ``count`` images, in percent, within 0 and 100 (Wilson 1927)."""
     z = 1.959963984540054  # of 95 %
     share, weight = right / count, z * z / count
     middle = (share + weight / 2) / (1 + weight)

@@ -50,10 +50,7 @@ def stop_signals() -> list[signal.Signals]:
 
 
 class GracefulStop:
-    """The first signal ends a run after its step and saves; a second one ends it at once.
-
-    received: the number of the first stop signal, or 0
-    """
+    """The first signal (``received``, else 0) ends a run after its step and saves; a second one ends it at once."""
 
     def __init__(self) -> None:
         self.received = 0

@@ -56,10 +56,7 @@ class AttentionView:
 
 
 def block_attention(backbone: Backbone, image: Tensor, block: int | None) -> tuple[Tensor, Regions]:
-    """Return the attention (heads, T, T) of a block of an image (3, H, W), and the regions of the block's grid.
-
-    block: counted from 1; None: the last
-    """
+    """Return the attention (heads, T, T) of a block (from 1; None: the last), and the regions of the block's grid."""
     regions = Regions.of(backbone, (image.shape[1], image.shape[2]))
     with eval_no_grad(backbone):
         inputs = model_input(backbone, image[None])

@@ -35,10 +35,7 @@ class Box:
 
 
 def centre_box(size: tuple[int, int], shape: tuple[int, int], keep: float = 1.0) -> Box:
-    """Return the centred box of an image of ``size`` (height, width) with the aspect ratio of ``shape``.
-
-    Its side is ``keep`` times that of the largest such box.
-    """
+    """Return the centred box of an image, ``keep`` times the largest with the aspect ratio of ``shape`` (h, w)."""
     height, width = size
     scale = keep * min(height / shape[0], width / shape[1])
     box_height, box_width = shape[0] * scale, shape[1] * scale

@@ -61,10 +61,7 @@ def is_published(name: str) -> bool:
 
 
 def find_published(name: str) -> Path:
-    """Return the weights of a published network: a file or a model folder. Downloads them if needed.
-
-    name: also the name of an architecture, for its first tag
-    """
+    """Return the file or folder of a published network (an architecture: of its first tag); download it if needed."""
     return locate_published(name) or _download(name, _repository(name))
 
 
