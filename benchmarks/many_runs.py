@@ -56,7 +56,8 @@ def run(job: Job, data: str, out: Path) -> dict[str, Any]:
     """Run one job; return its line of results."""
     words = fill_in(job, data, out)
     makes_run = words[0] in ("train", "pretrain", "distil", "compare")
-    more = ["--out", str(out / job.name), "--resume", "auto", "--no-report"] if makes_run else []
+    more = ["--out", str(out / job.name), "--no-report"] if makes_run else []
+    more += ["--resume", "auto"] if makes_run and "compare" not in words else []  # a repeated comparison continues
     began = time.monotonic()
     done = subprocess.run(["frugalvit", *words, *more, "--json"], capture_output=True, text=True, check=False)
     (out / f"{job.name}.log").write_text(done.stderr, encoding="utf-8")

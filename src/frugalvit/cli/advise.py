@@ -55,7 +55,7 @@ REASONS = {
     "published": "published weights, from the hub or a folder FRUGALVIT_WEIGHTS. In the Drloc paper fine-tuning (Table "
     "5) scores higher than training from scratch (Table 4) on all ten datasets",
     "pretrain": "without published weights: pre-train on these images first, without labels (--images all adds val and "
-    "test). On Flowers-102 this gave 30 points with 2 and 5 labels per class (and --unlabelled), 3 points with 20",
+    "test). On Flowers-102 this gave 30 points with 2 and 5 labels per class (and --unlabelled), 3 to 6 points with 20",
     "init": "then start from its folder (RUN) instead of random weights",
     "rest": "then learn from the images without a label too. On Flowers-102 this had 59 % with 2 labels per class and "
     "73 % with 5. From random weights (without --init) it gained nothing",
