@@ -1,13 +1,17 @@
 """k-NN against the released code's numbers and against a loop over images."""
 
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch import Tensor
 
+import frugalvit as fv
 from frugalvit.errors import UserError
 from frugalvit.probing import knn as knn_module
 from frugalvit.probing.knn import knn_accuracy, knn_predict
@@ -67,6 +71,21 @@ def test_leave_one_out_equals_brute_force(monkeypatch: pytest.MonkeyPatch) -> No
         for i, image in enumerate(train.double()):
             votes = brute_force_votes(train, labels, image, k, 3, own=i)
             assert ranked[k][i, 0] == max(range(3), key=lambda c: votes[c])
+
+
+@pytest.mark.parametrize("labels", [1, 5])
+def test_copies_do_not_vote_for_each_other(labels: int, tmp_path: Path) -> None:
+    """Noise of no class; each image has three files."""
+    random = np.random.default_rng(0)
+    for number in range(48):
+        folder = tmp_path / "noise" / f"class {number % 2}"
+        folder.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(random.integers(0, 255, (16, 16, 3), dtype=np.uint8))
+        for copy in range(3):
+            image.save(folder / f"{number}_{copy}.png")
+    options = {"img_size": 32, "device": "cpu", "ks": [1], "labels": labels}
+    scored = fv.run("probe knn", "swin_nano", str(tmp_path / "noise"), **options)
+    assert scored["train_images"] == (48 if labels == 1 else 10) and scored["top1"] < 80
 
 
 def test_classes_without_training_images() -> None:

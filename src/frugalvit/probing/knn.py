@@ -23,6 +23,7 @@ from frugalvit.probing.splits import ProbeSplit, concat, draw_labels, leave_fift
 from frugalvit.probing.validation import as_features, as_labels
 from frugalvit.utils.scores import read_scores, score_table
 from frugalvit.utils.tables import CommandResult
+from frugalvit.utils.text import pluralize
 
 HEADLINE_K = 20  # "top1" is the score at this k if --ks has it, as DINO and EsViT report it
 # Similarities in memory at a time: 64 Mi float32 are 256 MiB, small on any GPU and large enough to keep it busy.
@@ -39,12 +40,15 @@ def knn(config: KnnConfig) -> CommandResult:
         queries = None if tested is None else to_probe_split(tested)
         gallery = concat(*map(to_probe_split, features.values()))
         notes = ["without a test split, all other images vote on each image"] if queries is None else []
-        unseen: list[str] = []
+        unseen, keys = list[str](), np.array(next(iter(features.values())).keys)
+        if queries is None and (copies := features["train"].copies) is not None:
+            first = np.isin(np.arange(len(gallery)), np.unique(copies, return_index=True)[1])
+            gallery, keys = gallery.subset(first), keys[first]
+            notes += [f"{pluralize(int((~first).sum()), 'copy')} of other images left out"] * (not first.all())
         if config.labels != 1:
             labelled = draw_labels(gallery, np.ones(len(gallery), dtype=bool), config.labels, config.seed)
             if queries is None and not labelled.all():
-                queries, keys = gallery.subset(~labelled), features["train"].keys
-                unseen = [keys[row] for row in np.flatnonzero(~labelled)]
+                queries, unseen = gallery.subset(~labelled), keys[~labelled].tolist()
                 notes = ["there is no test split: the images without a label are scored"]
             notes.append(f"{labelled.sum():,} of {len(gallery):,} labels are used")
             gallery = gallery.subset(labelled)

@@ -2,7 +2,13 @@
 
 from collections.abc import Sequence
 
-_PLURALS = {"category": "categories", "class": "classes", "exact copy": "exact copies", "near copy": "near copies"}
+_PLURALS = {
+    "category": "categories",
+    "class": "classes",
+    "copy": "copies",
+    "exact copy": "exact copies",
+    "near copy": "near copies",
+}
 
 
 def pluralize(count: int, noun: str) -> str:
