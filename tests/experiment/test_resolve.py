@@ -287,3 +287,19 @@ def test_muon_where_it_was_measured(network: str, device: str, values: dict[str,
     facts = Facts(5000, 10, 64, device, family=network.split("_")[0])
     config = TrainConfig.parse({"data": "x", "backbone": network} | values)
     assert resolve_training(config, facts, AutoValues()).optimizer.muon == muon
+
+
+@pytest.mark.parametrize(
+    ("values", "muon"),
+    [
+        ({"method": "instances"}, True),
+        ({"method": "instances", "init": "runs/a"}, False),
+        ({"method": "instances", "optimizer": {"muon": False}}, False),
+        ({}, False),
+        ({"optimizer": {"muon": "auto"}}, False),
+    ],
+)
+def test_muon_in_pretraining(values: dict[str, Any], muon: bool) -> None:
+    config = PretrainConfig.parse({"data": "x", "backbone": "hybrid_nano"} | values)
+    facts = Facts(5000, 0, 64, "cpu", family="hybrid")
+    assert resolve_pretraining(config, facts, AutoValues()).optimizer.muon is muon

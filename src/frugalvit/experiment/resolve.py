@@ -249,7 +249,7 @@ def _resolve_instances(config: PretrainConfig, facts: Facts, auto: AutoValues) -
     batch = resolve_batch_size(config, facts.images, defaults.supervised_batch(facts), auto, group=PAIR)
     length = _resolve_length(config, auto, *defaults.supervised_epochs(facts, batch))
     auto.choose("lr", config.lr, *defaults.supervised_lr(batch, facts.parameters, family=facts.family))
-    _resolve_optimizer(config, facts, auto)
+    _resolve_optimizer(config, facts, auto, from_scratch=config.init is None)
     steps = total_steps(config.steps, length, facts.images, batch)
     epochs = steps / steps_per_epoch(facts.images, batch)
     operations = defaults.augment_operations(epochs, steps, facts.parameters, from_scratch=not config.init)
