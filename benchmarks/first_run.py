@@ -5,8 +5,8 @@
     python benchmarks/first_run.py table OUT
 
 ``choose`` sees the training images alone and holds out a fifth of them. It halves the candidates three times: the
-better half by mean rank goes on with three times the time. ``confirm`` trains the candidates named in ``confirm`` on
-all training images and opens the test images once. Each run is one line of OUT/results.jsonl, with its command, commit,
+better half by mean rank goes on with three times the time. ``confirm`` trains the candidates named in ``confirm`` as
+``train`` does and opens the test images once. Each run is one line of OUT/results.jsonl, with its command, commit,
 seconds and hardware; finished runs are not repeated.
 """
 
@@ -160,7 +160,7 @@ class Bench:
             left = [candidate for candidate in left if candidate.name in best]
 
     def confirm(self, seeds: int) -> None:
-        """Train the candidates of ``confirm`` with their own defaults on all training images; score on test."""
+        """Train the candidates of ``confirm`` with their own defaults; score on test."""
         chosen = [candidate for candidate in self.protocol.candidates if candidate.name in self.protocol.confirm]
         jobs = [(c, s, seed) for seed in range(seeds) for s in self.protocol.sets for c in chosen]
         with ThreadPoolExecutor(self.workers) as pool:

@@ -90,7 +90,7 @@ def test_install_and_start(which: str, archives: tuple[Path, Path], tmp_path: Pa
     assert pip.returncode == 0, pip.stderr
     environment = os.environ | {"PYTHONPATH": str(site), "PYTHONSAFEPATH": "1"}
     code = "import frugalvit, sys; from frugalvit.cli.main import main; print(frugalvit.__file__); sys.exit(main())"
-    for arguments in (["--version"], ["list", "recipes"], ["completion", "bash"]):
+    for arguments in (["--version"], ["list", "recipes"]):
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=elsewhere, env=environment
         )

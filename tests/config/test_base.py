@@ -230,8 +230,8 @@ def test_home_folders_are_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("config", "values", "flags"),
     [
-        (SegmentEvalConfig, {"test": {"scales": [1.0]}}, "--test.scales .* --multi-scale"),
-        (SegmentEvalConfig, {"test": {"flip": True}}, "--test.flip .* --multi-scale"),
+        (SegmentEvalConfig, {"test": {"scales": [1.0]}}, "--test.scales .* --test.multi-scale"),
+        (SegmentEvalConfig, {"test": {"flip": True}}, "--test.flip .* --test.multi-scale"),
         (KnnConfig, {"blocks": 2}, "--blocks .* --features last_blocks"),
         (EmbedConfig, {"known": "x.csv"}, "--known .* --select"),
         (EmbedConfig, {"count": 3}, "--count .* --neighbours"),

@@ -61,7 +61,7 @@ REASONS = {
     "73 % with 5. From random weights (without --init) it gained nothing",
     "select": "which images to label next? next.csv and next.png list those that represent the others best. Fill in "
     "the labels, copy them into your data, and probe again",
-    "unlabelled": "there are no labels: learn features from views and regions of the images",
+    "unlabelled": "there are no labels: learn features from the images alone",
     "embed": "then write the features of the run (RUN is its folder)",
     "some labels": "or, with some images sorted into class folders, train a classifier",
     "dense": "from random weights, the shortest way to a first score",
@@ -211,7 +211,8 @@ def _plan_training(
     settings = TrainConfig.parse({"data": config.data, "device": config.device, **options})
     decisions = resolve.AutoValues()
     validation_images = len(source.splits.get("val") or source.splits.get("test") or ())
-    facts = replace(facts, eval_images=validation_images, fits_classifier=settings.pretrained)
+    tested = {"val", "test"} <= source.splits.keys()
+    facts = replace(facts, eval_images=validation_images, fits_classifier=settings.pretrained, tested=tested)
     settings = resolve.resolve_input(settings, facts, decisions)
     with console.quiet():
         settings = builders.resolve_pixels(settings, source.splits["train"], decisions)
@@ -311,12 +312,14 @@ def _warnings(inspected: dict[str, Any], facts: Facts) -> list[str]:
     notes = list(inspected["notes"])
     if inspected["bad"]:
         files = pluralize(len(inspected["bad"]), "file")
-        notes.append(f"{files} cannot be read and will be skipped: see 'frugalvit data'.")
+        notes.append(
+            f"{files} cannot be read: see 'frugalvit data'. Training skips them if they are few, else it stops."
+        )
     per_class = inspected["splits"].get("train", {}).get("per_class")
     if per_class and per_class["max"] >= 5 * max(1, per_class["min"]):
         notes.append(
             f"Classes have between {per_class['min']} and {per_class['max']} training images. Read the mean per class "
-            "beside the accuracy. --logit-adjustment 1 or --balance helps rare classes."
+            "beside the accuracy. --balance, or --logit-adjustment 1 (auto from a ratio of 20), helps rare classes."
         )
     if facts.images < FEW_IMAGES:
         notes.append(

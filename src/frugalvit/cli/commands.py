@@ -68,7 +68,6 @@ COMMANDS = [
     Command("serve", "train:ServeConfig", "cli.serve:serve", "answer photos on a local web page, and as JSON"),
     Command("advise", "tools:AdviseConfig", "cli.advise:advise", "propose commands for a dataset, with expected times"),
     Command("doctor", "tools:DoctorConfig", "cli.doctor:doctor", "check versions, devices and extras"),
-    Command("completion", "tools:CompletionConfig", "cli.completion:completion", "print a completion script for a shell"),
     Command("reproduce", "tools:ReproduceConfig", "benchmarks.reproduce:reproduce", "rerun a table of docs/RESULTS.md"),
     Command("list models", "tools:ModelsConfig", "cli.list_command:models", "backbones with parameters, grid and input size"),
     Command("list datasets", "tools:DatasetsConfig", "cli.list_command:datasets", "named datasets and their locations"),

@@ -33,7 +33,7 @@ def parse(model: type[Config], argv: list[str], prog: str, about: str) -> tuple[
             print(format_help(model, prog, about, everything=argv[number + 1 : number + 2] == ["all"]))
             raise SystemExit(0)
     parser = make_parser(model, prog, about)
-    parsed, unknown = parser.parse_known_intermixed_args([_dashed(word) for word in argv])
+    parsed, unknown = parser.parse_known_intermixed_args(_switched(parser, [_dashed(word) for word in argv]))
     positionals = [getattr(parsed, action.dest) for action in parser._actions if not action.option_strings]
     mistaken = [word for word in positionals if isinstance(word, str) and _meant_flag(parser, word)]
     if unknown or mistaken:
@@ -218,6 +218,18 @@ def _convert_text(value: Any, annotation: Any) -> Any:
 
 def _dashes(name: str) -> str:
     return name.replace("_", "-")
+
+
+def _switched(parser: Parser, argv: list[str]) -> list[str]:
+    """Write ``--rescue false`` as ``--no-rescue``."""
+    words: list[str] = []
+    for word in argv:
+        action = parser._option_string_actions.get(words[-1]) if words and word in ("true", "false") else None
+        if isinstance(action, argparse.BooleanOptionalAction):
+            words[-1] = words[-1] if word == "true" else f"--no-{words[-1].removeprefix('--')}"
+        else:
+            words.append(word)
+    return words
 
 
 def _dashed(word: str) -> str:

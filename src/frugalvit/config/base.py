@@ -5,7 +5,7 @@ Nothing here imports torch, so that ``frugalvit COMMAND --help`` is fast.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Self
 
 import pydantic
@@ -196,7 +196,7 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     if first["type"] == "missing" and location == name:
         return f"'{name}' is missing."
     if name not in known and first["type"] == "value_error":  # options that contradict each other
-        return re.sub("^--", f"--{location}." if location else "--", f"{_expected(None, first)}.")
+        return _with_group(location, known, _expected(None, first).rstrip(".") + ".")
     errors = [e for e in error.errors() if ".".join(map(str, e["loc"])).startswith(name)] or [first]
     reason = " or ".join(dict.fromkeys(_expected(known.get(name), e) for e in errors))
     if not any(e["type"] == "value_error" for e in errors):
@@ -208,6 +208,12 @@ def _explain(model: type[Config], error: pydantic.ValidationError) -> str:
     is_readable = len(text) < 200 and "\n" not in text and " object at 0x" not in text
     text = text if is_readable else f"a {type(value).__name__}"
     return f"{name} = {text}: {reason}.{did_you_mean(str(value), choices) if choices else ''}"
+
+
+def _with_group(group: str, known: Collection[str], message: str) -> str:
+    """Write ``--ratio`` of a group's message as ``--semi.ratio``."""
+    names = {name.removeprefix(f"{group}.").replace("_", "-") for name in known if name.startswith(f"{group}.")}
+    return re.sub(r"--([a-z-]+)", lambda flag: f"--{group}.{flag[1]}" if flag[1] in names else flag[0], message)
 
 
 _TYPES = {

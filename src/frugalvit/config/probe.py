@@ -175,9 +175,7 @@ class EmbedConfig(FeaturesConfig):
     )
     neighbours: str | None = option(None, "draw the nearest neighbours of this image file")
     count: int = option(10, "number of neighbours", ge=1, needs="neighbours")
-    select: int | None = option(
-        None, "choose this many representative images to label, as a table and a picture (+16 to 33 points)", ge=1
-    )
+    select: int | None = option(None, "choose this many representative images to label, as a table and a picture", ge=1)
     known: str | None = option(
         None, "table or folder of the images that have labels, for --select; it chooses others", needs="select"
     )

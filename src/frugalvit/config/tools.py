@@ -1,4 +1,4 @@
-"""Options of export, list, doctor, advise, completion, reproduce, look and report."""
+"""Options of export, list, doctor, advise, reproduce, look and report."""
 
 from __future__ import annotations
 
@@ -61,12 +61,6 @@ class AdviseConfig(Config):
     data: str = option(help=DATA, positional=True)
     device: Device = option("auto", "device to compute on")
     trial: int = option(3, "steps of each training to measure; 0: no expected times", ge=0)
-
-
-class CompletionConfig(Config):
-    """Print a completion script."""
-
-    shell: Literal["bash", "zsh", "fish"] = option(help="the shell", positional=True)
 
 
 class ReproduceConfig(Config):

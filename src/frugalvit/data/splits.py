@@ -1,13 +1,14 @@
 """Make validation splits (deterministic, stratified by class), and check splits for training."""
 
 import hashlib
+import os.path
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from frugalvit.data.dataset import DatasetSplits, join
+from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset, join
 from frugalvit.data.duplicates import group_copies
 from frugalvit.data.formats.csv import WANTED_COLUMN
 from frugalvit.errors import UserError
@@ -98,9 +99,23 @@ def handle_unlabelled(source: DatasetSplits, *, keep: bool) -> DatasetSplits:
         else:
             beside = "beside the class folders" if split in source.splits else "without class folders"
             found = f"{Path(examples.names[0]).parent}: {count} {beside}"
-        left_out = f"{found}: left out. pretrain, embed and 'train --unlabelled rest' use them."
+        left_out = f"{found}: left out. pretrain, embed and '--unlabelled rest' (train, probe) use them."
         notes.append(f"{found}." if keep else left_out)
     return replace(source, notes=notes, loose=source.loose if keep else {})
+
+
+def leave_out_files(images: ImageDataset, scored: Sequence[ImageDataset], notes: list[str]) -> ImageDataset:
+    """Return unlabelled images without the files that are among those of ``scored``, with a note."""
+    if not isinstance(images, FileExamples):
+        return images
+    leaves = [leaf for part in scored for leaf in part.leaves() if isinstance(leaf, FileExamples)]
+    files = {os.path.realpath(name) for leaf in leaves for name in leaf.names}
+    keep = np.array([os.path.realpath(name) not in files for name in images.names], dtype=bool)
+    if not keep.any():
+        raise UserError("--unlabelled: all of its images choose settings or score (val or test). Use other images.")
+    if not keep.all():
+        notes.append(f"--unlabelled holds {pluralize(int((~keep).sum()), 'image')} of val and test: left out.")
+    return images if keep.all() else images.subset(keep)
 
 
 def check_trainable(source: DatasetSplits) -> None:

@@ -30,6 +30,7 @@ from frugalvit.probing.splits import (
     open_model,
     probe_device,
 )
+from frugalvit.runs.run_folder import read_summary
 from frugalvit.utils import console
 from frugalvit.utils.files import check_new_file, write_text
 from frugalvit.utils.tables import CommandResult, Table, as_csv
@@ -90,7 +91,7 @@ def find_label_errors(config: DataConfig) -> CommandResult:
     notes = [*source.notes, f"{verdict}. Check the first images of the page: the least probable labels come first."]
     if len(ranking) < len(features):
         notes.append(f"{pluralize(len(features) - len(ranking), 'image')} alone in a class cannot be judged.")
-    if model.classes == source.classes:
+    if model.classes == source.classes and (read_summary(Path(config.suspicious)) or {}).get("task") != "probe":
         notes.append(f"If {config.suspicious} was trained on these labels, it hides wrong ones. Use another model.")
     notes.append(f"page {page}, table {out}")
     data = {"model": config.suspicious, "data": source.name, "images": len(features), "judged": len(ranking)}

@@ -35,11 +35,7 @@ Images = Iterator[tuple[ImageDataset, Labels]]
 
 @dataclass(frozen=True)
 class Part:
-    """Images that become one file of features.
-
-    identity: facts that change if an image of the part changes
-    read:     yields the images in order, a bounded number at a time, with their labels
-    """
+    """Images that become one file of features; ``identity`` changes if an image does, ``read`` yields them in order."""
 
     split: str
     identity: Sequence[object]

@@ -69,8 +69,10 @@ def select(
     next_step = f"next: fill in the column 'label' of {out}, then "
     if labelled is None:
         next_step += command
-    else:
+    elif labelled.kind == "table":
         next_step += f"copy its rows or its labels into {labelled.location}, and train or probe again"
+    else:
+        next_step += f"sort its images into the classes of {labelled.location}, and train or probe again"
     table = Table(["images", "known", "chosen", "table", "picture"], [cells])
     return CommandResult(data, [table], [*source.notes, next_step])
 

@@ -164,11 +164,11 @@ def write_run_metadata(
             f"The classes of {config.data} have changed since {run.folder} started ({len(before['classes'])} then, "
             f"{len(classes)} now). Restore them, or start a new run with --init {console.shell_quote(run.folder)}."
         )
-    if (before["content"], before.get("truth")) != (facts["content"], truth):
-        console.warning(
-            f"the images or annotations of {config.data} have changed since {run.folder} started ({before['images']:,} "
-            f"images then, {len(examples):,} now): the run continues with them, and its result differs"
-        )
+    others = getattr(config, "unlabelled", None) or f"the annotations of {config.data}"
+    changed = [f"the images of {config.data}"] * (before["content"] != facts["content"])
+    for what in changed + [others] * (before.get("truth") != truth):
+        counts = f" ({before['images']:,} then, {len(examples):,} now)" if what != others else ""
+        console.warning(f"{what} changed since {run.folder} started{counts}: the run continues, its result differs")
     stored = before["evaluation"]
     for split in sorted(stored.keys() | facts["evaluation"].keys()):
         then, now = stored.get(split, {"files": 0}), facts["evaluation"].get(split, {"files": 0})
@@ -233,8 +233,8 @@ def choose_splits(splits: Mapping[str, S], where: object) -> tuple[S, S, str, S 
     if test is not None:
         return train, test, "test", None
     raise UserError(
-        f"{where} has no images to score on. Use --split auto, which makes val from train; it needs two images of some "
-        "class, or two shards of a stream."
+        f"{where} has no images to score on, and none can be held out: label two images of some class or more, "
+        "add shards to a stream, or drop --split given."
     )
 
 
@@ -251,11 +251,7 @@ def check_enough_images(config: RunConfig, examples: ImageDataset, group: int = 
 
 
 def make_backbone(config: RunConfig, classes: int | Sequence[str], **keywords: Any) -> Backbone:
-    """Build the backbone with its initial weights.
-
-    classes: names of the classes, or their number; a classifier of --init that names its classes is loaded only if
-             they are the same
-    """
+    """Build the backbone with its initial weights; a classifier of --init with other class names is not loaded."""
     size, drop_path = config.img_size, getattr(config, "drop_path", "auto")
     keywords |= {} if drop_path in ("auto", "paper") else {"drop_path": drop_path}
     backbone = create_backbone(

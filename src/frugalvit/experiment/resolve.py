@@ -126,7 +126,7 @@ def resolve_training(config: TrainConfig, facts: Facts, auto: AutoValues) -> Res
         if ratio * batch > facts.unlabelled:
             raise UserError(
                 f"A step needs {ratio * batch} unlabelled images (--semi.ratio {ratio} times --batch {batch}), but "
-                f"there are {facts.unlabelled:,}. Use a smaller --batch, or leave --unlabelled out."
+                f"there are {facts.unlabelled:,}. Use a smaller --semi.ratio or --batch."
             )
         facts = replace(facts, images=defaults.images_per_epoch(labelled, facts.unlabelled, ratio))
     fitted = facts.fits_classifier

@@ -100,11 +100,7 @@ class FeatureExtractor:
         seed: int = 0,
         mirrored: bool = False,
     ) -> FeatureSet:
-        """Extract the features of all images.
-
-        view:     the number of a random resized crop and flip, drawn from ``seed``, instead of the centre crop
-        mirrored: flip the inputs horizontally
-        """
+        """Extract the features of all images; ``view``: of a random crop and flip with this number, from ``seed``."""
         if len(examples) == 0:
             raise UserError(f"{label} has no images.")
         examples = examples.with_pixels(self.model.transform.pixels)  # the model decides how images are read

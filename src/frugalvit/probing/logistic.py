@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from lightning_fabric import Fabric
@@ -21,7 +22,7 @@ from frugalvit.config.probe import MAX_ITERATIONS, LogisticConfig
 from frugalvit.config.semi_supervised import REST
 from frugalvit.data import open_data
 from frugalvit.data.loader import eval_batches
-from frugalvit.data.splits import hold_out
+from frugalvit.data.splits import hold_out, leave_out_files
 from frugalvit.errors import UserError
 from frugalvit.probing.lbfgs import Axes, minimize, principal_axes
 from frugalvit.probing.metrics import (
@@ -104,8 +105,12 @@ def _embed_unlabelled(images: str | None, inputs: ProbeInputs, splits: ProbeData
     if images is None:
         return None
     if images != REST:
-        opened = open_data(images, split="given", labels="ignore").splits
-        return torch.cat([inputs.extractor(part, f"unlabelled {name}").features for name, part in opened.items()])
+        opened, known = open_data(images, split="given", labels="ignore").splits, inputs.source.splits
+        if "train" not in opened:
+            raise UserError(f"--unlabelled {images} has no training images: use another folder.")
+        scored = [known[name] for name in ("val", "test") if name in known]
+        scored.append(known["train"].subset(np.isin(known["train"].keys, splits.unseen)))
+        return inputs.extractor(leave_out_files(opened["train"], scored, splits.notes), "unlabelled images").features
     parts = [] if splits.unlabelled is None else [splits.unlabelled]
     if "train" in inputs.source.loose:
         parts.append(inputs.extractor(inputs.source.loose["train"], "unlabelled images").features)

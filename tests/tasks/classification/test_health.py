@@ -162,6 +162,31 @@ def test_a_confident_classifier_on_mixed_images_is_not_at_chance(score: float, e
     assert (alarm and alarm[1]) == expected
 
 
+@pytest.mark.parametrize(
+    ("gaps", "score", "expected"),
+    [
+        ([-9, -20, -30], 1.0, (30, "diverged")),
+        ([-9, -5, -2, -0.5, 0.1, 0.2], 1.0, None),  # a bad start
+        ([-9, -20, -30], 50.0, None),  # a confident classifier on mixed images
+    ],
+)
+def test_divergence_is_seen_at_once(gaps: list[float], score: float, expected: Any) -> None:
+    health = make_health(200)
+    health.check(0, {"mean_per_class": score})
+    lines = [(10 * i, {"cross_entropy": CHANCE * (1 - gap)}) for i, gap in enumerate(gaps, 1)]
+    assert first_alarm(health, lines) == expected
+
+
+@pytest.mark.parametrize(
+    ("gap", "score", "nothing"), [(0.0, 4.0, True), (-50.0, 1.0, True), (0.0, 60.0, False), (0.1, 1.0, False)]
+)
+def test_random_features_have_learned_nothing(gap: float, score: float, nothing: bool) -> None:
+    health = make_health(20)
+    assert not health.learned_nothing(score)  # no line yet
+    health.check(10, {"cross_entropy": CHANCE * (1 - gap)})
+    assert health.learned_nothing(score) == nothing
+
+
 def test_rescued_health_starts_anew() -> None:
     health = make_health()
     assert first_alarm(health, curve(lambda t: 0.06 if t < 0.4 else 0.0)) is not None
@@ -169,6 +194,7 @@ def test_rescued_health_starts_anew() -> None:
     assert not health.collapsed and len(health.all_alarms()) == 1
     later = [(step + 850, values) for step, values in curve(lambda t: -0.001)]
     assert first_alarm(health, later) == (1250, "nothing learned")
+    assert "--lr (it is 0.0003)" in str(health.raised["nothing learned"])
 
 
 def test_measured_curves() -> None:

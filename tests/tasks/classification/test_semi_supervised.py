@@ -18,6 +18,7 @@ from frugalvit.data.loader import Batch
 from frugalvit.engine.schedules import Constant
 from frugalvit.errors import UserError
 from frugalvit.objectives import RelativeLocalization, SoftMatch
+from frugalvit.runs.run_folder import RunFolder
 from frugalvit.tasks.classification import semi_supervised
 from frugalvit.tasks.classification.semi_supervised import SemiBatch, SemiSupervisedTask
 from helpers.fork_server import ForkServer
@@ -115,7 +116,7 @@ def test_images_that_score_the_run_are_left_out(images: Path, tmp_path: Path) ->
     assert len(unlabelled) == 26 and not any("/val/" in name for name in unlabelled.names)
     assert any("holds 10 images of val and test: left out" in note for note in source.notes)
     (tmp_path / "val.txt").write_text("\n".join(map(str, images.glob("val/*/*.png"))))
-    with pytest.raises(UserError, match="all of its images score this run"):
+    with pytest.raises(UserError, match="all of its images choose settings or score"):
         opened(data=str(images), unlabelled=str(tmp_path / "val.txt"))
 
 
@@ -217,6 +218,21 @@ def test_learns_from_the_rest(images: Path, tmp_path: Path, method: str) -> None
     page = (run / "report.html").read_text(encoding="utf-8")
     assert "Pseudo-labels" in page and "right %" in page
     assert load_state(run)["task"]["last_counts"].sum() > 0
+
+
+def test_the_best_weights_do_not_hide_the_pseudo_labels(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_earlier(run: RunFolder) -> dict[str, Any]:
+        """The best weights are of a step before the first pseudo-label."""
+        best = load_state(run.folder)
+        best["task"]["last_counts"].zero_()
+        return best | {"step": 0}
+
+    monkeypatch.setattr(RunFolder, "load_best", load_earlier)
+    run_tiny("train", data=images, out=tmp_path / "run", **SEMI | {"weights": "best", "steps": 6})
+    summary = json.loads((tmp_path / "run/summary.json").read_text(encoding="utf-8"))
+    assert summary["pseudo_labels_used"] > 0
 
 
 def test_unlabelled_images_change_the_weights(images: Path, tmp_path: Path) -> None:
@@ -348,7 +364,10 @@ def test_auto_values() -> None:
         ("images --unlabelled rest", "every training image of images has a label"),
         ("images/train/cat --unlabelled images", "has no labels"),
         ("images --semi.ratio 3", "--semi.ratio has no effect without --unlabelled"),
-        ("images --unlabelled rest --semi.threshold 0.9", "--semi.threshold has no effect without"),
+        (
+            "images --unlabelled rest --semi.threshold 0.9",
+            "--semi.threshold has no effect without --semi.method fixmatch or --semi.method flexmatch.\n",
+        ),
         ("images --unlabelled rest --ema 0", "--ema 0"),
         ("images --unlabelled rest --localization.variant dense", "--localization.variant dense"),
         ("images --unlabelled shards --stream true --semi.method flexmatch", "--semi.method flexmatch"),

@@ -41,11 +41,7 @@ def find_image_folder(where: Path, annotations: Path, names: Sequence[str]) -> P
 def read_image_sizes(
     split: str, paths: Sequence[Path], max_bad: float, bad: list[SkippedFile]
 ) -> list[tuple[int, int] | None]:
-    """Read the (height, width) of all upright images; None for an unreadable one.
-
-    max_bad: a larger share of unreadable images is an error
-    bad:     list to which unreadable images are added
-    """
+    """Read the (height, width) of all upright images; None for an unreadable one, at most a share of ``max_bad``."""
     threads = min(16, 4 * cores())
     sizes = list(read_all(lambda i: read_image_size(paths[i]), range(len(paths)), "checking images", threads))
     faults = [size for size in sizes if isinstance(size, UnreadableImage)]

@@ -70,6 +70,7 @@ class SupervisedHealth(RunHealth):
     was_above: bool = False  # an evaluation was above chance
     evaluations_at_chance: int = 0  # in a row
     is_dead: bool = False  # features, at the last evaluation
+    lr_scale: float = 1.0  # of the last rescue
     past: list[Alarm] = field(default_factory=list)  # alarms before the last rescue
 
     def __post_init__(self) -> None:
@@ -84,6 +85,7 @@ class SupervisedHealth(RunHealth):
     def check(self, step: int, metrics: Mapping[str, float]) -> list[Alarm]:
         """Take one line of metrics; return the new alarms. A line with ``lr_scale`` says that the run was rescued."""
         if "lr_scale" in metrics:
+            self.lr_scale = metrics["lr_scale"]
             self._forget(step, from_start=metrics["from_step"] == 0)
             return []
         metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -94,14 +96,17 @@ class SupervisedHealth(RunHealth):
         if len(self.recent) < (self.recent.maxlen or 0):
             return []
         signs = {
+            "diverged": self._diverged(),
             "back at chance": self._fell_back(),
             "nothing learned": self._never_learned(step),
             "vanished gradients": self._vanished(step),
             "exploded gradients": self._exploded(),
             "dead features": self._dead(step),
         }
-        advice = f"Lower --lr (it is {self.lr:.2g}), or lengthen --optimizer.warmup"
-        alarms = [Alarm(name, sign, advice) for name, sign in signs.items() if sign]
+        rate = f"--lr (it is {self.lr * self.lr_scale:.2g})"
+        changes = {"nothing learned": f"Try a higher or lower {rate}"}
+        lower = f"Lower {rate}, or lengthen --optimizer.warmup"
+        alarms = [Alarm(name, sign, changes.get(name, lower)) for name, sign in signs.items() if sign]
         return [alarm for alarm in alarms if self._is_new(alarm)]
 
     @property
@@ -117,6 +122,11 @@ class SupervisedHealth(RunHealth):
     def gap(self) -> float:
         """The mean gap of the last lines."""
         return fmean(max(gap, _LOWEST) for gap in self.recent)
+
+    @property
+    def _loss(self) -> float:
+        """The mean loss of the last lines."""
+        return (1 - fmean(self.recent)) * self.chance
 
     @property
     def scores_above_chance(self) -> bool:
@@ -153,7 +163,18 @@ class SupervisedHealth(RunHealth):
         if from_start:
             self.started, self.best, self.was_above = step, 0.0, False
 
+    def learned_nothing(self, mean_per_class: float) -> bool:
+        """True if the last losses are at chance and the score (in percent) nearly: random features beat it slightly."""
+        nearly = mean_per_class / 100 - 1 / self.classes <= 0.1 * (1 - 1 / self.classes)
+        return nearly and len(self.recent) > 0 and self.gap <= _NEVER_LEARNED
+
     # -- one check each: the sign of an alarm, or nothing
+
+    def _diverged(self) -> str:
+        """Tell if every line is above twice the loss of a constant answer, and not falling."""
+        if self.scores_above_chance or max(self.recent) > -1 or self.recent[-1] > self.recent[0]:
+            return ""
+        return f"the loss is {self._loss:.3g}, and a constant answer has {self.chance:.3f}"
 
     def _fell_back(self) -> str:
         """Tell if a run that had learned is at chance: by its loss, or by two evaluations and a loss near it."""
@@ -162,8 +183,8 @@ class SupervisedHealth(RunHealth):
         by_score = self.was_above and self.evaluations_at_chance >= 2 and self.gap <= _LEARNED
         if not by_loss and not by_score:
             return ""
-        loss, best = ((1 - gap) * self.chance for gap in (self.gap, self.best))
-        return f"the loss is {loss:.3f} after {best:.3f}, and a constant answer has {self.chance:.3f}"
+        best = (1 - self.best) * self.chance
+        return f"the loss is {self._loss:.3f} after {best:.3f}, and a constant answer has {self.chance:.3f}"
 
     def _never_learned(self, step: int) -> str:
         waited = step - self.started
@@ -172,12 +193,12 @@ class SupervisedHealth(RunHealth):
             return ""
         if fmean(self.long) > _NEVER_LEARNED or self.scores_above_chance:
             return ""
-        return f"after {waited:,} steps the loss is still {(1 - self.gap) * self.chance:.3f}, that of a constant answer"
+        return f"after {waited:,} steps the loss is {self._loss:.3f}, and a constant answer has {self.chance:.3f}"
 
     def _vanished(self, step: int) -> str:
         if not self._may_judge(step) or fmean(self.norms) > _VANISHED * self.first_norm:
             return ""
-        return f"the gradient norm is {fmean(self.norms):.1g} after {self.first_norm:.1g}, and the loss is at chance"
+        return f"the gradient norm is {fmean(self.norms):.1g} after {self.first_norm:.1g}, at a loss not below chance"
 
     def _exploded(self) -> str:
         norm = min(self.norms)  # not one spike
@@ -187,7 +208,7 @@ class SupervisedHealth(RunHealth):
 
     def _dead(self, step: int) -> str:
         is_dead = self.is_dead and self._may_judge(step)
-        return "all images have the same features, and the loss is at chance" if is_dead else ""
+        return "all images have the same features, and the loss is not below chance" if is_dead else ""
 
     def _may_judge(self, step: int) -> bool:
         """True if the loss is at chance and the run is not in its first steps."""

@@ -10,7 +10,6 @@ that are too noisy. Mixing is from the same paper (Cai et al., "Semi-supervised 
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,10 +26,10 @@ from frugalvit.config.semi_supervised import REST, SemiConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.augmentation.mixup import Blend, mix_images, partners
 from frugalvit.data.augmentation.transforms import WeakStrongViews
-from frugalvit.data.dataset import DatasetSplits, FileExamples, ImageDataset, join
+from frugalvit.data.dataset import DatasetSplits, ImageDataset, join
 from frugalvit.data.loader import Batch, BatchSource
 from frugalvit.data.rng import generator_for, to_device_packed
-from frugalvit.data.splits import subsample_labels
+from frugalvit.data.splits import leave_out_files, subsample_labels
 from frugalvit.data.webdataset.shards import is_shards
 from frugalvit.data.webdataset.streaming_dataset import should_stream
 from frugalvit.engine.ema import EMA
@@ -65,10 +64,7 @@ def separate_streams(config: TrainConfig) -> tuple[TrainConfig, TrainConfig | No
 def open_unlabelled(
     config: TrainConfig, source: DatasetSplits, fabric: Fabric | None, scored: Sequence[ImageDataset]
 ) -> ImageDataset:
-    """Return the unlabelled training images. ``labels`` of hidden labels stay, to measure; others are UNKNOWN.
-
-    scored: images that are left out, because they score the run
-    """
+    """Return the unlabelled images, without those of ``scored``. Hidden labels stay, to measure; others are UNKNOWN."""
     other = separate_streams(config)[1]
     if other is None:
         images = _find_rest(config, source)
@@ -78,9 +74,7 @@ def open_unlabelled(
             raise UserError(f"--unlabelled {config.unlabelled} has no training images: use another folder.")
         images = opened.splits["train"]
         source.notes.extend(opened.notes)
-        images, dropped = _leave_out(images, scored)
-        if dropped:
-            source.notes.append(f"{config.unlabelled} holds {pluralize(dropped, 'image')} of val and test: left out.")
+        images = leave_out_files(images, scored, source.notes)
     if images.streaming is not None and config.semi.method == "flexmatch":
         raise UserError(
             "--semi.method flexmatch remembers every unlabelled image, which a stream does not allow. Use softmatch, "
@@ -89,18 +83,6 @@ def open_unlabelled(
     where = source.location if other is None else config.unlabelled
     source.notes.append(f"Learning from {pluralize(len(images), 'unlabelled image')} of {where} too.")
     return images
-
-
-def _leave_out(images: ImageDataset, scored: Sequence[ImageDataset]) -> tuple[ImageDataset, int]:
-    """Return the images without the files of ``scored``, and how many these were."""
-    if not isinstance(images, FileExamples):
-        return images, 0
-    leaves = [leaf for part in scored for leaf in part.leaves() if isinstance(leaf, FileExamples)]
-    files = {os.path.realpath(name) for leaf in leaves for name in leaf.names}
-    keep = np.array([os.path.realpath(name) not in files for name in images.names], dtype=bool)
-    if not keep.any():
-        raise UserError("--unlabelled: all of its images score this run (val or test). Use other images.")
-    return (images if keep.all() else images.subset(keep)), int((~keep).sum())
 
 
 def _find_rest(config: TrainConfig, source: DatasetSplits) -> ImageDataset:

@@ -57,6 +57,7 @@ from frugalvit.runs import layout
 from frugalvit.runs.data_record import record_data_usage
 from frugalvit.tasks.classification.health import SupervisedHealth
 from frugalvit.tasks.classification.semi_supervised import (
+    SemiSupervisedTask,
     add_unlabelled,
     make_semi_task,
     open_unlabelled,
@@ -74,7 +75,7 @@ SHORTEST_RESCUED = 100
 """The shortest run, in steps, that can be rescued: ten lines of metrics are too few to tell a collapse."""
 
 _AT_CHANCE = (
-    "the run ended at chance: it predicts no better than without looking at the images. Lower --lr, lengthen "
+    "the run ended at chance: it predicts hardly better than without looking at the images. Change --lr, lengthen "
     "--optimizer.warmup, train longer (--epochs), or start from trained weights (--pretrained, --init)"
 )
 
@@ -119,6 +120,13 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             scored = [self.evaluated, *([self.unseen] if self.unseen else [])]
             self.unlabelled = open_unlabelled(self.options, source, fabric, scored).with_pixels(self.images.pixels)
         return replace(source, notes=[*source.notes, *absent_classes(source), *self._seen_by_init()])
+
+    def load_best(self, outcome: dict[str, Any], weights: str) -> bool:
+        counts = self.task.last_counts.clone() if isinstance(self.task, SemiSupervisedTask) else None
+        loaded = super().load_best(outcome, weights)
+        if counts is not None:  # the report shows the pseudo-labels of the run's end, not of its best step
+            self.task.last_counts.copy_(counts)  # type: ignore[union-attr, operator]
+        return loaded
 
     def _seen_by_init(self) -> list[str]:
         """Return a note if the classifier of --init, a saved probe, may know the images that score this run."""
@@ -275,6 +283,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
         top = self.scores.summary()
         floor = self._floor() if self.run_folder.writer else {"skipped": "rank 0 computes it"}
         below, at_chance = self._check_floor(top, floor), self.scores.is_at_chance()
+        at_chance |= self.target.kind == "class" and self.health.learned_nothing(top["mean_per_class"])
         for alarm in below:
             console.warning(alarm)
         alarms = [*map(str, self.health.all_alarms()), *(f"rescue {describe_rescue(r)}" for r in outcome["rescues"])]
@@ -290,7 +299,7 @@ class ClassificationExperiment(Experiment[TrainConfig, ResolvedTrainConfig]):
             **describe_weights(outcome, task.eval_split, config.weights),
             **task.localization_summary(),
             "at_chance": at_chance,
-            "health": self.health.verdict(),
+            "health": "nothing learned" if at_chance and not self.health.raised else self.health.verdict(),
             "rescues": outcome["rescues"],
             "alarms": [*alarms, *([_AT_CHANCE] if at_chance else []), *below],
             **task.pseudo_label_scores(),
