@@ -89,11 +89,15 @@ def test_settings_below_their_floor_are_named(tmp_path: Path) -> None:
         numbers = {"seed": 0, "seconds": 1.0, "seconds_per_step": 0.1, "run": str(tmp_path / "run")}
         return numbers | {"top1": top1, "floor": {"best": best}, "scored_images": 1000}
 
-    scores = {"few": [summary(20, 20), summary(22, 24)], "many": [summary(50, 60), summary(62, 62)]}
+    scores = {"few": [summary(20, 20), summary(22, 24)], "many": [summary(50, 60), summary(57, 62)]}
     result = module.write_comparison(tmp_path, scores, "top1", report=False)
     assert [row[-1] for row in result.tables[0].rows] == ["22.0 % (19.5 to 24.7)", "61.0 % (57.9 to 64.0)"]
     assert result.notes[2].startswith("clearly below the floor: many;")  # few is within the floor's interval
-    del scores["few"][0]["floor"]
+    assert len(result.notes) == 3
+    scores["many"][1]["at_chance"] = True
+    result = module.write_comparison(tmp_path, scores, "top1", report=False)
+    assert result.notes[3].startswith("1 of 4 runs ended at chance: ")
+    del scores["few"][0]["floor"], scores["many"][1]["at_chance"]
     result = module.write_comparison(tmp_path, scores, "top1", report=False)
     assert "floor" not in result.tables[0].columns and len(result.notes) == 2
 

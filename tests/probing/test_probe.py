@@ -106,6 +106,15 @@ def test_logistic_learns_from_unlabelled_images(
     assert f"the labels spread to {count} unlabelled images" in spread.notes
 
 
+def test_logistic_does_not_learn_from_what_scores_it(squares: Path) -> None:
+    """Neither from test, nor from what it holds out of train."""
+    with pytest.raises(UserError, match="all of its images choose settings or score"):
+        logistic(LogisticConfig(data=str(squares), unlabelled=str(squares / "val"), **TINY))
+    result = logistic(LogisticConfig(data=str(squares / "train"), unlabelled=str(squares / "train"), **TINY))
+    held_out = result.data["test_images"]
+    assert any(f"--unlabelled holds {held_out} images of val and test" in note for note in result.notes)
+
+
 def test_logistic_refuses_unlabelled_images_that_do_not_exist_or_fit(squares: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="every training image of"):
         logistic(LogisticConfig(data=str(squares), unlabelled="rest", **TINY))

@@ -166,14 +166,23 @@ def test_the_verdict_comes_first(tmp_path, known, unseen, words):
     assert text.index('id="details"') < text.index("gradient norm") and "<details open" not in text
 
 
-@pytest.mark.parametrize(("floor", "near"), [(91.0, True), (60.0, False)])
+def test_a_failed_run_is_called_failed(tmp_path):
+    run = write_run(tmp_path / "run")
+    more = {"training_images": {"top1": 11.0, "count": 40}, "at_chance": True, "alarms": ["nothing learned"]}
+    add_to_summary(run, top1=10.0, scored_images=200, scored_on="test", **more)
+    text = page.report([read_run(run)])
+    assert "It failed" in text and "underfits" not in text
+
+
+@pytest.mark.parametrize(("floor", "near"), [(91.0, True), (99.0, True), (60.0, False)])
 def test_a_model_near_the_floor_does_not_fit_well(tmp_path, floor, near):
     run = write_run(tmp_path / "run")
     simple = {"best": floor, "method": "logistic", "scored_images": 200}
     more = {"training_images": {"top1": 95.0, "count": 40}, "floor": simple, "alarms": []}
     add_to_summary(run, top1=92.0, scored_images=200, scored_on="test", **more)
     text = page.report([read_run(run)])
-    assert ("not clearly better than a simple method" in text) is ("frugalvit advise" in text) is near
+    words = "worse than a simple method" if floor > 95 else "not clearly better than a simple method"
+    assert (words in text) is ("frugalvit advise" in text) is near
     assert ("fits well" in text) is not near
 
 

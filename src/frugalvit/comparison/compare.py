@@ -26,6 +26,7 @@ from frugalvit.utils import console
 from frugalvit.utils.files import make_folder, read_json, write_text
 from frugalvit.utils.scores import SCORE_NAMES, as_percent, is_percent, main_score, read_scores, share_interval
 from frugalvit.utils.tables import CommandResult, Table, as_csv, as_latex, as_markdown, as_text, markdown_text
+from frugalvit.utils.text import pluralize, truncate_list
 
 Scores = dict[str, list[dict[str, Any]]]
 Plans = dict[str, list[RunConfig]]
@@ -300,9 +301,10 @@ def write_comparison(
         write_report([folder], folder / layout.REPORT)
         files.append(layout.REPORT)
     notes = [*verdicts.values(), f"{folder}: {', '.join(files)}"]
-    highest = {name: max(ends, default=0.0) for name, ends in intervals.items()}
-    if below := [n for n, (floor, low, _) in floors.items() if spreads[n].mean < low and highest[n] < floor]:
+    if below := [n for n, (_, low, _) in floors.items() if all(s["top1"] < low for s in scores[n])]:
         notes.append(f"clearly below the floor: {', '.join(below)}; simple methods without a network score higher")
+    if failed := [str(s["run"]) for s in summaries if s.get("at_chance")]:
+        notes.append(f"{len(failed)} of {pluralize(len(summaries), 'run')} ended at chance: {truncate_list(failed, 3)}")
     title = ". ".join(text for text in (where, meaning) if text)
     return CommandResult(data, [Table(columns, rows, title)], notes)
 

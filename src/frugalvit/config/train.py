@@ -391,7 +391,7 @@ class TrainConfig(LabelledRunConfig):
             raise ValueError("--ema 0 does not work with --unlabelled: the EMA weights make the pseudo-labels")
         if self.localization.images == "clean" or self.localization.variant == "dense":
             option = "images clean" if self.localization.images == "clean" else "variant dense"
-            raise ValueError(f"--localization.{option} cannot be used with --unlabelled. Remove one of them.")
+            raise ValueError(f"--localization.{option} cannot be used with --unlabelled. Remove one of them")
         return self
 
 

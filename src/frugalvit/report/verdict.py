@@ -81,6 +81,8 @@ def _describe_score(score: Score) -> str:
 def _judge_fit(record: RunRecord) -> list[str]:
     """Tell over- from underfitting by the accuracy on training images and on others."""
     known, unseen = _training_score(record), as_finite(record.summary.get("top1"))
+    if record.summary.get("at_chance"):
+        return ["It failed: it has learned hardly anything about these classes. See the alarms below."]
     if known is None or unseen is None:
         return []
     numbers = f"it is right on {known:.1f} % of the training images and on {unseen:.1f} % of the others"
@@ -94,8 +96,13 @@ def _judge_fit(record: RunRecord) -> list[str]:
         advice = "More images help most, with or without labels (pretrain, --unlabelled)."
         return [f"It overfits: {numbers}. {advice}", *floor]
     if floor:
+        low = share_interval(simple or 0.0, record.summary["floor"]["scored_images"])[0]
         advice = "Add images, or start from published weights: 'frugalvit probe', or --pretrained if you have a GPU."
-        return [f"It is not clearly better than a simple method: {numbers}.", *floor, advice]
+        return [
+            f"It is {'worse' if unseen < low else 'not clearly better'} than a simple method: {numbers}.",
+            *floor,
+            advice,
+        ]
     return [f"It fits well: {numbers}."]
 
 
