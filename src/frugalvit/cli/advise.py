@@ -47,6 +47,12 @@ FLOOR_IMAGES = 2000  # of each split at most; decoding more takes too long for a
 SELECTED = 16  # images to label in a round
 FEW_IMAGES = 200  # with fewer training images a single score says little
 
+EXPECT = (
+    "What to expect of 'train' with 2,000 images on a GPU: 77 % of 102 flowers (floor 34), 80 % of 7 kinds of drawings "
+    "(47). After 'pretrain --method instances' on the same flowers: 83. Published weights that know such "
+    "images: 96 with 1,020 labels. On two CPU cores: 55 % of the drawings."
+)
+
 REASONS = {
     "scratch": "the shortest way to a classifier and a report: from random weights",
     "features": "the right first model: a classifier on the features of published weights, in minutes on a CPU; "
@@ -112,8 +118,9 @@ def advise(config: AdviseConfig) -> CommandResult:
     if floor is not None:
         notes.append(
             f"The floor on {floor['scored_on']} ({pluralize(floor['scored_images'], 'image')}) is about "
-            f"{describe_floor(floor)}. On few images it is rough. What to expect with 2,000: docs/FIRST_RUN.md."
+            f"{describe_floor(floor)}. On few images it is rough."
         )
+        notes.append(EXPECT)
     splits = {name: len(part) for name, part in source.splits.items()}
     splits |= {f"{name} without a label": len(part) for name, part in source.loose.items()}
     data = {
