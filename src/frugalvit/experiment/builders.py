@@ -164,11 +164,14 @@ def write_run_metadata(
             f"The classes of {config.data} have changed since {run.folder} started ({len(before['classes'])} then, "
             f"{len(classes)} now). Restore them, or start a new run with --init {console.shell_quote(run.folder)}."
         )
-    others = getattr(config, "unlabelled", None) or f"the annotations of {config.data}"
+    unlabelled = getattr(config, "unlabelled", None)
+    others = f"the images of --unlabelled {unlabelled}" if unlabelled else f"the annotations of {config.data}"
     changed = [f"the images of {config.data}"] * (before["content"] != facts["content"])
     for what in changed + [others] * (before.get("truth") != truth):
-        counts = f" ({before['images']:,} then, {len(examples):,} now)" if what != others else ""
-        console.warning(f"{what} changed since {run.folder} started{counts}: the run continues, its result differs")
+        counts = f" ({before['images']:,} images then, {len(examples):,} now)" if what != others else ""
+        console.warning(
+            f"{what} have changed since {run.folder} started{counts}: the run continues, its result differs"
+        )
     stored = before["evaluation"]
     for split in sorted(stored.keys() | facts["evaluation"].keys()):
         then, now = stored.get(split, {"files": 0}), facts["evaluation"].get(split, {"files": 0})
@@ -233,8 +236,8 @@ def choose_splits(splits: Mapping[str, S], where: object) -> tuple[S, S, str, S 
     if test is not None:
         return train, test, "test", None
     raise UserError(
-        f"{where} has no images to score on, and none can be held out: label two images of some class or more, "
-        "add shards to a stream, or drop --split given."
+        f"{where} has no images to score on. --split auto makes val from train; it needs two images of some class "
+        "(label more), or two shards of a stream."
     )
 
 

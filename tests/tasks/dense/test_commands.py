@@ -123,13 +123,13 @@ def test_changed_annotations_are_warned_of_on_resume(
 
     for file in data.rglob("*.*"):
         os.utime(file, (1, 1))  # a copy has other times
-    assert "images or annotations" not in resumed()
+    assert "the annotations of" not in resumed()
     if kind.verb == "detect":
         edit(data, "train", lambda content: content["annotations"][0].update(bbox=[1.0, 1.0, 9.0, 9.0]))
     else:
         mask = data / "masks" / "train" / "0.png"
         Image.fromarray(np.asarray(Image.open(mask)).T).save(mask)
-    assert "images or annotations" in resumed()
+    assert "the annotations of" in resumed()
 
 
 @pytest.mark.parametrize("split", ["auto", "given"])
