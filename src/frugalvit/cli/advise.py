@@ -167,7 +167,8 @@ def _propose_for_labels(config: AdviseConfig, source: DatasetSplits, facts: Fact
     probe = Proposal(command, REASONS["features"] + (REASONS["spread"] if count else ""))
     if published.seconds_per_step is not None:  # a forward pass takes less than half of a step
         batch = next(value.value for value in published.decisions if value.name == "batch")
-        probe.seconds = published.seconds_per_step / batch / 2 * sum(map(len, source.splits.values()))
+        parts = [*source.splits.values(), *source.loose.values()]
+        probe.seconds = published.seconds_per_step / batch / 2 * sum(map(len, parts))
     features = _plan_pretraining(config, source, facts, "pretrain")
     start = replace(scratch, command=f"frugalvit train {data} --init RUN", why=REASONS["init"])
     rest = Proposal(f"frugalvit train {data} --unlabelled rest --init RUN", REASONS["rest"])
@@ -175,7 +176,7 @@ def _propose_for_labels(config: AdviseConfig, source: DatasetSplits, facts: Fact
     first = [probe] if source.splits["train"].pixels == PHOTO else []  # published networks see photos
     if first and count > SELECTED:
         select = f"frugalvit embed probe {data} --select {SELECTED} --known {data} --out next.csv"
-        first.append(Proposal(select, REASONS["select"], probe.seconds and probe.seconds * (1 + count / facts.images)))
+        first.append(Proposal(select, REASONS["select"], probe.seconds))
     if not _has_published(facts.device):
         return [scratch, features, *start_from, *first, published]
     if facts.device == "cpu":  # the fastest first

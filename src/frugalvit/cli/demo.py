@@ -59,7 +59,7 @@ def demo(config: DemoConfig) -> CommandResult:
     rows: list[list[object]] = [[f"{label}, no network", f"{floor[name]:.1f} %"] for name, label in names.items()]
     top1 = read_scores(classifier)[0]
     shown = f"{top1.value:.1f} % ({top1.interval_text})"
-    rows.append(["pre-trained without labels, then trained with and without", shown])
+    rows.append(["pre-trained without labels, then trained on both", shown])
     title = f"{classifier['scored_images']:,} test digits, which it saw without labels"
     scores = Table([f"{count} labels", "right"], rows, title)
     tables = [
