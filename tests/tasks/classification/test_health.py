@@ -177,6 +177,13 @@ def test_divergence_is_seen_at_once(gaps: list[float], score: float, expected: A
     assert first_alarm(health, lines) == expected
 
 
+def test_a_new_network_has_not_diverged() -> None:
+    """Two classes, one of them rare: a constant answer has a loss of 0.1, a new network ln 2, also in the warm-up."""
+    health = make_health(200, chance=0.1, classes=2)
+    lines = [(10 * i, {"cross_entropy": 0.69 + 0.001 * i, "gradient_norm": 1.0}) for i in range(1, 7)]
+    assert first_alarm(health, lines) is None
+
+
 @pytest.mark.parametrize(
     ("gap", "score", "nothing"), [(0.0, 4.0, True), (-50.0, 1.0, True), (0.0, 60.0, False), (0.1, 1.0, False)]
 )

@@ -171,8 +171,12 @@ class SupervisedHealth(RunHealth):
     # -- one check each: the sign of an alarm, or nothing
 
     def _diverged(self) -> str:
-        """Tell if every line is above twice the loss of a constant answer, and not falling."""
-        if self.scores_above_chance or max(self.recent) > -1 or self.recent[-1] > self.recent[0]:
+        """Tell if every line is above twice the loss of a constant answer, and not falling.
+
+        A new network answers all classes alike: if they are rare, its loss is near ln(classes), far above chance.
+        """
+        new = 3 * math.log(max(2, self.classes))
+        if self.scores_above_chance or max(self.recent) > -1 or self.recent[-1] > self.recent[0] or self._loss < new:
             return ""
         return f"the loss is {self._loss:.3g}, and a constant answer has {self.chance:.3f}"
 
