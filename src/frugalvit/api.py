@@ -35,7 +35,7 @@ def run(command: str, *arguments: Any, quiet: bool = False, **options: Any) -> d
         command, arguments: its name ("train", "probe knn" …) and the positional arguments of the command line.
         quiet: no progress and no messages on standard error, except warnings.
         options: as on the command line, with underscores for dashes (``img_size=64``) and dictionaries for groups
-            (``localization={"weight": 1.0}``). ``--continue`` is ``continue_from``; ``--config`` is ``**values``.
+            (``localization={"weight": 1.0}``). ``--continue`` is ``continue_from``.
     """
     words = command.split()
     row = find_command(words) if words else None

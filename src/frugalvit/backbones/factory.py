@@ -52,7 +52,7 @@ def create_backbone(
     grid_norm   False returns the tokens before the final norm as grid (the released Drloc's Swin)
     drop_path   the rate of stochastic depth; None keeps the network's default
     mean, std   of the pixels; None for ImageNet's, or for those of the pretrained weights
-    eval_crop   ``{"crop_pct": 0.9, "interpolation": "bicubic", "squash": False}``; None: that of weights or size
+    eval_crop   ``{"crop_pct": 0.9, "interpolation": "bicubic", "squash": False}``; None: the weights' or the size's
     pixel_type  uint8 for photos; float32 for images that keep the values of their files (with mean and std)
     keep_patch_size  True keeps patches, windows and strides (for trained weights); False may make them smaller
     knn_head    a k-NN classifier instead of a linear one: ``{"images": 100, "k": 20, "temperature": 0.07}``

@@ -48,10 +48,12 @@ SELECTED = 16  # images to label in a round
 FEW_IMAGES = 200  # with fewer training images a single score says little
 
 EXPECT = (
-    "What to expect of 'train' with 2,000 images on a GPU: 77 % of 102 flowers (floor 34), 80 % of 7 kinds of drawings "
-    "(47). After 'pretrain --method instances' on the same flowers: 83. Published weights that know such "
-    "images: 96 with 1,020 labels. On two CPU cores: 55 % of the drawings."
+    "'train' with 2,000 images on a GPU had 77 % on 102 kinds of flowers (floor 34 %), and 80 % on 7 classes of "
+    "paintings and sketches (floor 47 %). On two CPU cores it had 55 % on these.",
+    "'train' after 'pretrain --method instances' on the same flowers had 83 %.",
+    "Published weights that know such images had 96 % on the flowers, with 1,020 labels.",
 )
+"""What to expect, from docs/FIRST_RUN.md and docs/RESULTS_FEW_LABELS.md."""
 
 REASONS = {
     "scratch": "the shortest way to a classifier and a report: from random weights",
@@ -120,7 +122,7 @@ def advise(config: AdviseConfig) -> CommandResult:
             f"The floor on {floor['scored_on']} ({pluralize(floor['scored_images'], 'image')}) is about "
             f"{describe_floor(floor)}. On few images it is rough."
         )
-        notes.append(EXPECT)
+        notes.extend(EXPECT)
     splits = {name: len(part) for name, part in source.splits.items()}
     splits |= {f"{name} without a label": len(part) for name, part in source.loose.items()}
     data = {

@@ -1,6 +1,6 @@
 """Turn any image into the input of a network: the same pixels in training's evaluation and everywhere else.
 
-It needs only NumPy and Pillow (tifffile, pydicom for such files). ``frugalvit export`` copies it beside the model:
+It needs NumPy and Pillow; TIFF with many channels needs tifffile, DICOM pydicom. ``export`` copies it beside the model:
 
     config = json.load(open("FOLDER/config.json"))
     images = preprocess("photo.jpg", config)             # float32 (1, C, h, w), for ONNX

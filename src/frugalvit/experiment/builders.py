@@ -165,10 +165,12 @@ def write_run_metadata(
             f"{len(classes)} now). Restore them, or start a new run with --init {console.shell_quote(run.folder)}."
         )
     unlabelled = getattr(config, "unlabelled", None)
-    others = f"the images of --unlabelled {unlabelled}" if unlabelled else f"the annotations of {config.data}"
-    changed = [f"the images of {config.data}"] * (before["content"] != facts["content"])
-    for what in changed + [others] * (before.get("truth") != truth):
-        counts = f" ({before['images']:,} images then, {len(examples):,} now)" if what != others else ""
+    changed: dict[str, str] = {}  # what, and how many
+    if before["content"] != facts["content"]:
+        changed[f"the images of {config.data}"] = f" ({before['images']:,} images then, {len(examples):,} now)"
+    if before.get("truth") != truth:
+        changed[f"the images of --unlabelled {unlabelled}" if unlabelled else f"the annotations of {config.data}"] = ""
+    for what, counts in changed.items():
         console.warning(
             f"{what} have changed since {run.folder} started{counts}: the run continues, its result differs"
         )

@@ -40,11 +40,13 @@ def knn(config: KnnConfig) -> CommandResult:
         queries = None if tested is None else to_probe_split(tested)
         gallery = concat(*map(to_probe_split, features.values()))
         notes = ["without a test split, all other images vote on each image"] if queries is None else []
-        unseen, keys = list[str](), np.array(next(iter(features.values())).keys)
+        unseen: list[str] = []
+        keys = np.array(next(iter(features.values())).keys)
         if queries is None and (copies := features["train"].copies) is not None:
             first = np.isin(np.arange(len(gallery)), np.unique(copies, return_index=True)[1])
             gallery, keys = gallery.subset(first), keys[first]
-            notes += [f"{pluralize(int((~first).sum()), 'copy')} of other images left out"] * (not first.all())
+            if not first.all():
+                notes.append(f"{pluralize(int((~first).sum()), 'copy')} of other images left out")
         if config.labels != 1:
             labelled = draw_labels(gallery, np.ones(len(gallery), dtype=bool), config.labels, config.seed)
             if queries is None and not labelled.all():
