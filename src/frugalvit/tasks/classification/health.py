@@ -178,7 +178,7 @@ class SupervisedHealth(RunHealth):
         new = 3 * math.log(max(2, self.classes))
         if self.scores_above_chance or max(self.recent) > -1 or self.recent[-1] > self.recent[0] or self._loss < new:
             return ""
-        return f"the loss is {self._loss:.3g}, and a constant answer has {self.chance:.3f}"
+        return f"the loss is {self._loss:,.1f}, and a constant answer has {self.chance:.1f}"
 
     def _fell_back(self) -> str:
         """Tell if a run that had learned is at chance: by its loss, or by two evaluations and a loss near it."""
