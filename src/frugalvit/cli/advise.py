@@ -48,8 +48,8 @@ SELECTED = 16  # images to label in a round
 FEW_IMAGES = 200  # with fewer training images a single score says little
 
 EXPECT = (
-    "'train' with 2,000 images on a GPU had 77 % on 102 kinds of flowers (floor 34 %), and 80 % on 7 classes of "
-    "paintings and sketches (floor 47 %). On two CPU cores it had 55 % on these.",
+    "What to expect: 'train' with 2,000 images on a GPU had 77 % on 102 kinds of flowers (floor 34 %), and 80 % on 7 "
+    "classes of paintings and sketches (floor 47 %). On two CPU cores it had 55 % on these.",
     "'train' after 'pretrain --method instances' on the same flowers had 83 %.",
     "Published weights that know such images had 96 % on the flowers, with 1,020 labels.",
 )
