@@ -16,12 +16,13 @@ from lightning_fabric import Fabric
 import train_step
 from frugalvit import api
 from frugalvit.backbones import Backbone, create_backbone
+from frugalvit.backbones.base import SharedDropPath
 from frugalvit.config.defaults import Facts
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import BenchStepConfig
 from frugalvit.config.train import TrainConfig
 from frugalvit.data.loader import Batch
-from frugalvit.engine.compile import PAYS_FROM, compile_task, prepare_compiler
+from frugalvit.engine.compile import COMPILES_FROM, REPLAYS_FROM, compile_task, prepare_compiler
 from frugalvit.engine.hardware import configure_cuda
 from frugalvit.engine.schedules import Constant
 from frugalvit.engine.step import TrainPlan
@@ -32,19 +33,18 @@ from frugalvit.tasks.classification.train import make_task, train
 from helpers.tiny_runs import TRAIN, write_images
 
 
-def fake_task(calls: list[Any], replayable: bool = False, compiles: bool = True) -> Any:
+def fake_task(calls: list[Any], blocker: str = "", compiles: bool = True) -> Any:
     return SimpleNamespace(
         compile_with=calls.append,
-        supports_cuda_graphs=replayable,
         parameters=list,
-        cuda_graphs_blocker="",
+        cuda_graphs_blocker=blocker,
         compiles_by_default=compiles,
         use_cuda_graphs=False,
     )
 
 
 def compiled(
-    steps: int = PAYS_FROM, accumulate: int = 1, kind: type = TrainConfig, by_default: bool = True, **values: Any
+    steps: int = COMPILES_FROM, accumulate: int = 1, kind: type = TrainConfig, by_default: bool = True, **values: Any
 ) -> Any:
     """Return how a run compiles its task, or "not at all"."""
     calls: list[Any] = ["not at all"]
@@ -88,44 +88,126 @@ def test_attention_of_cudnn_is_off() -> None:
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 
+def fabric_on_a_gpu(monkeypatch: pytest.MonkeyPatch, scaler: Any = None) -> Any:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    strategy = SimpleNamespace(precision=SimpleNamespace(scaler=scaler))
+    return SimpleNamespace(device=torch.device("cuda"), world_size=1, strategy=strategy)
+
+
 @pytest.mark.parametrize(
-    ("steps", "replayable", "scaler", "accumulate", "expected"),
+    ("steps", "blocker", "scaler", "accumulate", "compiled", "replayed"),
     [
-        (PAYS_FROM, True, None, 1, True),
-        (PAYS_FROM - 1, True, None, 1, "not at all"),
-        (PAYS_FROM, False, None, 1, False),
-        (PAYS_FROM, True, "of fp16", 1, False),
-        (PAYS_FROM, True, None, 2, False),
+        (COMPILES_FROM, "", None, 1, True, False),  # compile_with(True) turns the graphs on
+        (COMPILES_FROM - 1, "", None, 1, "not at all", True),
+        (REPLAYS_FROM - 1, "", None, 1, "not at all", False),
+        (COMPILES_FROM, "its objectives", None, 1, False, False),
+        (COMPILES_FROM - 1, "its objectives", None, 1, "not at all", False),
+        (COMPILES_FROM, "", "of fp16", 1, False, False),
+        (COMPILES_FROM, "", None, 2, False, False),
     ],
 )
 def test_auto_on_a_gpu(
-    steps: int, replayable: bool, scaler: Any, accumulate: int, expected: Any, monkeypatch: pytest.MonkeyPatch
+    steps: int, blocker: str, scaler: Any, accumulate: int, compiled: Any, replayed: bool, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     calls: list[Any] = ["not at all"]
-    task = fake_task(calls, replayable)
-    strategy = SimpleNamespace(precision=SimpleNamespace(scaler=scaler))
-    fabric: Any = SimpleNamespace(device=torch.device("cuda"), world_size=1, strategy=strategy)
+    task, fabric = fake_task(calls, blocker), fabric_on_a_gpu(monkeypatch, scaler)
     plan = TrainPlan(steps, steps, Constant(0.1), accumulate=accumulate)
     compile_task(task, TrainConfig.parse({"data": "photos"}), plan, fabric)
-    assert calls[-1] == expected and not task.use_cuda_graphs
-    slow_to_compile = fake_task(calls := ["not at all"], replayable, compiles=False)
+    assert (calls[-1], task.use_cuda_graphs) == (compiled, replayed)
+    slow_to_compile = fake_task(calls := ["not at all"], blocker, compiles=False)
     compile_task(slow_to_compile, TrainConfig.parse({"data": "photos"}), plan, fabric)
-    assert calls == ["not at all"] and slow_to_compile.use_cuda_graphs == (expected is True)
+    assert calls == ["not at all"] and slow_to_compile.use_cuda_graphs == (replayed or compiled is True)
 
 
-@pytest.mark.parametrize(
-    ("backbone", "variant", "replayable"),
-    [
-        ("hybrid_nano", "l1", True),
-        ("swin_nano", "l1", True),
-        ("swin_nano", "dense", False),
-        ("vit_tiny_patch16_224", "l1", False),
-    ],
-)
-def test_steps_that_support_cuda_graphs(backbone: str, variant: str, replayable: bool) -> None:
-    network = create_backbone(backbone, img_size=32, num_classes=3)
-    assert task_of(network, variant=variant).supports_cuda_graphs == replayable
+NETWORKS: dict[str, dict[str, Any]] = {
+    "hybrid_nano": {},
+    "swin_nano": {"embed_dim": 16, "depths": (2, 4), "num_heads": (2, 4)},
+    "cvt_13": {"embed_dim": (16, 32), "depths": (1, 3), "num_heads": (1, 2), "head_dim": 16},
+    "cvt_tiny_w7": {"embed_dim": (16, 32), "depths": (1, 3), "num_heads": (1, 2)},
+    "t2t_vit_14": {"embed_dim": 32, "depth": 4, "num_heads": 2},
+    "vil_tiny_w7": {"embed_dim": 32, "depths": (1, 1, 1, 3), "num_heads": (1, 1, 2, 2)},
+    "vit_tiny_patch16_224": {"depth": 4, "embed_dim": 48},
+    "convnext_atto": {"depths": (1, 1, 4, 1), "dims": (16, 16, 32, 32)},
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_auto_takes_graphs_for_every_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = task_of(create_backbone(name, img_size=64, num_classes=3, **NETWORKS[name]))
+    plan = TrainPlan(COMPILES_FROM, COMPILES_FROM, Constant(0.1))
+    compile_task(task, TrainConfig.parse({"data": "photos"}), plan, fabric_on_a_gpu(monkeypatch))
+    assert task.use_cuda_graphs and not task.requires_cuda_graphs
+    is_compiled = any(module._compiled_call_impl is not None for module in task.backbone.modules())
+    assert is_compiled == (name != "hybrid_nano")
+
+
+def gradients_of(network: Backbone, images: torch.Tensor) -> list[torch.Tensor]:
+    features = network(images)
+    loss = features.grid.float().square().mean() + features.pooled.float().sin().sum()
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [loss, *(gradient for gradient in gradients if gradient is not None)]
+
+
+REGIONS = {
+    "swin_nano": 4,
+    "cvt_13": 6,
+    "t2t_vit_14": 3,
+    "vil_tiny_w7": 12,
+    "vit_tiny_patch16_224": 1,
+    "convnext_atto": 4,
+}
+
+
+@pytest.mark.parametrize(("name", "regions"), REGIONS.items())
+def test_equal_blocks_are_compiled_once(name: str, regions: int) -> None:
+    """The number of compiled graphs is that of different blocks, not of blocks; the results are the same."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    network = create_backbone(name, img_size=64, num_classes=3, drop_path=0.0, **NETWORKS[name]).train()
+    images = torch.randn(2, 3, 64, 64)
+    plain = gradients_of(network, images)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    network.compile(dynamic=False, backend=counter, fullgraph=True)
+    torch.testing.assert_close(gradients_of(network, images), plain, rtol=1e-4, atol=1e-5)
+    assert counter.frame_count == regions
+    with torch.inference_mode():
+        network(images[:1])
+    network.eval()(images[:1])
+    assert counter.frame_count == regions  # evaluations compile nothing
+
+
+def test_rates_of_stochastic_depth_share_code() -> None:
+    """Every block has another rate; a dropped branch leaves the input, and the mean is that of the network."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    network = create_backbone("vit_tiny_patch16_224", img_size=32, num_classes=3, depth=6, embed_dim=48, drop_path=0.9)
+    counter = torch._dynamo.testing.CompileCounter()
+    network.compile(dynamic=False, backend=counter)
+    rates = [module for module in network.modules() if isinstance(module, SharedDropPath)]
+    assert len(rates) == 10  # two in every block but the first, whose rate is 0
+    network.train()(torch.randn(2, 3, 32, 32))
+    assert counter.frame_count == 2
+    dropped = rates[-1](torch.ones(4000, 3))
+    assert dropped.unique().tolist() == pytest.approx([0.0, 10.0])
+    assert float(dropped.mean()) == pytest.approx(1.0, abs=0.2)
+    assert rates[-1].eval()(dropped) is dropped
+
+
+@pytest.mark.slow
+def test_compiled_kernels_compute_the_same() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    network = create_backbone("vit_tiny_patch16_224", img_size=32, num_classes=3, depth=3, embed_dim=48, drop_path=0.0)
+    images = torch.randn(2, 3, 32, 32)
+    plain = gradients_of(network.train(), images)
+    network.compile(dynamic=False)
+    torch.testing.assert_close(gradients_of(network, images), plain, rtol=1e-4, atol=1e-5)
+
+
+def test_the_dense_loss_has_no_graphs() -> None:
+    task = task_of(create_backbone("swin_nano", img_size=32, num_classes=3), variant="dense")
+    assert "every block" in task.cuda_graphs_blocker
 
 
 def test_unsupported_graphs_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,8 +232,8 @@ def test_unsupported_graphs_are_left_out(capsys: pytest.CaptureFixture[str]) -> 
         ),
     ],
 )
-def test_supervised_step_is_one_graph(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Network, classifier and losses compile as one graph, with the same results."""
+def test_supervised_step_is_compiled(values: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two embeddings, two blocks and each localization head compile, with the same results."""
     torch.manual_seed(0)
     backbone = create_backbone(
         "swin_nano", img_size=32, num_classes=3, embed_dim=24, depths=(1, 1), num_heads=(2, 4), drop_path=0.0
@@ -168,8 +250,8 @@ def test_supervised_step_is_one_graph(values: dict[str, Any], monkeypatch: pytes
     task.compile_with(graphs=False)
     torch.testing.assert_close(task(batch, 3), plain)
     task(batch, 4)
-    heads = len(task.localization.levels) if isinstance(task.localization, DenseLocalization) else 0
-    assert counter.frame_count == 1 + heads
+    heads = len(task.localization.levels) if isinstance(task.localization, DenseLocalization) else 1
+    assert counter.frame_count == 4 + (heads if task.localization is not None else 0)
 
 
 def test_every_setting_of_a_comparison_is_compiled() -> None:

@@ -1,6 +1,7 @@
 """CUDA graphs compute the same gradients. On a CPU a replacement recomputes what a graph would replay."""
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from frugalvit.config.probe import BenchStepConfig
 from frugalvit.engine import step as engine_step
 from frugalvit.engine.ema import EMA
 from frugalvit.engine.schedules import Constant, Cosine
-from frugalvit.engine.step import WARM_UP, GraphedStep, TrainStep
+from frugalvit.engine.step import WARM_UP, CaptureError, GraphedStep, TrainStep
 from frugalvit.errors import UserError
 
 Values = dict[str, Tensor]
@@ -175,5 +176,77 @@ def test_capture_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_step, "capture", refuse)
     for _ in range(WARM_UP):
         made.run(action, [torch.ones(2, 2), None, False])
-    with pytest.raises(UserError, match=r"operation not permitted when stream is capturing.*Use --compile true"):
+    with pytest.raises(CaptureError, match="operation not permitted when stream is capturing"):
         made.run(action, [torch.ones(2, 2), None, False])
+
+
+@pytest.mark.parametrize("kind", ["train", "pretrain"])
+def test_run_continues_after_a_failed_capture(
+    kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ "auto" trains on without graphs, to the same weights; ``--compile graphs`` ends with an error."""
+
+    def refuse(action: Callable[[], Values], stream: Any, pool: Any) -> Any:
+        with undone():
+            action()
+        raise RuntimeError("operation not permitted")
+
+    monkeypatch.setattr(engine_step, "on_side_stream", lambda action, stream: action())
+    monkeypatch.setattr(engine_step, "capture", refuse)
+    ends = []
+    for graphs in (False, True):
+        stepper = stepper_of(kind, graphs, 0.5)
+        for step in range(WARM_UP + 8):
+            stepper.step = step
+            stepper.one_step()
+        assert not stepper.task.use_cuda_graphs
+        ends.append(dict(stepper.task.state_dict()))
+    torch.testing.assert_close(ends[1], ends[0], rtol=0, atol=0)
+    assert capsys.readouterr().err.count("The run continues without CUDA graphs") == 1
+    stepper = stepper_of(kind, True, 0.5)
+    stepper.task.requires_cuda_graphs, stepper.step = True, 2
+    stepper.graphs.warmed_up = defaultdict(lambda: WARM_UP)  # type: ignore[assignment]
+    with pytest.raises(UserError, match="Use --compile true"):
+        stepper.one_step()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["train", "pretrain"])
+@pytest.mark.parametrize(
+    "backbone",
+    ["cvt_13", "cvt_tiny_w7", "t2t_vit_14", "vil_tiny_w7", "swin_nano", "vit_tiny_patch16_224", "convnext_atto"],
+)
+def test_replayed_gradients(kind: str, backbone: str) -> None:
+    """Replayed kernels compute the losses and the norms of the gradients that PyTorch computes without graphs."""
+    curves = []
+    for graphs in (False, True):
+        values = {"kind": kind, "backbone": backbone, "img_size": 96, "batch": 8, "device": "cuda", "precision": "32"}
+        config = BenchStepConfig.parse(values | ({"prototypes": 64} if kind == "pretrain" else {}))
+        fabric = Fabric(accelerator="cuda", devices=1)
+        store, classes, _ = train_step._store(config, fabric.device)
+        batches = train_step._batches(config, store, classes)
+        stepper = train_step._make_train_step(config, batches, classes, fabric, False)
+        stepper.task.use_cuda_graphs = stepper.task.requires_cuda_graphs = graphs
+        rows = []
+        for step in range(WARM_UP + 4):
+            stepper.step, stepper.window = step, {}
+            stepper.one_step()
+            values = {name: row[names.index(name)] for names, row in stepper.window.items() for name in names}
+            rows.append([float(values["loss"]), float(values["gradient_norm"])])
+        assert bool(stepper.graphs.captured) == graphs
+        curves.append(torch.tensor(rows))
+    torch.testing.assert_close(curves[1], curves[0], rtol=0.02, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_training_after_a_failed_capture() -> None:
+    """A wait in the step breaks the capture; dropout, the side stream and later captures work again."""
+    device, stream = torch.device("cuda"), torch.cuda.Stream()
+    pool, values = torch.cuda.graph_pool_handle(), torch.ones(4, device=device)
+    with pytest.raises(RuntimeError):
+        engine_step.capture(lambda: {"loss": nn.functional.dropout(values) * values.sum().item()}, stream, pool)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert float(nn.functional.dropout(values, 0.5).sum()) in range(0, 9, 2)
+    replay, outputs = engine_step.capture(lambda: {"loss": 2 * values}, stream, torch.cuda.graph_pool_handle())
+    replay()
+    assert outputs["loss"].tolist() == [2.0] * 4

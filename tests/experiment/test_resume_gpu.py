@@ -35,7 +35,7 @@ def test_cut_off_and_resumed(verb: str, compiled: bool | str, photos: Path, tmp_
 @pytest.mark.parametrize("verb", KINDS)
 def test_hybrids_replay_their_steps(verb: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``--compile auto`` replays PyTorch's own kernels: the same losses as without graphs, and exact resume."""
-    monkeypatch.setattr(compile, "PAYS_FROM", 0)
+    monkeypatch.setattr(compile, "REPLAYS_FROM", 0)
     values = KINDS[verb] | HYBRID | {"data": photos, "device": "cuda"}
     run_tiny(verb, out=tmp_path / "plain", **values, compile=False)
     run_tiny(verb, out=tmp_path / "complete", **values)

@@ -9,9 +9,11 @@ embedding. It also implements :class:`GridModel`: the final grid, the blocks and
 
 import itertools
 import operator
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
+from timm.layers.drop import DropPath
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -139,6 +141,25 @@ class Backbone(nn.Module):
                 output = output[:, :rows, :columns] if channels_last else output[:, :, :rows, :columns]
             grid = self._crop(grid, size, padded)
         return Features(grid, self._pool(output))
+
+    def compile(self, *arguments: Any, **options: Any) -> None:
+        """Compile the network block by block. Equal blocks share their code, so that depth costs no time."""
+        device = next(self.model.parameters()).device
+        for module in list(self.model.modules()):
+            for name, child in module.named_children():
+                if type(child) is DropPath and child.drop_prob > 0:
+                    setattr(module, name, SharedDropPath(child.drop_prob, device))
+        for region in self._regions():
+            _compile_region(region, *arguments, **options)
+
+    def _regions(self) -> Iterable[nn.Module]:
+        """Return the modules to compile: the blocks, or the network itself if it does not name them."""
+        if self.is_grid_model:
+            return self.model.regions() if hasattr(self.model, "regions") else [self]  # type: ignore[operator]
+        try:
+            return itertools.chain(*timm_features.stage_blocks(self.model, self.name))
+        except UserError:
+            return [self]
 
     def classify(self, pooled: Tensor) -> Tensor:
         """(B, pooled_dim) -> logits. ``classify(backbone(images).pooled)`` equals ``model(images)`` in eval mode."""
@@ -391,3 +412,32 @@ class Backbone(nn.Module):
             f"{self.name}, created for {self.img_size[0]}x{self.img_size[1]} pixels, does not accept "
             f"{size[0]}x{size[1]} ({reason}); create it with another img_size, or choose another network"
         )
+
+
+class SharedDropPath(nn.Module):
+    """timm's DropPath with its rate in a tensor: a number would make the compiled code of every block another one."""
+
+    def __init__(self, rate: float, device: torch.device) -> None:
+        super().__init__()
+        self.keep = torch.tensor(1 - rate, device=device)  # not a buffer: the EMA's network keeps timm's module
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        kept = torch.rand((len(x), *[1] * (x.dim() - 1)), device=x.device) < self.keep
+        return x * (kept / self.keep).to(x.dtype)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self.keep = fn(self.keep)
+        return super()._apply(fn, recurse)
+
+
+def _compile_region(region: Any, *arguments: Any, **options: Any) -> None:
+    """Compile a module for training steps; evaluations have other shapes and are not worth a compilation."""
+    mode, compiled = region.training, torch.compile(region._call_impl, *arguments, **options)
+
+    def call(*inputs: Any, **keywords: Any) -> Any:
+        in_step = region.training == mode and not torch.is_inference_mode_enabled()
+        return (compiled if in_step else region._call_impl)(*inputs, **keywords)
+
+    region._compiled_call_impl = call  # as nn.Module.compile does; copies of the module leave it out

@@ -19,7 +19,7 @@ from frugalvit.config.compare import PretrainCompareConfig
 from frugalvit.config.pretrain import PretrainConfig
 from frugalvit.config.probe import KnnConfig, LinearConfig, LogisticConfig
 from frugalvit.data import open_data
-from frugalvit.engine.compile import PAYS_FROM
+from frugalvit.engine.compile import REPLAYS_FROM
 from frugalvit.engine.hardware import pick_device
 from frugalvit.errors import UserError
 from frugalvit.experiment.load_model import load_model
@@ -71,7 +71,7 @@ def compare_pretraining(config: PretrainCompareConfig) -> CommandResult:
 def fill_minutes(config: PretrainCompareConfig, settings: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Give each setting the steps that fit into --minutes. A short run measures its pace, once per folder.
 
-    On a GPU the run is just long enough to be compiled, as the real one is.
+    On a GPU it is just long enough to replay CUDA graphs. A long run is compiled too, and ends a little early.
     """
     assert config.minutes is not None
     if devices_and_nodes(config.devices, config.nodes) != (1, 1):
@@ -84,7 +84,7 @@ def fill_minutes(config: PretrainCompareConfig, settings: dict[str, dict[str, An
         console.info(f"measuring the pace of {name}")
         out = folder / "pace" / name
         shutil.rmtree(out, ignore_errors=True)  # an interrupted measurement
-        steps = PAYS_FROM if pick_device(config.device) == "cuda" and config.compile == "auto" else _PACE_STEPS
+        steps = REPLAYS_FROM if pick_device(config.device) == "cuda" and config.compile == "auto" else _PACE_STEPS
         short = {"steps": steps, "report": False, "track": []}
         run = PretrainConfig.parse(config.run_values(merge(values, short), config.seed, str(out)))
         paces[name] = pretrain(run).data["seconds_per_step"]

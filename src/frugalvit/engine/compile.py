@@ -11,15 +11,18 @@ from frugalvit.engine.step import TrainPlan
 from frugalvit.engine.task import Task
 from frugalvit.utils import console
 
-PAYS_FROM = 500  # the shortest run, in steps, that "auto" compiles: a cold compilation takes one to three minutes
+REPLAYS_FROM = 100  # the shortest run, in steps, for which "auto" captures CUDA graphs: a second or two
+COMPILES_FROM = 6000
+"""The shortest run, in steps, that "auto" compiles: 30 s are a tenth of 6,000 steps of 50 ms."""
 
-DIFFERENT_GRAPHS = 64
-"""torch's recompile limit: a comparison compiles each setting in one process, and torch stops compiling after 8."""
+DIFFERENT_REGIONS = 256
+"""torch's recompile limit: the blocks of all networks of a process share it, and torch stops compiling after 8."""
 
 
 def compile_task(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> None:
     """Compile as ``--compile`` says; "auto" compiles long runs on a GPU."""
     wanted = _resolve_auto(task, config, plan, fabric) if config.compile == "auto" else config.compile
+    task.requires_cuda_graphs = config.compile == "graphs"
     if wanted == "replay":
         task.use_cuda_graphs = True
     if wanted in (False, "replay"):
@@ -33,7 +36,7 @@ def compile_task(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric)
 
 
 def prepare_compiler() -> None:
-    torch._dynamo.config.recompile_limit = DIFFERENT_GRAPHS
+    torch._dynamo.config.recompile_limit = DIFFERENT_REGIONS
     # Inductor times several kernels for a sum, or a padded matrix product, and takes the fastest. They round
     # differently, so an equal machine would train another network. Small sums are still chosen by time; the compiler's
     # cache keeps the choice.
@@ -47,18 +50,18 @@ def prepare_compiler() -> None:
 
 def _resolve_auto(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> bool | Literal["graphs", "replay"]:
     """Resolve ``--compile auto``. "replay": CUDA graphs of PyTorch's own kernels, without compilation."""
-    if fabric.device.type != "cuda" or plan.steps < PAYS_FROM or config.strategy == "fsdp":
+    if fabric.device.type != "cuda" or plan.steps < REPLAYS_FROM or config.strategy == "fsdp":
         return False
     fits = not config.auto_batch and not _graphs_blocker(task, config, plan, fabric)  # auto-batch measures no graphs
     graphs = fits and can_replay_graphs(task, fabric)
-    if not task.compiles_by_default:
+    if not task.compiles_by_default or plan.steps < COMPILES_FROM:
         return "replay" if graphs else False
     return "graphs" if graphs else True
 
 
 def can_replay_graphs(task: Task, fabric: Fabric) -> bool:
-    """True if the step is tested with CUDA graphs and has no fp16 scaler."""
-    return task.supports_cuda_graphs and getattr(fabric.strategy.precision, "scaler", None) is None
+    """True if nothing keeps "auto" from CUDA graphs. With an fp16 scaler they are not tested."""
+    return not task.cuda_graphs_blocker and getattr(fabric.strategy.precision, "scaler", None) is None
 
 
 def _graphs_blocker(task: Task, config: RunConfig, plan: TrainPlan, fabric: Fabric) -> str:

@@ -10,6 +10,7 @@ import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,12 +20,12 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from frugalvit.config.resolved import ResolvedRunConfig
-from frugalvit.engine.failure_dump import is_out_of_memory
 from frugalvit.engine.muon import Muon
 from frugalvit.engine.schedules import Constant, Schedule
 from frugalvit.engine.sharding import plain_norm
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
+from frugalvit.utils import console
 from frugalvit.utils.text import short_message
 
 
@@ -109,10 +110,8 @@ class TrainStep:
         seed_step(plan.seed, step, self.fabric.global_rank)
         self._set_schedules(step)
         self.moved.save()
-        if self.task.use_cuda_graphs and self.task.is_capturable(step):
-            inputs = self.task.step_inputs(self.task.batch_at(step), step)
-            self._collect(self.graphs.run(self._gradients, inputs))
-        else:
+        graphed = self.task.use_cuda_graphs and self.task.is_capturable(step)
+        if not (graphed and self._run_graph(step)):
             self._accumulate(step)
         norm = self._clip()
         skipped = step_if_finite(self.optimizer, norm, self.guard, scaled=self.scaled)
@@ -120,6 +119,21 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         self.task.after_step(step, skipped)
         self._collect({"gradient_norm": norm})
+
+    def _run_graph(self, step: int) -> bool:
+        """Compute the gradients as a CUDA graph; return False if the run continues without graphs."""
+        try:
+            inputs = self.task.step_inputs(self.task.batch_at(step), step)
+            self._collect(self.graphs.run(self._gradients, inputs))
+        except CaptureError as error:
+            if self.task.requires_cuda_graphs:
+                raise UserError(f"{error} Use --compile true.") from error
+            console.warning(f"{error} The run continues without CUDA graphs.")
+            self.task.use_cuda_graphs = False
+            self.task.forget_step()
+            self.optimizer.zero_grad(set_to_none=True)
+            self.graphs.captured.clear()
+        return self.task.use_cuda_graphs
 
     def _accumulate(self, step: int) -> None:
         """Compute the gradients of a step, micro-batch by micro-batch."""
@@ -302,6 +316,10 @@ Inputs = Sequence[Tensor | bool | None]
 Values = dict[str, Tensor]
 
 
+class CaptureError(UserError):
+    """A step cannot be captured as a CUDA graph."""
+
+
 class CapturedGraph(NamedTuple):
     """A captured step: how to replay it, its input tensors, its losses and gradients."""
 
@@ -343,10 +361,8 @@ class GraphedStep:
         try:
             replay, values = capture(lambda: action(*fixed), self.stream, self.pool)
         except RuntimeError as error:
-            if is_out_of_memory(error):
-                raise
-            reason = short_message(error)
-            raise UserError(f"This step cannot be captured as a CUDA graph ({reason}…). Use --compile true.") from error
+            reason = short_message(error.__context__ or error)  # type: ignore[arg-type]
+            raise CaptureError(f"This step cannot be captured as a CUDA graph ({reason}…).") from error
         return CapturedGraph(replay, fixed, values, [parameter.grad for parameter in self.parameters])
 
 
@@ -372,7 +388,16 @@ def capture(action: Callable[[], Values], stream: Any, pool: Any) -> tuple[Calla
     Graphs of one ``pool`` share temporary memory, since no two run at once.
     """
     graph = torch.cuda.CUDAGraph()
-    # thread_local: threads that decode and prefetch images may allocate during the capture.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        values = action()
+    current = torch.cuda.current_stream()
+    try:
+        # thread_local: threads that decode and prefetch images may allocate during the capture.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            values = action()
+    except RuntimeError:
+        torch.cuda.set_stream(current)
+        with suppress(RuntimeError):  # torch leaves the pool open, and the random generator in its capture mode
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # type: ignore[attr-defined]
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+            torch.zeros((), device=current.device)
+        raise
     return graph.replay, values

@@ -20,9 +20,9 @@ class Task(nn.Module, ABC):
     export_last = False  # True if the last weights are exported, even if earlier ones scored better
     health: RunHealth | None = None  # watches the metrics; a collapsed run may go back to earlier weights
     compiles_by_default = True  # False if "auto" should replay PyTorch's own kernels instead of compiling the step
-    supports_cuda_graphs = False  # True if the step is tested with CUDA graphs, so that "auto" may use them
     cuda_graphs_blocker = ""  # the reason why the step cannot be a CUDA graph
     use_cuda_graphs = False  # True if CUDA graphs replay the gradients; needs step_inputs() and compute_losses()
+    requires_cuda_graphs = False  # True if a step that cannot be captured is an error; else the run trains without
 
     def is_capturable(self, step: int) -> bool:
         """True if many steps run the same operations as this one, so that a graph of it is reused."""
@@ -78,6 +78,9 @@ class Task(nn.Module, ABC):
 
     def before_optimizer(self, step: int) -> None:
         """Run between backward and the optimizer. Does nothing by default."""
+
+    def forget_step(self) -> None:
+        """Drop what a failed capture left behind outside the parameters. Does nothing by default."""
 
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
         """Run after the optimizer. Does nothing by default.

@@ -280,6 +280,10 @@ class Matching(nn.Module, ABC):
         self.center.lerp_(mean.view_as(self.center), 1.0 - self.center_momentum)
         self._teacher_sum = None
 
+    def forget_teacher(self) -> None:
+        """Drop the teacher outputs since the last update of the center."""
+        self._teacher_sum = None
+
     def update_teacher(self, momentum: float, skipped: Tensor | None = None) -> None:
         """Update the teacher's head: θ_t <- m θ_t + (1 - m) θ_s, unless the step was skipped."""
         update_average(self.teacher, self.student, momentum, skipped)

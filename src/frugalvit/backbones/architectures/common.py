@@ -4,6 +4,7 @@ A network defines its embeddings and blocks (:meth:`StagedModel.stage_parts`) an
 (:meth:`StagedModel.to_grid`). :class:`StagedModel` derives the rest of ``GridModel`` and of a timm model from these.
 """
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -102,6 +103,13 @@ class StagedModel(nn.Module):
     def final_norm(self, grid: Tensor) -> Tensor:
         """Apply ``norm`` over the channels of a grid (B, D, h, w)."""
         return self.norm(grid.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def regions(self) -> list[nn.Module]:
+        """Return the modules to compile, each as one region: the embeddings and the parts of the blocks."""
+        parts = [(embed, *itertools.chain(*blocks)) for embed, blocks in self.stage_parts()]
+        return [
+            module for module in itertools.chain(*parts) if isinstance(module, nn.Module) and [*module.parameters()]
+        ]
 
     # GridModel
 

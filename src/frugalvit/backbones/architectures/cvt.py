@@ -11,7 +11,9 @@ Wu et al., "CvT: Introducing Convolutions to Vision Transformers" (2021), in the
 19.94 M parameters with 1,000 classes. Inputs of any size, square or not.
 """
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,10 +41,23 @@ class ChannelNorm(nn.Module):
         return (centred / (deviation + self.eps) * self.g + self.b).to(self.g.dtype)
 
 
+class Pointwise(nn.Conv2d):
+    """A convolution of 1x1, on a GPU as a matrix product: its gradients are faster. It reads maps channels-last."""
+
+    def __init__(self, dim: int, out_dim: int, bias: bool = True) -> None:
+        super().__init__(dim, out_dim, 1, bias=bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.multiply(input) if input.is_cuda else super().forward(input)
+
+    def multiply(self, maps: Tensor) -> Tensor:
+        return F.linear(maps.permute(0, 2, 3, 1), self.weight.flatten(1), self.bias).permute(0, 3, 1, 2)
+
+
 def projection(dim: int, out_dim: int, stride: int) -> nn.Sequential:
     """Depthwise convolution, batch norm, pointwise convolution: (B, C, H, W) -> (B, out, H/s, W/s)."""
     depthwise = nn.Conv2d(dim, dim, 3, stride, 1, groups=dim, bias=False)
-    return common.sequence(depthwise, nn.BatchNorm2d(dim), nn.Conv2d(dim, out_dim, 1, bias=False))
+    return common.sequence(depthwise, nn.BatchNorm2d(dim), Pointwise(dim, out_dim, bias=False))
 
 
 class ConvAttention(nn.Module):
@@ -55,7 +70,7 @@ class ConvAttention(nn.Module):
         self.key_stride = key_stride
         self.to_q = projection(dim, heads * head_dim, stride=1)
         self.to_kv = projection(dim, 2 * heads * head_dim, stride=key_stride)
-        self.to_out = nn.Sequential(nn.Conv2d(heads * head_dim, dim, 1), nn.Dropout(drop))
+        self.to_out = nn.Sequential(Pointwise(heads * head_dim, dim), nn.Dropout(drop))
 
     def split(self, maps: Tensor) -> Tensor:
         """(B, heads * d, h, w) -> (B, heads, h * w, d)."""
@@ -80,7 +95,7 @@ class ConvAttention(nn.Module):
 
 def mlp(dim: int, hidden: int, drop: float) -> nn.Sequential:
     """Two pointwise convolutions. With dropout they have the indices 0 and 3, as in the release."""
-    expand, reduce = nn.Conv2d(dim, hidden, 1), nn.Conv2d(hidden, dim, 1)
+    expand, reduce = Pointwise(dim, hidden), Pointwise(hidden, dim)
     return common.sequence(expand, nn.GELU(), nn.Dropout(drop), reduce, nn.Dropout(drop))
 
 
@@ -125,10 +140,18 @@ class CvT(common.StagedModel):
         self.layers = nn.Sequential(*layers)
 
     def stage_parts(self) -> common.Parts:
-        return [(stage[:2], list(stage[2].layers)) for stage in self.layers]  # type: ignore[index, misc]
+        return [(functools.partial(_embed, stage), list(stage[2].layers)) for stage in self.layers]  # type: ignore[index, misc]
+
+    def regions(self) -> list[nn.Module]:
+        return [*(stage[1] for stage in self.layers), *super().regions()]  # type: ignore[index]
 
     def final_norm(self, grid: Tensor) -> Tensor:
         return grid
+
+
+def _embed(stage: Any, grid: Tensor) -> Tensor:
+    # Channels-last, attention and pointwise convolutions need no copies on a GPU.
+    return stage[1](stage[0](grid.contiguous(memory_format=torch.channels_last) if grid.is_cuda else grid))
 
 
 default_cfgs = {"cvt_13": {"first_conv": "layers.0.0", "classifier": "head"}}

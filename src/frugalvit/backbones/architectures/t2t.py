@@ -164,6 +164,10 @@ class T2TViT(common.StagedModel):
     def stage_parts(self) -> common.Parts:
         return [(self.embed, [[block] for block in self.blocks])]
 
+    def regions(self) -> list[nn.Module]:
+        # The soft splits between the performers stay uncompiled: compiled, their gradients are atomic additions.
+        return [self.tokens_to_token.attention1, self.tokens_to_token.attention2, *super().regions()]
+
     def embed(self, images: Tensor) -> Tokens:
         tokens, height, width = self.tokens_to_token(images)
         tokens = torch.cat([self.cls_token.to(tokens.dtype).expand(tokens.shape[0], -1, -1), tokens], dim=1)

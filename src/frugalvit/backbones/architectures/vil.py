@@ -76,8 +76,8 @@ class RelativeBias(nn.Module):
 
     def _table_index(self, offsets: Tensor) -> Tensor:
         """Map offsets to 0 … 2 · reach. It avoids ``clamp``, which torch 2.11 fails to compile for a GPU."""
-        near = torch.where(offsets > self.reach, self.reach, offsets)
-        return torch.where(near < -self.reach, -self.reach, near) + self.reach
+        near = offsets.masked_fill(offsets > self.reach, self.reach)
+        return near.masked_fill(near < -self.reach, -self.reach) + self.reach
 
 
 def positions(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -166,8 +166,8 @@ class SparseAttention(RelativeBias):
 
         around = self.gather(keys_values[:, count:], plan).unflatten(1, (2, self.heads, -1))
         around = around.permute(1, 0, 5, 2, 4, 3).flatten(2, 3)  # (2, B, windows * heads, 9 W^2, d)
-        inside = self.gather(queries.new_ones(1, height * width, 1), plan)[0, 0].mT.bool()
-        bias = torch.where(inside[:, None, None], self.neighbourhood_bias(), float("-inf"))
+        outside = self.gather(queries.new_ones(1, height * width, 1), plan)[0, 0].mT == 0
+        bias = self.neighbourhood_bias().masked_fill(outside[:, None, None], float("-inf"))
         if count:
             each = (plan.count, -1, side * side, -1)
             shared = torch.stack(common.split_heads(keys_values[:, :count], self.heads, parts=2))

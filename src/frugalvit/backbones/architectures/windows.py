@@ -200,4 +200,4 @@ class _Read(torch.autograd.Function):
         pairs = _cached(_build_pairs, (ctx.plan.window, ctx.plan.table), gradient)
         flat = gradient.flatten(0, 1)
         read = pairs < len(flat)
-        return torch.where(read[..., None], flat[pairs.clamp_max(len(flat) - 1)], 0.0).sum(1), None
+        return flat[pairs.clamp_max(len(flat) - 1)].masked_fill(~read[..., None], 0.0).sum(1), None

@@ -251,9 +251,10 @@ class SemiSupervisedTask(ClassificationTask):
             return losses
         ramp, weak, strong, truth, index, share = unlabelled_inputs
         with torch.no_grad():
-            teacher, teacher_logits = self.run_teacher(weak)
-            probs = teacher_logits.softmax(1)
-        features, logits = self.run_student(torch.cat((images, strong)))
+            teacher = self.result(weak)
+            probs = self.result.classify(teacher.pooled).float().softmax(1)
+        features = self.backbone(torch.cat((images, strong)))
+        logits = self.backbone.classify(features.pooled).float()
         first, rest = slice(len(images)), slice(len(images), None)
         labelled, unlabelled = (Features(*(part[rows] for part in features)) for rows in (first, rest))
         with torch.autocast(logits.device.type, enabled=False):
@@ -280,23 +281,13 @@ class SemiSupervisedTask(ClassificationTask):
         losses |= {"loss": total, "pseudo_labels_used": 100 * weights.mean()}
         return losses if self.objectives is None else self.objectives(losses, [labelled], [images], targets)
 
-    def run_student(self, images: Tensor) -> tuple[Features, Tensor]:
-        """Return features and logits of the current weights."""
-        features = self.backbone(images)
-        return features, self.backbone.classify(features.pooled).float()
-
-    def run_teacher(self, images: Tensor) -> tuple[Features, Tensor]:
-        """Return features and logits of the EMA weights."""
-        features = self.result(images)
-        return features, self.result.classify(features.pooled).float()
-
     def compile_with(self, graphs: bool) -> None:
-        """Compile the networks. Thresholds and counts stay outside: processes exchange them."""
-        self.run_student = torch.compile(self.run_student, dynamic=False)
-        self.run_teacher = torch.compile(self.run_teacher, dynamic=False)
-        if self.localization is not None:
-            self.localization.compile(dynamic=False)
-        self.use_cuda_graphs = graphs
+        super().compile_with(graphs)
+        self.result.compile(dynamic=False)
+
+    def forget_step(self) -> None:
+        if self.regions is not None:
+            self.regions.forget_teacher()
 
     def _pairs(self, batch: SemiBatch, *counts: int) -> Pairs:  # type: ignore[override]
         """Draw the token pairs of labelled and strong images."""

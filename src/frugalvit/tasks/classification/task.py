@@ -15,7 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from frugalvit.backbones import Backbone
 from frugalvit.backbones.architectures.hybrid import Hybrid
-from frugalvit.backbones.architectures.swin import SwinTransformer
 from frugalvit.config.train import LocalizationConfig
 from frugalvit.data.loader import Batch, BatchShard, BatchSource, eval_batches
 from frugalvit.data.rng import device_generator
@@ -130,10 +129,10 @@ class ClassificationTask(Task):
         guide_grid: Tensor | None = None,
         guide_weight: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Compute network, classifier and losses from tensors alone; a compiled step compiles this function.
+        """Compute network, classifier and losses from tensors alone, so that a CUDA graph can capture it.
 
         clean: the images before mixing, if the localization loss uses them
-        weight: λ as a tensor; each change of a Python number would compile the step again
+        weight: λ as a tensor; a graph would keep a Python number
         """
         features = self.backbone(images)
         logits = self.backbone.classify(features.pooled)
@@ -168,11 +167,6 @@ class ClassificationTask(Task):
         return draw_batch_pairs(head, size, images, generator, rank=self.share.rank, world=self.share.world)
 
     @property
-    def supports_cuda_graphs(self) -> bool:
-        """True for our Swins and hybrids with the loss on the final grid or none: tested with CUDA graphs."""
-        return isinstance(self.backbone.model, SwinTransformer | Hybrid) and not self.cuda_graphs_blocker
-
-    @property
     def compiles_by_default(self) -> bool:
         """False for hybrids: a compilation takes 40 s, which few runs win back."""
         return not isinstance(self.backbone.model, Hybrid)
@@ -185,11 +179,11 @@ class ClassificationTask(Task):
         return "the localization loss of every block runs the network a second time" if dense else ""
 
     def compile_with(self, graphs: bool) -> None:
-        """Compile what a step computes; with ``graphs``, capture its gradients."""
-        self.compute_losses = torch.compile(self.compute_losses, dynamic=False)
+        """Compile the network and the localization head."""
+        for part in (self.backbone, self.localization):
+            if part is not None:
+                part.compile(dynamic=False)
         self.use_cuda_graphs = graphs
-        if isinstance(self.localization, DenseLocalization):
-            self.localization.compile(dynamic=False)
 
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
         if self.average_update is not None:

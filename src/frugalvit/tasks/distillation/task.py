@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from frugalvit.backbones import Backbone
@@ -23,25 +22,19 @@ class DistillationTask(FeatureTask):
         # Not named "teacher": weights of that name in a checkpoint are the network to export.
         self.frozen_teacher, self.objective = teacher, objective
 
-    def forward(self, batch: Batch, step: int) -> dict[str, Tensor]:
-        return self.compute_losses(batch.images, *self._targets(batch))
-
-    def compute_losses(self, images: Tensor, grid: Tensor, pooled: Tensor) -> dict[str, Tensor]:
-        """Compute the losses to the targets ``grid`` and ``pooled``."""
-        return self.objective.losses(self.student(images), Features(grid, pooled))
-
-    def _targets(self, batch: Batch) -> Features:
+    def step_inputs(self, batch: Batch, step: int) -> tuple[Any, ...]:
+        """Return the images, and the targets if they are cached."""
         if self.cached is None:
-            return self.frozen_teacher(batch.images)
+            return (batch.images,)
         batches: Any = self.batches  # Batches of a store: a stream has no numbered images
         flips = batches.augment.flips(batches.augment_draws(batch.number))
-        return self.cached.at(batch.index, flips, batch.images.device)
+        return batch.images, *self.cached.at(batch.index, flips, batch.images.device)
+
+    def compute_losses(self, images: Tensor, *cached: Tensor) -> dict[str, Tensor]:
+        """Compute the losses to the teacher's features, or to the cached grid and pooled features."""
+        targets = Features(*cached) if cached else self.frozen_teacher(images)
+        return self.objective.losses(self.student(images), targets)
 
     def compile_with(self, graphs: bool) -> None:
-        """Compile the student's step and the teacher. Evaluations run the plain student."""
-        self.compute_losses = torch.compile(self.compute_losses, dynamic=False)
+        super().compile_with(graphs)
         self.frozen_teacher.network.compile(dynamic=False)
-
-    @property
-    def cuda_graphs_blocker(self) -> str:
-        return "the teacher is not part of a step's graph"

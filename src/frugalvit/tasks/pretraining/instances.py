@@ -4,7 +4,6 @@ import copy
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from frugalvit.backbones import Backbone
@@ -41,10 +40,6 @@ class InstanceTask(FeatureTask):
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
         # A low momentum early on keeps the random start out of a short run's average.
         self.average_update.update(min(self.ema, (1 + step) / (10 + step)), skipped)
-
-    def compile_with(self, graphs: bool) -> None:
-        self.compute_losses = torch.compile(self.compute_losses, dynamic=False)
-        self.use_cuda_graphs = graphs
 
 
 def number_images(images: ImageDataset) -> ImageDataset:

@@ -69,10 +69,9 @@ class FeatureTask(Task):
         """False for hybrids: a compilation takes 40 s, which few runs win back."""
         return not isinstance(self.student.model, Hybrid)
 
-    @property
-    def supports_cuda_graphs(self) -> bool:
-        """True for our hybrids. On a Swin at 224 px the GPU is the limit, so that graphs gain nothing."""
-        return isinstance(self.student.model, Hybrid) and not self.cuda_graphs_blocker
+    def compile_with(self, graphs: bool) -> None:
+        self.student.compile(dynamic=False)
+        self.use_cuda_graphs = graphs
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         # decay_groups leaves out a teacher and its heads: they require no gradients.
@@ -212,10 +211,10 @@ class PretrainingTask(FeatureTask):
 
     def compile_with(self, graphs: bool) -> None:
         """Compile the networks, once per crop size, and the localization head."""
-        for part in (self.student, self.teacher, self.localization):
+        super().compile_with(graphs)
+        for part in (self.teacher, self.localization):
             if part is not None:
                 part.compile(dynamic=False)
-        self.use_cuda_graphs = graphs
 
     def _student(self, crops: Sequence[Tensor]) -> list[Features]:
         """Run the student on all crops: one pass per size, or a few crops at a time, recomputed in backward."""
@@ -251,6 +250,11 @@ class PretrainingTask(FeatureTask):
             level.move_center()
             if step < self.hold_last:
                 level.drop_last_layer_grads()
+
+    def forget_step(self) -> None:
+        for level in (self.views, self.regions):
+            if level is not None:
+                level.forget_teacher()
 
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
         """Update the teacher's parameters, θ_t ← λ θ_t + (1 - λ) θ_s; its batch norms keep statistics of their own."""

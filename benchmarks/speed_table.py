@@ -1,0 +1,309 @@
+"""Time the training steps of many networks: rate, memory, the cost of Drloc, and the start with and without a cache.
+
+    python benchmarks/speed_table.py --out table.jsonl
+    python benchmarks/speed_table.py --profile cvt_graphs --out cvt.txt    # the 25 kernels that take the most time
+    python benchmarks/speed_table.py --smoke                               # tiny networks on a CPU
+
+Every row is a process with a time limit, so that a failure or a hang costs only this row. Several rows compile at the
+same time, but only one is timed at a time. Each result is one line of JSON, printed at once. The cold start begins
+without a compiler cache; ``--parallel 1`` times it without other work.
+
+first_step_s     from the first step's begin to its end: compilation and loading of kernels
+ready_s          from the start of Python to the end of the first step
+images_per_second, deviation    mean and standard deviation of five repeats
+matrix_rate_percent             operations of the step, relative to a large bf16 matrix product
+drloc_percent, drloc_interval   cost of Drloc in alternating groups of steps, with a 95 % interval
+"""
+
+import time
+
+BEGAN = time.monotonic()  # before torch is imported
+
+import argparse  # noqa: E402
+import fcntl  # noqa: E402
+import itertools  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import shutil  # noqa: E402
+import statistics  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+import tempfile  # noqa: E402
+import traceback  # noqa: E402
+from concurrent.futures import ThreadPoolExecutor  # noqa: E402
+from contextlib import nullcontext  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
+
+REPEATS, TURNS, KERNELS = 5, 16, 25
+
+
+def supervised(backbone: str, batch: int, how: str = "graphs", **values: Any) -> dict[str, Any]:
+    return {"kind": "train", "backbone": backbone, "batch": batch, "how": how} | values
+
+
+def esvit(backbone: str, batch: int, how: str = "graphs", **values: Any) -> dict[str, Any]:
+    return {"kind": "pretrain", "backbone": backbone, "batch": batch, "how": how} | values
+
+
+# how: eager, replay (CUDA graphs of PyTorch's kernels), graphs (compiled); again: measure the start a second time
+ROWS: dict[str, dict[str, Any]] = {
+    "esvit_64": esvit("swin_tiny_w7", 64, again=True),
+    "cvt_graphs": supervised("cvt_13", 128),
+    "swin_128": supervised("swin_tiny_w7", 128, again=True),
+    "t2t_128": supervised("t2t_vit_14", 128),
+    "cvt_eager": supervised("cvt_13", 128, "eager"),
+    "esvit_256": esvit("swin_tiny_w7", 256),
+    "t2t_256": supervised("t2t_vit_14", 256),
+    "swin_256": supervised("swin_tiny_w7", 256),
+    "cvt_replay": supervised("cvt_13", 128, "replay"),
+    "deit_128": supervised("deit_small_patch16_224", 128),
+    "convnext_128": supervised("convnext_tiny", 128),
+    "hybrid_64": supervised("hybrid_small", 64, "replay", img_size=128),
+    "esvit_64_replay": esvit("swin_tiny_w7", 64, "replay"),
+    "t2t_128_replay": supervised("t2t_vit_14", 128, "replay"),
+    "swin_128_replay": supervised("swin_tiny_w7", 128, "replay"),
+}
+SMOKE = {
+    "train": supervised("swin_nano", 4, "eager", img_size=32),
+    "pretrain": esvit("swin_nano", 4, "eager", img_size=32, prototypes=64),
+}
+
+
+# One row, in a process of its own
+
+
+def measure(name: str, options: argparse.Namespace) -> None:
+    """Measure a row and print it as JSON; with ``--first-step`` only the start."""
+    import torch
+    from lightning_fabric import Fabric
+
+    import train_step
+    from frugalvit.config.probe import BenchStepConfig
+    from frugalvit.engine.compile import prepare_compiler
+    from frugalvit.engine.hardware import configure_cuda, make_precision
+
+    values = dict((SMOKE if options.smoke else ROWS)[name])
+    how, _ = values.pop("how"), values.pop("again", None)
+    device = torch.device("cpu" if options.smoke else "cuda")
+    config = BenchStepConfig.parse(values | {"device": device.type})
+    fabric = Fabric(accelerator=device.type, devices=1, plugins=make_precision("auto", device.type))
+    if device.type == "cuda":
+        configure_cuda()
+    store, classes, _ = train_step._store(config, fabric.device)
+    batches = train_step._batches(config, store, classes)
+    stepper = train_step._make_train_step(config, batches, classes, fabric, False)
+    task: Any = stepper.task
+    task.use_cuda_graphs = how == "replay"
+    if how == "graphs":
+        prepare_compiler()
+        task.compile_with(True)
+    first = max(task.regions_from, task.hold_last) if config.kind == "pretrain" else 0
+
+    numbers = itertools.count(first)  # the input of a repeated step would be cached
+
+    def step(_: int = 0) -> None:
+        stepper.step = next(numbers)
+        stepper.one_step()
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            step()
+
+    row: dict[str, Any] = {"row": name, **values, "how": how}
+    row["first_step_s"] = round(_seconds(step, device), 1)
+    row["ready_s"] = round(time.monotonic() - BEGAN, 1)
+    if options.first_step:
+        _print(row | {"cache": "warm"})
+        return
+    row["warm_up_s"] = round(_seconds(lambda: steps(7), device), 1)
+    if config.kind == "train":
+        train_step._warm_up_without_drloc(stepper, step)
+    with Path(options.lock).open("w") if options.lock else nullcontext() as lock:
+        if lock is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # only one row at a time uses the device
+        _seconds(lambda: steps(3), device)
+        if options.profile:
+            _profile(steps, device, Path(options.out), row)
+            return
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        row |= _rate(steps, device, config.batch)
+        if device.type == "cuda":
+            row["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+            row["reserved_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
+        row["graphs"] = len(stepper.graphs.captured)
+        row["fell_back"] = how != "eager" and not task.use_cuda_graphs
+        if config.kind == "train":
+            row |= _cost_of_drloc(stepper, steps, row["images_per_second"] / config.batch, device)
+        try:
+            row |= _share(stepper, row["images_per_second"] / config.batch, device)
+        except RuntimeError as error:
+            row["share_error"] = str(error)[:200]
+    _print(row)
+
+
+def _seconds(action: Any, device: Any) -> float:
+    import train_step
+
+    train_step._wait(device)
+    began = time.perf_counter()
+    action()
+    train_step._wait(device)
+    return time.perf_counter() - began
+
+
+def _rate(steps: Any, device: Any, batch: int) -> dict[str, Any]:
+    """Return mean and deviation of the images a second, over repeats of about half a second."""
+    single = _seconds(lambda: steps(5), device) / 5
+    count = min(100, max(2, round(0.5 / single)))
+    rates = [count * batch / _seconds(lambda: steps(count), device) for _ in range(REPEATS)]
+    rate = statistics.mean(rates)
+    began = time.perf_counter()
+    steps(1)
+    host = time.perf_counter() - began
+    return {
+        "images_per_second": round(rate, 1),
+        "deviation": round(statistics.stdev(rates), 1),
+        "ms": round(1000 * batch / rate, 2),
+        "host_ms": round(1000 * host, 2),
+    }
+
+
+def _cost_of_drloc(stepper: Any, steps: Any, steps_per_second: float, device: Any) -> dict[str, Any]:
+    """Return the cost of the localization loss: mean of neighbouring groups of steps, and a 95 % interval."""
+    import train_step
+
+    count, costs = max(2, min(10, round(steps_per_second / 8))), []
+    for _ in range(TURNS):
+        with_it = _seconds(lambda: steps(count), device)
+        with train_step._no_drloc(stepper):
+            without = _seconds(lambda: steps(count), device)
+        costs.append(100 * (with_it / without - 1))
+    mean, half = statistics.mean(costs), 2.13 * statistics.stdev(costs) / TURNS**0.5  # Student's t of 15
+    return {"drloc_percent": round(mean, 2), "drloc_interval": [round(mean - half, 2), round(mean + half, 2)]}
+
+
+def _share(stepper: Any, steps_per_second: float, device: Any) -> dict[str, Any]:
+    """Return the operations of an uncompiled step, and their share of the matrix rate."""
+    import torch
+
+    import train_step
+
+    stepper.task.use_cuda_graphs = False
+    stepper.graphs.captured.clear()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    with torch.compiler.set_stance("force_eager"):
+        operations = train_step._operations(stepper)
+    rate = train_step._matrix_rate(device) if device.type == "cuda" else float("nan")
+    share = {"matrix_rate_percent": round(100 * operations * steps_per_second / rate, 1)} if rate == rate else {}
+    return {"tflop": round(operations / 1e12, 2), **share}
+
+
+def _profile(steps: Any, device: Any, path: Path, row: dict[str, Any]) -> None:
+    """Write the kernels that take the most time, by name."""
+    from torch.profiler import ProfilerActivity, profile
+
+    cuda, count = device.type == "cuda", 3
+    activities = [ProfilerActivity.CUDA] if cuda else [ProfilerActivity.CPU]
+    with profile(activities=activities) as profiler:
+        wall = _seconds(lambda: steps(count), device)
+    field = "self_device_time_total" if cuda else "self_cpu_time_total"
+    kernels = sorted(profiler.key_averages(), key=lambda event: -getattr(event, field))
+    total = sum(getattr(event, field) for event in kernels)
+    lines = [f"{json.dumps(row)}", f"{wall / count * 1000:.2f} ms a step; kernels {total / count / 1000:.2f} ms"]
+    lines += ["  % of time   ms a step  calls a step  kernel"]
+    for event in kernels[:KERNELS]:
+        spent = getattr(event, field)
+        each = f"{100 * spent / total:11.1f} {spent / count / 1000:11.3f} {event.count / count:13.1f}"
+        lines.append(f"{each}  {event.key[:160]}")
+    path.write_text("\n".join(lines) + "\n")
+    print(path.read_text(), flush=True)
+
+
+# All rows
+
+
+def run_row(name: str, options: argparse.Namespace, *more: str) -> dict[str, Any]:
+    """Run a row in a process; return its result, or the reason why it has none."""
+    cache = Path(options.cache) / name
+    if not more:
+        shutil.rmtree(cache, ignore_errors=True)
+    left = options.seconds - (time.monotonic() - BEGAN)
+    if left < 15:
+        return {"row": name, "error": "no time left"}
+    folders = {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")}
+    words = [sys.executable, __file__, "--row", name, "--lock", str(Path(options.cache) / "lock"), *more]
+    words += ["--smoke"] if options.smoke else []
+    try:
+        done = subprocess.run(
+            words,
+            env=os.environ | folders,
+            capture_output=True,
+            text=True,
+            timeout=min(left, options.limit),
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        output = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else error.stderr or ""
+        return {"row": name, "error": f"stopped after {error.timeout:.0f} s", "stderr": output[-400:]}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        return {"row": name, "error": f"exit {done.returncode}", "stderr": done.stderr[-1500:]}
+    notes = [line for line in done.stderr.splitlines() if "without CUDA graphs" in line]
+    return json.loads(lines[-1]) | ({"notes": notes} if notes else {})
+
+
+def table(options: argparse.Namespace) -> None:
+    """Measure all rows, several at a time, and print each one at once."""
+    rows = SMOKE if options.smoke else {name: ROWS[name] for name in options.rows or ROWS}
+    Path(options.cache).mkdir(parents=True, exist_ok=True)
+
+    def measured(name: str) -> None:
+        result = run_row(name, options)
+        _print(result, options.out)
+        if rows[name].get("again") and "error" not in result:
+            _print(run_row(name, options, "--first-step"), options.out)
+
+    with ThreadPoolExecutor(options.parallel) as pool:
+        list(pool.map(measured, rows))
+
+
+def _print(row: dict[str, Any], path: str | None = None) -> None:
+    line = json.dumps(row)
+    print(line, flush=True)
+    if path:
+        with Path(path).open("a") as file:
+            file.write(line + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", nargs="*", choices=[*ROWS], metavar="ROW", help=", ".join(ROWS))
+    parser.add_argument("--out", help="file for the results, or for the profile")
+    parser.add_argument("--profile", metavar="ROW", help="write the kernels of this row to --out")
+    parser.add_argument("--parallel", type=int, default=4, help="rows that compile at the same time")
+    parser.add_argument("--seconds", type=float, default=320, help="time limit of the table")
+    parser.add_argument("--limit", type=float, default=170, help="time limit of a row")
+    parser.add_argument("--cache", default=str(Path(tempfile.gettempdir()) / "frugalvit_speed"), help="compiler caches")
+    parser.add_argument("--smoke", action="store_true", help="tiny networks on a CPU")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", help=argparse.SUPPRESS)
+    parser.add_argument("--first-step", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.profile:
+        options.out = options.out or f"profile_{options.profile}.txt"
+        cache = Path(options.cache) / options.profile  # the table's, if it ran before
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"), "TRITON_CACHE_DIR": str(cache / "triton")}
+    if not (options.profile or options.row):
+        return table(options)
+    try:
+        measure(options.profile or options.row, options)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
