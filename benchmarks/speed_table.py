@@ -59,6 +59,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "cvt_replay": supervised("cvt_13", 128, "replay"),
     "deit_128": supervised("deit_small_patch16_224", 128),
     "convnext_128": supervised("convnext_tiny", 128),
+    "convnext_128_last": supervised("convnext_tiny", 128, channels_last=True),
     "hybrid_64": supervised("hybrid_small", 64, "replay", img_size=128),
     "esvit_64_replay": esvit("swin_tiny_w7", 64, "replay"),
     "t2t_128_replay": supervised("t2t_vit_14", 128, "replay"),
@@ -84,7 +85,7 @@ def measure(name: str, options: argparse.Namespace) -> None:
     from frugalvit.engine.hardware import configure_cuda, make_precision
 
     values = dict((SMOKE if options.smoke else ROWS)[name])
-    how, _ = values.pop("how"), values.pop("again", None)
+    how, channels_last, _ = values.pop("how"), values.pop("channels_last", False), values.pop("again", None)
     device = torch.device("cpu" if options.smoke else "cuda")
     config = BenchStepConfig.parse(values | {"device": device.type})
     fabric = Fabric(accelerator=device.type, devices=1, plugins=make_precision("auto", device.type))
@@ -94,6 +95,9 @@ def measure(name: str, options: argparse.Namespace) -> None:
     batches = train_step._batches(config, store, classes)
     stepper = train_step._make_train_step(config, batches, classes, fabric, False)
     task: Any = stepper.task
+    if channels_last:
+        model, run = task.backbone.model, task.backbone.model.forward_features
+        model.forward_features = lambda images: run(images.contiguous(memory_format=torch.channels_last))
     task.use_cuda_graphs = how == "replay"
     if how == "graphs":
         prepare_compiler()

@@ -99,7 +99,7 @@ class RunConfig(Config):
     peer_timeout: float = option(300.0, "seconds to wait for another rank in a step before the run fails", gt=0)
     auto_batch: bool = option(False, "on a GPU, raise --accumulate until a step fits into memory")
     precision: Precision = option("auto", PRECISION)
-    compile: bool | Literal["auto", "graphs"] = option("auto", "torch.compile; graphs: CUDA graphs; auto: in long runs")
+    compile: bool | Literal["auto", "graphs"] = option("auto", "torch.compile; graphs: CUDA graphs; auto: by length")
     deterministic: bool = option(False, "equal bits in every run on one GPU for every network, not only Swins; slower")
     checkpoint_activations: bool = option(False, "recompute activations in the backward pass: less memory, more time")
     workers: Whole | Auto = option("auto", "threads or processes that decode images")

@@ -395,9 +395,11 @@ def capture(action: Callable[[], Values], stream: Any, pool: Any) -> tuple[Calla
             values = action()
     except RuntimeError:
         torch.cuda.set_stream(current)
-        with suppress(RuntimeError):  # torch leaves the pool open, and the random generator in its capture mode
+        with suppress(RuntimeError):  # torch leaves the pool open …
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # type: ignore[attr-defined]
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+            torch._C._cuda_releasePool(torch.cuda.current_device(), pool)  # type: ignore[attr-defined]
+        # … and the random generator in its capture mode, which the next capture ends.
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
             torch.zeros((), device=current.device)
         raise
     return graph.replay, values

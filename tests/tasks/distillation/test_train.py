@@ -123,16 +123,16 @@ def test_cache_runs_the_teacher_once(
 ) -> None:
     monkeypatch.setenv("FRUGALVIT_CACHE", str(tmp_path / "cache"))
     seen: list[bool] = []
-    targets = DistillationTask._targets
+    inputs = DistillationTask.step_inputs
 
-    def record(task: DistillationTask, batch: Any) -> Any:
+    def record(task: DistillationTask, batch: Any, step: int) -> Any:
         monkeypatch.setattr(task.frozen_teacher, "forward", None)
-        found = targets(task, batch)
+        found = inputs(task, batch, step)
         batches: Any = task.batches
         seen.extend((batch.index == batches.local_order(batch.number)).tolist())
         return found
 
-    monkeypatch.setattr(DistillationTask, "_targets", record)
+    monkeypatch.setattr(DistillationTask, "step_inputs", record)
     result = run(teacher, photos, tmp_path / "run", cache_teacher=True, lr=5e-3, steps=30)
     assert all(seen) and len(seen) == 240 and result["loss"] < 0.8 * result["first_loss"]
 
@@ -163,12 +163,10 @@ def test_wrong_options(teacher: str, photos: Path, tmp_path: Path, values: dict[
     assert not (tmp_path / "run").exists()
 
 
-def test_compiles_the_step_and_the_teacher(
+def test_compiles_the_student_and_the_teacher(
     teacher: str, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Evaluations run the plain student: compiling it for their batch sizes takes minutes."""
     compiled: list[str] = []
-    monkeypatch.setattr(torch, "compile", lambda function, **_: compiled.append(function.__name__) or function)
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda module, **_: compiled.append(type(module).__name__))
+    monkeypatch.setattr(torch, "compile", lambda module_call, **_: compiled.append(module_call.__name__) or module_call)
     run(teacher, photos, tmp_path / "run", compile=True, steps=1)
-    assert compiled == ["compute_losses", "Backbone"]
+    assert compiled == ["_call_impl"] * 8  # two embeddings and two blocks of each network
