@@ -177,6 +177,22 @@ def test_equal_blocks_are_compiled_once(name: str, regions: int) -> None:
     assert counter.frame_count == regions  # evaluations compile nothing
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", REGIONS)
+def test_compiled_blocks_on_a_device(name: str) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    network = create_backbone(name, img_size=64, num_classes=3, drop_path=0.0, **NETWORKS[name]).cuda().train()
+    images, gradients = torch.randn(16, 3, 64, 64, device="cuda"), []
+    prepare_compiler()
+    for compiled in (False, True):
+        if compiled:
+            network.compile(dynamic=False)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            gradients.append(torch.cat([part.float().flatten() for part in gradients_of(network, images)]))
+    assert torch.nn.functional.cosine_similarity(*gradients, dim=0) > 0.99
+
+
 def test_rates_of_stochastic_depth_share_code() -> None:
     """Every block has another rate; a dropped branch leaves the input, and the mean is that of the network."""
     torch._dynamo.reset()
