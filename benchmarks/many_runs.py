@@ -1,6 +1,6 @@
 """Run the commands of a plan, several at a time on one GPU, and record their results.
 
-    python benchmarks/many_runs.py benchmarks/plans/finding.yaml --data DIR --out OUT --together 4
+    python benchmarks/many_runs.py benchmarks/plans/centering.yaml --data DIR --out OUT --together 4
 
 A plan lists jobs: ``name``, ``command`` (of frugalvit), and perhaps ``after`` (names of jobs that must be finished) and
 ``seeds``. ``{data}`` is DIR, ``{seed}`` the seed, and ``{NAME}`` the run folder of the job with this name. Each

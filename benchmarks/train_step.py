@@ -236,7 +236,9 @@ def _settings(config: BenchStepConfig, as_written: bool = False) -> TrainConfig 
     values |= {"steps": 10**6, "device": config.device, "precision": config.precision}
     if config.kind == "pretrain":
         # The prototypes are frozen in the first epoch; a later step is measured.
-        return PretrainConfig.parse(values | {"matching": {"prototypes": config.prototypes, "hold_last": 0}})
+        return PretrainConfig.parse(
+            values | {"matching": {"prototypes": config.prototypes, "region_weight": 0.5, "hold_last": 0}}
+        )
     form = {"variant": "l1"} if as_written else {}
     return TrainConfig.parse(values | {"localization": {"weight": config.localization} | form})
 

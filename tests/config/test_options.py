@@ -86,7 +86,7 @@ def second_temperature(value: float) -> float:
 
 def steps_with_frozen_prototypes(value: float) -> int:
     """Count them in the first steps of a run of 40 steps, of which 8 are an epoch."""
-    longer = {"steps": 40, "matching": {"regions_from": 0.0}}
+    longer = {"steps": 40, "matching": {"region_weight": 0.5}}
     config, _, task = make_run(PretrainConfig, "matching.hold_last", value, HEADS, longer)
     task.batches = SimpleNamespace(augment=SimpleNamespace(config=config.crops))
     optimizer = torch.optim.AdamW(task.parameters(), 0.01, weight_decay=0.1)

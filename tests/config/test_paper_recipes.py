@@ -1,5 +1,6 @@
 """The papers' recipes hold the papers' values, whatever the data."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,3 +80,20 @@ def test_initialization_of_the_released_head(form: str, zeroed: bool) -> None:
     layers = [module for module in task.localization.modules() if isinstance(module, nn.Linear)]
     assert layers and all(bool((layer.bias == 0).all()) is zeroed for layer in layers)
     assert not zeroed or all(layer.weight.std().item() == pytest.approx(0.02, rel=0.15) for layer in layers)
+
+
+@pytest.mark.parametrize(
+    ("images", "values", "weight"),
+    [
+        (50_000, {}, 0.0),
+        (1_281_167, {"epochs": 300}, 0.5),
+        (1_281_167, {"epochs": 30}, 0.0),
+        (50_000, {"matching": {"regions_from": 2.0}}, 0.5),
+        (50_000, {"matching": {"view_weight": 0.0}}, 0.5),
+        (50_000, {"recipe": "esvit-paper", "epochs": 1}, 0.5),
+    ],
+)
+def test_region_loss_is_on_in_very_long_runs(images: int, values: dict[str, Any], weight: float) -> None:
+    config = PretrainConfig.parse({"data": "x", **values})
+    resolved = resolve_pretraining(config, replace(IMAGENET, images=images), AutoValues())
+    assert resolved.matching.region_weight == weight

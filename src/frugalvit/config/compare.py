@@ -95,7 +95,7 @@ class PretrainCompareConfig(Compared, PretrainConfig):
     minutes: float | None = option(None, "minutes of each run, for equal time; a short run measures the steps", gt=0)
 
     def default_settings(self) -> dict[str, dict[str, Any]]:
-        return {"L_V+L_R": {}, "L_V": {"matching": {"region_weight": 0.0}}}
+        return {"L_V+L_R": {"matching": {"region_weight": 0.5}}, "L_V": {"matching": {"region_weight": 0.0}}}
 
     def named_settings(self) -> dict[str, dict[str, Any]]:
         settings = super().named_settings()

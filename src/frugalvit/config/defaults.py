@@ -300,6 +300,20 @@ def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
     return 0.04, "no warm-up in a short run: a sharp teacher starts faster"
 
 
+REGIONS_FROM = 100_000_000
+"""The images that a run sees from which L_R is on. In the paper it helps after 384 million. Up to 5 million, L_V alone
+had better features and more matching regions in the same time (docs/RESULTS.md); between them nothing is measured."""
+
+
+def region_weight(seen: int, *, wanted: bool) -> tuple[float, str]:
+    """Return the weight of L_R. wanted: another option asks for it."""
+    if wanted:
+        return 0.5, "the paper's; other options ask for L_R"
+    if seen >= REGIONS_FROM:
+        return 0.5, f"the paper's, for a run that sees {seen:,} images"
+    return 0.0, f"L_V alone: in runs below {REGIONS_FROM:,} images it learned more in the same time (docs/RESULTS.md)"
+
+
 INSTANCES_UP_TO = 10_000
 """Up to this number of images above 32 px, instance classification learned better features (RESULTS_FEW_LABELS.md)."""
 

@@ -26,7 +26,9 @@ class MatchingConfig(Config):
     """Heads, centers and temperatures of view and region matching (EsViT §2.2, DINO)."""
 
     view_weight: Strength | Auto = option("auto", "weight of the view-level loss L_V; auto: 0.5 with L_R, 1 without")
-    region_weight: float = option(0.5, "weight of the region-level loss L_R; 0 is DINO", ge=0)
+    region_weight: Strength | Auto = option(
+        "auto", "weight of the region-level loss L_R; 0: off (DINO); auto: the paper's 0.5 in very long runs, else 0"
+    )
     regions_from: float = option(0.0, "add L_R from this epoch on", ge=0)
     prototypes: Several | Auto = option("auto", "K, size of the heads' output; auto: from the number of images")
     hidden: Count | Auto = option("auto", "width of the heads; auto: four times the backbone's, at most 2,048 (paper)")
@@ -46,8 +48,9 @@ class MatchingConfig(Config):
     chunked: bool | Auto = option("auto", "compute the logits in chunks to save memory; auto: for many prototypes")
 
     def weights(self) -> tuple[float, float]:
-        view = self.view_weight
-        return (0.5 if self.region_weight else 1.0) if view == "auto" else view, self.region_weight
+        """Return the weights of L_V and L_R; an unresolved "auto" is that of a very long run."""
+        view, region = self.view_weight, 0.5 if self.region_weight == "auto" else self.region_weight
+        return (0.5 if region else 1.0) if view == "auto" else view, region
 
 
 class HealthConfig(Config):

@@ -56,6 +56,7 @@ class ResolvedTrainConfig(ResolvedRunConfig, TrainConfig):
 
 
 class ResolvedMatchingConfig(MatchingConfig):
+    region_weight: Strength = option()
     prototypes: int = option()
     hidden: int = option()
     teacher_temp: float = option()

@@ -235,6 +235,9 @@ def _resolve_matching(
 ) -> None:
     """Resolve the heads and the teacher of EsViT."""
     matching = config.matching
+    wanted = matching.regions_from > 0 or matching.view_weight == 0
+    default = defaults.region_weight(round(epochs * facts.images), wanted=wanted)
+    auto.choose("matching.region_weight", matching.region_weight, *default)
     auto.choose("matching.prototypes", matching.prototypes, *defaults.prototype_count(facts.images))
     auto.choose("matching.momentum", matching.momentum, *defaults.teacher_momentum(steps, side))
     auto.choose("matching.teacher_temp", matching.teacher_temp, *defaults.teacher_temperature(epochs, side))

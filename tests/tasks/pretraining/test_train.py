@@ -198,7 +198,7 @@ SINKHORN = {"centering": "sinkhorn", "koleo": 0.1}
 
 
 def test_sinkhorn_and_koleo_resume_to_the_bit(photos: Path, tmp_path: Path) -> None:
-    matching = PRETRAIN["matching"] | SINKHORN | {"regions_from": 0.0}  # type: ignore[operator]
+    matching = PRETRAIN["matching"] | SINKHORN | {"regions_from": 0.0, "region_weight": 0.5}  # type: ignore[operator]
     values = {"data": photos, "matching": matching}
     run_tiny("pretrain", out=tmp_path / "complete", **values)
     with interrupted_at(7):
@@ -230,7 +230,7 @@ def test_options_without_effect_are_refused(photos: Path, tmp_path: Path) -> Non
 
 def test_accumulation_updates_the_center_once(photos: Path, tmp_path: Path) -> None:
     """Two parts of four images give nearly the center of one part of eight; their crops differ."""
-    levels = {"regions_from": 0.0, "center_momentum": 0.5}
+    levels = {"regions_from": 0.0, "region_weight": 0.5, "center_momentum": 0.5}
     for name, parts in (("one", 1), ("two", 2)):
         pretrain(config(photos, tmp_path / name, steps=1, lr=1e-9, accumulate=parts, matching=levels))
     states = [load_state(tmp_path / name)["task"] for name in ("one", "two")]
