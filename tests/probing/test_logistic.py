@@ -1,5 +1,6 @@
 """The logistic probe against scikit-learn: same objective, same coefficients, same accuracy."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -224,6 +225,12 @@ def test_search_takes_the_middle_of_a_plateau() -> None:
     assert tried[best] == 1.0 and 1e-2 <= best <= 10
     best, _ = search_strength(lambda strengths: [7.0 for _ in strengths])
     assert best == 1.0
+
+
+def test_weaker_strengths_are_not_tried() -> None:
+    best, tried = search_strength(lambda strengths: [-abs(math.log10(strength)) for strength in strengths], 20.0)
+    assert min(tried) >= 20 and best == min(tried)
+    assert search_strength(lambda strengths: [0.0 for _ in strengths], 1e9)[0] == 1e6  # one is always tried
 
 
 def test_probe_equals_scikit_learn() -> None:
