@@ -100,17 +100,13 @@ def main() -> None:
         }
         for name, value in found.items():
             scores.setdefault(name, []).append(value)
-    *_, best = scores
+    best = max(scores, key=lambda name: statistics.mean(scores[name]))
     rows: list[list[object]] = [
         [name, str(spread(values)), "" if name == best else str(paired_difference(values, scores[best]))]
         for name, values in scores.items()
     ]
     print(as_markdown([f"{options.labels} labels a digit", "right", f"against {best}"], rows))
-    print(
-        json.dumps(
-            {"scores": scores, "seconds_per_step": paces, "mean": {n: statistics.mean(v) for n, v in scores.items()}}
-        )
-    )
+    print(json.dumps({"scores": scores, "seconds_per_step": paces}))
 
 
 if __name__ == "__main__":

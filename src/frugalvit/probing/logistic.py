@@ -52,7 +52,7 @@ DECADES = 6  # λ from 1e-6 to 1e6
 STRIDE = 100.0  # the ratio of successive λ on the path to a weak one
 WEAKEST = 1e-5
 """The weakest λ for labels that spread, relative to the largest curvature of the loss. Guesses contradict each other: a
-weaker λ takes hundreds of iterations more and scores lower (CIFAR-100 and Flowers-102, ViT-Ti, best at 1e-4 to 1e-3)."""
+weaker λ takes hundreds of iterations more and scores lower (CIFAR-100, Flowers-102, ViT-Ti: best at 1e-4 to 1e-3)."""
 
 
 def logistic(config: LogisticConfig) -> CommandResult:
@@ -283,11 +283,11 @@ def with_unlabelled(features: Tensor, labels: Tensor, others: Tensor | None) -> 
 def search_strength(
     evaluate: Callable[[list[float]], list[float]], weakest: float = 0.0
 ) -> tuple[float, dict[float, float]]:
-    """Return the best λ by CLIP's binary search, on 8 steps a decade, and the score of every λ tried, ``weakest`` or more.
+    """Return the best λ by CLIP's binary search, on 8 steps a decade, and the score of every λ tried.
 
     The search starts from {1e-6, 1e-4, 1e-2, 1, 1e2, 1e4, 1e6} and halves the interval around the peak until it is one
-    step wide: 15 evaluations instead of 97. Of equally good λ the middle one is the peak: with few validation images
-    the edges of a plateau are uncertain.
+    step wide: 15 evaluations instead of 97. λ below ``weakest`` are left out. Of equally good λ the middle one is the
+    peak: with few validation images the edges of a plateau are uncertain.
     """
     end = DECADES * STEPS_PER_DECADE
     spacing = 2 * STEPS_PER_DECADE
