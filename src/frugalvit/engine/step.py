@@ -396,7 +396,9 @@ def capture(action: Callable[[], Values], stream: Any, pool: Any) -> tuple[Calla
             values = action()
     except RuntimeError:
         torch.cuda.set_stream(current)
-        with suppress(RuntimeError, AttributeError, TypeError):  # torch leaves the pool open; private functions close it
+        with suppress(
+            RuntimeError, AttributeError, TypeError
+        ):  # torch leaves the pool open; private functions close it
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # type: ignore[attr-defined]
             torch._C._cuda_releasePool(torch.cuda.current_device(), pool)  # type: ignore[attr-defined]
         # The next capture ends the capture mode of the random generator.
