@@ -22,12 +22,12 @@ class Known:
     classes: int
     train: int
     test: int
-    files: tuple[str, ...]  # the dataset is present if these exist below the root
+    files: list[str]  # the dataset is present if these exist below the root
     metric: str = "accuracy"
     suite: bool = False
     torchvision: str = ""  # the class that downloads and reads it
     splits: dict[str, dict[str, Any]] = field(default_factory=dict)  # arguments of that class, by split
-    needs: tuple[str, ...] = ()
+    needs: list[str] = field(default_factory=list)
     by_hand: str = ""  # instruction for the user, if it cannot be downloaded
 
 
@@ -36,31 +36,14 @@ _FOLDER = Path(__file__).parent
 IMAGENET_100 = (_FOLDER / "imagenet100.txt").read_text(encoding="utf-8").split()
 """The 100 classes of ImageNet-100 (Tian et al. 2020, CMC), by WordNet number; Drloc's released list is the same."""
 
-DOMAINS = {"clipart": (33_525, 14_604), "infograph": (36_023, 15_582), "painting": (50_416, 21_850),
-           "quickdraw": (120_750, 51_750), "real": (120_906, 52_041), "sketch": (48_212, 20_916)}  # fmt: skip
-"""The six datasets of DomainNet, with the numbers of training and test images (Drloc, Table 1)."""
-
 
 def _read_catalog() -> dict[str, Known]:
     text = (_FOLDER / "named_catalog.yaml").read_text(encoding="utf-8")
     entries = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    tuples = {
-        name: {field: tuple(entry.get(field, ())) for field in ("files", "needs")} for name, entry in entries.items()
-    }
-    return {name: Known(**entry | tuples[name]) for name, entry in entries.items()}
+    return {name: Known(**entry) for name, entry in entries.items()}
 
 
-DATASETS = _read_catalog() | {
-    f"domainnet_{domain}": Known(
-        f"DomainNet {domain}",
-        345,
-        *counts,
-        (f"domainnet/{domain}", f"domainnet/{domain}_train.txt", f"domainnet/{domain}_test.txt"),
-        by_hand=f"take {domain}.zip, {domain}_train.txt and {domain}_test.txt from ai.bu.edu/M3SDA and unpack them in "
-        "{root}/domainnet",
-    )
-    for domain, counts in DOMAINS.items()
-}
+DATASETS = _read_catalog()
 """All named datasets, by name."""
 
 
