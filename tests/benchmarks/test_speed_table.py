@@ -13,9 +13,11 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "speed_table.py"
 @pytest.mark.slow
 def test_rows_are_printed_and_written(tmp_path: Path) -> None:
     words = [sys.executable, str(SCRIPT), "--smoke", "--cache", str(tmp_path), "--out", str(tmp_path / "rows.jsonl")]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    rows = {row["row"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert {json.loads(line)["row"] for line in (tmp_path / "rows.jsonl").read_text().splitlines()} == set(rows)
+    done = subprocess.run([*words, "--cold"], capture_output=True, text=True, check=True)
+    assert (tmp_path / "rows.jsonl").read_text() == done.stdout
+    cold, warm, *table = map(json.loads, done.stdout.splitlines())
+    assert (cold["cache"], warm["cache"]) == ("cold", "warm") and 0 < cold["first_step_s"] < cold["ready_s"]
+    rows = {row["row"]: row for row in table}
     assert set(rows) == {"train", "pretrain"}
     assert all(row["images_per_second"] > 0 and not row["fell_back"] for row in rows.values())
     low, high = rows["train"]["drloc_interval"]

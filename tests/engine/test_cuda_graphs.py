@@ -3,7 +3,7 @@
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -189,6 +189,7 @@ def test_run_continues_after_a_failed_capture(
     def refuse(action: Callable[[], Values], stream: Any, pool: Any) -> Any:
         with undone():
             action()
+        torch.rand(3)  # a capture may draw random numbers
         raise RuntimeError("operation not permitted")
 
     monkeypatch.setattr(engine_step, "on_side_stream", lambda action, stream: action())
@@ -208,6 +209,21 @@ def test_run_continues_after_a_failed_capture(
     stepper.graphs.warmed_up = defaultdict(lambda: WARM_UP)  # type: ignore[assignment]
     with pytest.raises(UserError, match="Use --compile true"):
         stepper.one_step()
+
+
+def test_a_torch_without_the_private_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason of the failed capture is raised, not the missing function."""
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.delattr(torch._C, name, raising=False)
+    for name in ("CUDAGraph", "current_stream", "set_stream", "current_device"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: torch.zeros(()))
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+
+    def fail() -> Values:
+        raise RuntimeError("operation not permitted")
+
+    with pytest.raises(RuntimeError, match="operation not permitted"):
+        engine_step.capture(fail, None, None)
 
 
 @pytest.mark.gpu

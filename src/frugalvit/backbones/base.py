@@ -147,7 +147,7 @@ class Backbone(nn.Module):
         device = next(self.model.parameters()).device
         for module in list(self.model.modules()):
             for name, child in module.named_children():
-                if type(child) is DropPath and child.drop_prob > 0:
+                if type(child) is DropPath and child.drop_prob > 0 and child.scale_by_keep:
                     setattr(module, name, SharedDropPath(child.drop_prob, device))
         for region in self._regions():
             _compile_region(region, *arguments, **options)

@@ -133,6 +133,7 @@ class TrainStep:
             self.task.forget_step()
             self.optimizer.zero_grad(set_to_none=True)
             self.graphs.captured.clear()
+            seed_step(self.plan.seed, step, self.fabric.global_rank)  # the capture drew random numbers
         return self.task.use_cuda_graphs
 
     def _accumulate(self, step: int) -> None:
@@ -395,10 +396,12 @@ def capture(action: Callable[[], Values], stream: Any, pool: Any) -> tuple[Calla
             values = action()
     except RuntimeError:
         torch.cuda.set_stream(current)
-        with suppress(RuntimeError):  # torch leaves the pool open …
+        with suppress(
+            RuntimeError, AttributeError, TypeError
+        ):  # torch leaves the pool open; private functions close it
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # type: ignore[attr-defined]
             torch._C._cuda_releasePool(torch.cuda.current_device(), pool)  # type: ignore[attr-defined]
-        # … and the random generator in its capture mode, which the next capture ends.
+        # The next capture ends the capture mode of the random generator.
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
             torch.zeros((), device=current.device)
         raise

@@ -31,7 +31,6 @@ class ExtraObjectives(nn.Module):
             except TypeError as error:
                 raise UserError(f"--objectives {name}: wrong options ({error}).") from None
 
-    @torch.compiler.disable  # a step number in a compiled function would compile it again at every step
     def forward(
         self,
         losses: dict[str, Tensor],

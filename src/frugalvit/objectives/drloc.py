@@ -140,8 +140,7 @@ class RelativeLocalization(nn.Module):
         return self._loss(*prediction), self._error(*prediction)
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """Compile ``measure`` and ``measure_at`` too: a training step calls these."""
-        super().compile(*args, **options)
+        """Compile ``measure`` and ``measure_at``: a training step and :meth:`forward` call these."""
         self.measure = torch.compile(self.measure, *args, **options)
         self.measure_at = torch.compile(self.measure_at, *args, **options)
 

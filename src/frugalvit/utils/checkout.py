@@ -10,14 +10,9 @@ from frugalvit.errors import UserError
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"  # the folder beside ``src/``; it exists in a checkout only
 
 
-def has_benchmarks() -> bool:
-    """True in a checkout of the repository, False in an installed wheel."""
-    return (BENCHMARKS / "tables").is_dir()
-
-
 def import_benchmark(name: str) -> ModuleType:
     """Import a module of ``benchmarks/``. Its folder stays on the path, because spawned workers import it too."""
-    if not has_benchmarks():
+    if not (BENCHMARKS / "tables").is_dir():
         raise UserError(
             "This command is in the folder benchmarks/ of the repository, which the wheel leaves out: "
             "clone the repository and install it with 'pip install -e .'."

@@ -17,7 +17,7 @@ from frugalvit.data.dataset import ArrayExamples, DatasetSplits, FileExamples, I
 from frugalvit.data.formats import csv as table
 from frugalvit.data.formats.base import OpenOptions
 from frugalvit.data.formats.image_folder import open_folder
-from frugalvit.data.formats.named_catalog import DATASETS, DOMAINS, IMAGENET_100, Known, dataset_status
+from frugalvit.data.formats.named_catalog import DATASETS, IMAGENET_100, Known, dataset_status
 from frugalvit.data.paths import datasets_root, local
 from frugalvit.data.splits import hold_out
 from frugalvit.errors import UserError
@@ -256,9 +256,8 @@ def _open_imagenet100(name: str, known: Known, home: Path) -> _Parts:
 
 def _open_domainnet(name: str, known: Known, home: Path) -> _Parts:
     """Read ``clipart/CLASS/`` with its lists ``clipart_train.txt`` and ``clipart_test.txt``."""
-    lists = {
-        split: home / "domainnet" / f"{name.removeprefix('domainnet_')}_{split}.txt" for split in ("train", "test")
-    }
+    domain = name.removeprefix("domainnet_")
+    lists = {split: home / "domainnet" / f"{domain}_{split}.txt" for split in ("train", "test")}
     rows = [row._replace(label=Path(row.path).parent.name) for row in table.join_rows(lists)]
     return _parts(table.build_splits(str(lists["train"]), rows, name, OpenOptions()))
 
@@ -273,7 +272,7 @@ _READERS: dict[str, Callable[[str, Known, Path], _Parts]] = {
     "ucf101": lambda name, known, home: _parts(open_folder(str(home / name), OpenOptions(labels="folders"))),
     "hateful_memes": _open_hateful_memes,
     "imagenet100": _open_imagenet100,
-    **{f"domainnet_{domain}": _open_domainnet for domain in DOMAINS},
+    **{name: _open_domainnet for name in DATASETS if name.startswith("domainnet_")},
 }
 
 

@@ -92,8 +92,7 @@ class StreamingBatches(BatchSource):
         pending.append(pool.submit())
         read = wait()
         self.next_step = step + 1
-        self._record_unreadable(read.unreadable, step)
-        self._record_damaged(read.damaged)
+        self._record(read, step)
         local = len(read.images)
         draws = uniform(self.batch, self.augment.columns, generator_for(self.seed, "augment", step))
         pixels = read.images.pin_memory() if self.device.type == "cuda" else read.images
@@ -133,15 +132,14 @@ class StreamingBatches(BatchSource):
             pool = WorkerPool(min(1, self.workers), _batch_reader, *task, advice=_ADVICE)
             self.sources.append((pool, deque(pool.submit() for _ in range(_AHEAD))))
 
-    def _record_unreadable(self, unreadable: list[tuple[str, str]], step: int) -> None:
-        for name, reason in unreadable:
+    def _record(self, read: ReadBatch, step: int) -> None:
+        """Log unreadable images and damaged shards; refuse too many."""
+        for name, reason in read.unreadable:
             console.warning(f"left out: {name}: {reason}")
-        self.unreadable += unreadable
+        self.unreadable += read.unreadable
         seen = (step + 1) * self.batch // self.world
         check_unreadable(self.unreadable, max(1, int(self.max_bad * seen)), seen)
-
-    def _record_damaged(self, damaged: list[tuple[str, str]]) -> None:
-        for shard, reason in damaged:
+        for shard, reason in read.damaged:
             if shard not in self.damaged:
                 console.warning(f"shard {shard} is damaged, so its rest is skipped: {reason}")
                 self.damaged[shard] = reason

@@ -36,6 +36,7 @@ _ERRATIC = 0.05
 
 _NEVER_LEARNED = 0.003  # a mean gap over a tenth of the run, below which a network has learned nothing
 _FEW_STEPS = 200  # before this step a loss at chance is normal, however short the run
+_DEAD = "all images have the same features, and the loss is not below chance"
 _VANISHED = 1e-3  # a gradient norm, relative to that of the first lines, below which nothing is learned
 _EXPLODED, _LITTLE = 50, 0.1
 """A gradient norm, relative to that of the first lines, above which a gap below ``_LITTLE`` will not grow any more."""
@@ -101,7 +102,7 @@ class SupervisedHealth(RunHealth):
             "nothing learned": self._never_learned(step),
             "vanished gradients": self._vanished(step),
             "exploded gradients": self._exploded(),
-            "dead features": self._dead(step),
+            "dead features": _DEAD if self.is_dead and self._may_judge(step) else "",
         }
         rate = f"--lr (it is {self.lr * self.lr_scale:.2g})"
         changes = {"nothing learned": f"Try a higher or lower {rate}"}
@@ -209,10 +210,6 @@ class SupervisedHealth(RunHealth):
         if math.isinf(norm) or norm < _EXPLODED * self.first_norm or self.gap > _LITTLE:
             return ""
         return f"the gradient norm is {norm:.3g} after {self.first_norm:.2g}, and the loss hardly falls"
-
-    def _dead(self, step: int) -> str:
-        is_dead = self.is_dead and self._may_judge(step)
-        return "all images have the same features, and the loss is not below chance" if is_dead else ""
 
     def _may_judge(self, step: int) -> bool:
         """True if the loss is at chance and the run is not in its first steps."""
