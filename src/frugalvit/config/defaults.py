@@ -301,8 +301,7 @@ def teacher_temperature(epochs: float, side: int) -> tuple[float, str]:
 
 
 REGIONS_FROM = 100_000_000
-"""The images that a run sees from which L_R is on. In the paper it helps after 384 million. Up to 5 million, L_V alone
-had better features and more matching regions in the same time (docs/RESULTS.md); between them nothing is measured."""
+"""The images that a run sees from which L_R is on: between ours (up to 5 million) and the paper's (384 million)."""
 
 
 def region_weight(seen: int, *, wanted: bool) -> tuple[float, str]:

@@ -25,6 +25,7 @@ from frugalvit.engine.schedules import Constant, Schedule
 from frugalvit.engine.sharding import plain_norm
 from frugalvit.engine.task import Task
 from frugalvit.errors import UserError
+from frugalvit.objectives.esvit import Matching
 from frugalvit.utils import console
 from frugalvit.utils.text import short_message
 
@@ -130,7 +131,8 @@ class TrainStep:
                 raise UserError(f"{error} Use --compile true.") from error
             console.warning(f"{error} The run continues without CUDA graphs.")
             self.task.use_cuda_graphs = False
-            self.task.forget_step()
+            for level in (module for module in self.task.modules() if isinstance(module, Matching)):
+                level.forget_teacher()
             self.optimizer.zero_grad(set_to_none=True)
             self.graphs.captured.clear()
             seed_step(self.plan.seed, step, self.fabric.global_rank)  # the capture drew random numbers
@@ -396,9 +398,7 @@ def capture(action: Callable[[], Values], stream: Any, pool: Any) -> tuple[Calla
             values = action()
     except RuntimeError:
         torch.cuda.set_stream(current)
-        with suppress(
-            RuntimeError, AttributeError, TypeError
-        ):  # torch leaves the pool open; private functions close it
+        with suppress(RuntimeError, AttributeError, TypeError):  # private functions close the pool
             torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)  # type: ignore[attr-defined]
             torch._C._cuda_releasePool(torch.cuda.current_device(), pool)  # type: ignore[attr-defined]
         # The next capture ends the capture mode of the random generator.

@@ -79,9 +79,6 @@ class Task(nn.Module, ABC):
     def before_optimizer(self, step: int) -> None:
         """Run between backward and the optimizer. Does nothing by default."""
 
-    def forget_step(self) -> None:
-        """Drop what a failed capture left behind outside the parameters. Does nothing by default."""
-
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
         """Run after the optimizer. Does nothing by default.
 

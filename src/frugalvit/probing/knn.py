@@ -71,7 +71,7 @@ def knn(config: KnnConfig) -> CommandResult:
         data["chance"] = {"top1": 100 * float(truth.bincount().max()) / test_images}
         where = {"scored_on": "test", "scored_images": test_images, "chance": data["chance"]}
         tops = {k: read_scores({"top1": values["top1"]} | where)[0] for k, values in scores.items()}
-        table = score_table([replace(top, name=f"top-1, k = {k}") for k, top in tops.items()])
+        rows = [replace(top, name=f"top-1, k = {k}") for k, top in tops.items()]
         voted = "each other" if queries is None else f"{test_images:,} other images"
         title = f"k-NN on {inputs.source.name}: {train_images:,} images vote on {voted}"
         settings = (inputs.classes, headline, config.temperature)
@@ -83,7 +83,7 @@ def knn(config: KnnConfig) -> CommandResult:
 
         held_out = partial(leave_fifths_out, gallery, inputs.classes, vote)
         classifier = KnnClassifier(gallery.features, gallery.targets, *settings, held_out)
-        table = replace(table, title=title)
+        table = replace(score_table(rows), title=title)
         return ProbeScores(data, notes=notes, table=table, classifier=classifier, unseen=unseen)
 
     return run_probe("knn", config, score)

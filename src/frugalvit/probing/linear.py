@@ -42,20 +42,11 @@ def linear(config: LinearConfig) -> CommandResult:
             _extract_views(config, inputs, views) if views else None,
             config.labels,
         )
-        result = linear_probe(
-            splits.train.features,
-            splits.train.targets,
-            splits.val.features,
-            splits.val.targets,
-            splits.test.features,
-            classes=splits.classes,
-            lrs=config.lrs,
-            epochs=config.epochs,
-            batch=config.probe_batch,
-            seed=config.seed,
-            device=inputs.device,
-            held_out=None if splits.held_out is None else splits.held_out.features,
-        )
+        train, val, held_out = splits.train, splits.val, splits.held_out
+        options: dict[str, Any] = config.model_dump(include={"lrs", "epochs", "seed"}) | {"batch": config.probe_batch}
+        options |= {"classes": splits.classes, "device": inputs.device}
+        options |= {"held_out": None if held_out is None else held_out.features}
+        result = linear_probe(train.features, train.targets, val.features, val.targets, splits.test.features, **options)
         ranked = rank_classes(result.scores)
         data: dict[str, Any] = classification_scores(ranked, splits.test.targets) | {
             **score_facts(ranked, splits.test.targets, splits.classes),

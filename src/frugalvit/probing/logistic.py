@@ -410,18 +410,10 @@ def fit_and_score(
     """
     multi_label = data.train.targets.ndim == 2
     metric = "map11" if multi_label and metric != "map" else metric
-    result = logistic_probe(
-        data.train.features,
-        data.train.targets,
-        data.val.features,
-        data.val.targets,
-        data.test.features,
-        metric=metric,
-        classes=data.classes,
-        device=device,
-        max_iterations=max_iterations,
-        unlabelled=unlabelled,
-    )
+    train, val = data.train, data.val
+    options: dict[str, Any] = {"metric": metric, "classes": data.classes, "device": device, "unlabelled": unlabelled}
+    options |= {"max_iterations": max_iterations}
+    result = logistic_probe(train.features, train.targets, val.features, val.targets, data.test.features, **options)
     if not result.converged:
         console.warning(f"L-BFGS reached its limit of {max_iterations} iterations; raise --max-iterations")
     facts: dict[str, Any] = {

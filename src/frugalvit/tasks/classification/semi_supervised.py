@@ -285,10 +285,6 @@ class SemiSupervisedTask(ClassificationTask):
         super().compile_with(graphs)
         self.result.compile(dynamic=False)
 
-    def forget_step(self) -> None:
-        if self.regions is not None:
-            self.regions.forget_teacher()
-
     def _pairs(self, batch: SemiBatch, *counts: int) -> Pairs:  # type: ignore[override]
         """Draw the token pairs of labelled and strong images."""
         return super()._pairs(batch, len(batch.images), batch.rows.numel())

@@ -251,11 +251,6 @@ class PretrainingTask(FeatureTask):
             if step < self.hold_last:
                 level.drop_last_layer_grads()
 
-    def forget_step(self) -> None:
-        for level in (self.views, self.regions):
-            if level is not None:
-                level.forget_teacher()
-
     def after_step(self, step: int, skipped: Tensor | None = None) -> None:
         """Update the teacher's parameters, θ_t ← λ θ_t + (1 - λ) θ_s; its batch norms keep statistics of their own."""
         momentum = self.momentum.at(step)
