@@ -39,7 +39,8 @@ class Budget:
     def features(self, seconds: float) -> str:
         """Pre-train without labels; return the run."""
         config = _pretraining(self.demo, self.unlabelled, self.out / f"features_{seconds:g}")
-        return self._run("features", pretrain, config, seconds)["run"]
+        views_alone = config.matching.model_copy(update={"region_weight": 0.0})
+        return self._run("features", pretrain, config.model_copy(update={"matching": views_alone}), seconds)["run"]
 
     def classifier(self, name: str, seconds: float, init: str | None = None, *, unlabelled: bool = False) -> float:
         """Train a classifier; return its accuracy on the test digits."""
