@@ -132,7 +132,9 @@ def test_a_start_that_stays_learns_from_val_too(
     kept, uses_val = later <= 60, later <= 60 and labels == 1
     shutil.copytree(data, tmp_path / "photos")
     shutil.copytree(data / "val", tmp_path / "photos/test")
-    monkeypatch.setattr(logistic, "search_strength", lambda evaluate: (1.0, {}))  # the search has tests of its own
+    monkeypatch.setattr(
+        logistic, "search_strength", lambda evaluate, weakest: (1.0, {})
+    )  # the search has tests of its own
     monkeypatch.setattr(ClassificationTask, "evaluate", lambda self, step: {"top1": later if step else 60.0})
     options = SHORT | {"pretrained": True, "backbone": "test_vit", "img_size": 32, "evaluate_every": 1}
     options |= {"labels": labels}

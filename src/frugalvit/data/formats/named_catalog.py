@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from frugalvit.data.paths import datasets_root
+from frugalvit.utils.files import read_text
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,13 @@ class Known:
 
 
 _FOLDER = Path(__file__).parent
-
-IMAGENET_100 = (_FOLDER / "imagenet100.txt").read_text(encoding="utf-8").split()
+IMAGENET_100 = read_text(_FOLDER / "imagenet100.txt").split()
 """The 100 classes of ImageNet-100 (Tian et al. 2020, CMC), by WordNet number; Drloc's released list is the same."""
 
 
 def _read_catalog() -> dict[str, Known]:
-    text = (_FOLDER / "named_catalog.yaml").read_text(encoding="utf-8")
-    entries = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    text = read_text(_FOLDER / "named_catalog.yaml")
+    entries = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text).get_single_data()
     return {name: Known(**entry) for name, entry in entries.items()}
 
 
