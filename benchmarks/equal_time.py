@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from frugalvit.cli.demo import ONLY_AT_THE_END, _pretraining, _training, write_digits
+from frugalvit.cli.demo import ONLY_AT_THE_END, pretraining_config, training_config, write_digits
 from frugalvit.comparison.statistics import paired_difference, spread
 from frugalvit.config.compare import DemoConfig
 from frugalvit.config.probe import LogisticConfig
@@ -38,13 +38,13 @@ class Budget:
 
     def features(self, seconds: float) -> str:
         """Pre-train without labels; return the run."""
-        config = _pretraining(self.demo, self.unlabelled, self.out / f"features_{seconds:g}")
+        config = pretraining_config(self.demo, self.unlabelled, self.out / f"features_{seconds:g}")
         views_alone = config.matching.model_copy(update={"region_weight": 0.0})
         return self._run("features", pretrain, config.model_copy(update={"matching": views_alone}), seconds)["run"]
 
     def classifier(self, name: str, seconds: float, init: str | None = None, *, unlabelled: bool = False) -> float:
         """Train a classifier; return its accuracy on the test digits."""
-        config = _training(self.demo, self.digits, self.unlabelled, self.out / name, init or "")
+        config = training_config(self.demo, self.digits, self.unlabelled, self.out / name, init or "")
         values: dict[str, Any] = {"init": init, "weights": "last", "evaluate_every": ONLY_AT_THE_END}
         if init is None:
             values |= {"backbone": "hybrid_nano", "img_size": 16, "backbone_args": {"patch_size": 2}}

@@ -440,4 +440,4 @@ def _compile_region(region: Any, *arguments: Any, **options: Any) -> None:
         in_step = region.training == mode and not torch.is_inference_mode_enabled()
         return (compiled if in_step else region._call_impl)(*inputs, **keywords)
 
-    region._compiled_call_impl = call  # as nn.Module.compile does; copies of the module leave it out
+    region._compiled_call_impl = call  # nn.Module.compile sets it too; a deep copy drops it

@@ -39,9 +39,9 @@ def demo(config: DemoConfig) -> CommandResult:
     )
     unlabelled, digits = write_digits(folder / "data", config.labels, config.seed)
     console.info(f"2/5  Pre-training hybrid_nano on all digits without labels, {config.pretrain_epochs} epochs.")
-    features = run_once(_pretraining(config, unlabelled, folder / "pretrain"), pretrain)
+    features = run_once(pretraining_config(config, unlabelled, folder / "pretrain"), pretrain)
     console.info(f"3/5  Learning from the {count} labels and all unlabelled digits, {config.epochs} epochs.")
-    classifier = run_once(_training(config, digits, unlabelled, folder / "train", features["run"]), train)
+    classifier = run_once(training_config(config, digits, unlabelled, folder / "train", features["run"]), train)
     run, floor = classifier["run"], classifier["floor"]
     unseen = sorted((digits / "test").glob("*/*.png"))
     unseen = unseen[:: max(1, len(unseen) // 6)][:6]
@@ -81,13 +81,13 @@ def demo(config: DemoConfig) -> CommandResult:
     return CommandResult(data, [*predictions.tables, *tables, scores], notes)
 
 
-def _pretraining(config: DemoConfig, data: Path, out: Path) -> PretrainConfig:
+def pretraining_config(config: DemoConfig, data: Path, out: Path) -> PretrainConfig:
     values: dict[str, Any] = {"data": str(data), "backbone": "hybrid_nano", "img_size": SIDE, "seed": config.seed}
     values |= {"backbone_args": HYBRID, "matching": HEADS, "crops": {"local_crops": 2}, "out": str(out)}
     return PretrainConfig.parse(values | {"epochs": config.pretrain_epochs, "batch": 64, "lr": 5e-4})
 
 
-def _training(config: DemoConfig, data: Path, unlabelled: Path, out: Path, init: str) -> TrainConfig:
+def training_config(config: DemoConfig, data: Path, unlabelled: Path, out: Path, init: str) -> TrainConfig:
     values: dict[str, Any] = {"data": str(data), "split": "given", "init": init, "seed": config.seed, "out": str(out)}
     # The pre-trained network is right early, so pseudo-labels count from the first step.
     semi = {"method": "flexmatch", "ratio": 4, "start": 0.0, "warmup": 0.3}

@@ -205,9 +205,8 @@ class LogisticRegression:
             one_hot = F.one_hot(targets, self.classes)[:, self.present]
             self.targets = one_hot[:, 1:] if len(self.present) == 2 else one_hot
         self.axes: Axes = principal_axes(features)
-        self.curvature = (
-            float(self.axes.spectrum.max()) / 4 if len(self.axes.spectrum) else 0.0
-        )  # the largest of the loss
+        # The largest curvature of the loss.
+        self.curvature = float(self.axes.spectrum.max()) / 4 if len(self.axes.spectrum) else 0.0
 
     @torch.no_grad()
     def fit(
@@ -410,10 +409,10 @@ def fit_and_score(
     """
     multi_label = data.train.targets.ndim == 2
     metric = "map11" if multi_label and metric != "map" else metric
-    train, val = data.train, data.val
-    options: dict[str, Any] = {"metric": metric, "classes": data.classes, "device": device, "unlabelled": unlabelled}
-    options |= {"max_iterations": max_iterations}
-    result = logistic_probe(train.features, train.targets, val.features, val.targets, data.test.features, **options)
+    parts = data.train.features, data.train.targets, data.val.features, data.val.targets, data.test.features
+    result = logistic_probe(
+        *parts, metric=metric, classes=data.classes, device=device, max_iterations=max_iterations, unlabelled=unlabelled
+    )
     if not result.converged:
         console.warning(f"L-BFGS reached its limit of {max_iterations} iterations; raise --max-iterations")
     facts: dict[str, Any] = {
