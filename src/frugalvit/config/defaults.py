@@ -310,7 +310,10 @@ def region_weight(seen: int, *, wanted: bool) -> tuple[float, str]:
         return 0.5, "the paper's; other options ask for L_R"
     if seen >= REGIONS_FROM:
         return 0.5, f"the paper's, for a run that sees {seen:,} images"
-    return 0.0, f"L_V alone: in runs below {REGIONS_FROM:,} images it learned more in the same time (docs/RESULTS.md)"
+    return (
+        0.0,
+        f"L_V alone: in runs below {REGIONS_FROM:,} images it was as good or better in the same time (docs/RESULTS.md)",
+    )
 
 
 INSTANCES_UP_TO = 10_000
